@@ -9,7 +9,7 @@ gets a fence (`storage/leadership.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -21,7 +21,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership, wal
 from sparklog.storage.assign import Loads
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.objects import Store
 from sparklog.storage.observer import Observer
 
@@ -140,10 +140,7 @@ class Controller:
     def _fail_over(self, metadata: ClusterMetadata, dead: int, epoch: int) -> None:
         """Fences what the dead broker may write to, and gives its partitions to others."""
         began = self._clock.monotonic()
-        sealed = set()
-        for each in leadership.unfenced_epochs(metadata, dead):
-            wal.of(self._store, self._clock, each.log).follower(each.broker, each.epoch).fence()
-            sealed.add(each.id)
+        sealed = self._seal(leadership.unfenced_epochs(metadata, dead))
         moved: dict[tuple[str, int], int] = {}
 
         def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
@@ -169,3 +166,11 @@ class Controller:
             to=sorted(set(moved.values())),
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
+
+    def _seal(self, epochs: Iterable[Epoch]) -> set[tuple[int, int]]:
+        """Puts a fence in the log of each epoch, and returns their ids."""
+        sealed = set()
+        for each in epochs:
+            wal.of(self._store, self._clock, each.log).follower(each.broker, each.epoch).fence()
+            sealed.add(each.id)
+        return sealed

@@ -327,7 +327,16 @@ class TopicAdmin:
                     return self.describe(name)
                 raise errors.TopicExists(topic=name)
             new = _NewTopic(request, count, config)
-            table = self._create_table(new)
+            try:
+                table = self._create_table(new)
+            except errors.TopicExists:
+                if not request.if_absent:
+                    raise
+                # Another broker creates it right now, or has just done so.
+                self._metadata.follow()
+                if not self.exists(name):
+                    raise errors.MetadataChanged from None
+                return self.describe(name)
             self._serve(name, self._name([new])[name], table)
         return self.describe(name)
 

@@ -7,7 +7,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.world import Outcome, as_cluster, run
+from tests.simulation.cluster import run_cluster
+from tests.simulation.world import Outcome, run
 
 
 def _seeds(text: str) -> range:
@@ -31,7 +32,7 @@ def main() -> int:
     arguments = parser.parse_args()
     began, total, failures = time.monotonic(), Counter[str](), 0
     for seed in arguments.seed:
-        outcome = run(seed, as_cluster) if arguments.cluster else run(seed)
+        outcome = run_cluster(seed) if arguments.cluster else run(seed)
         if arguments.digest:
             print(seed, outcome.digest)  # noqa: T201
             continue

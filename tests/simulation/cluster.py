@@ -1,0 +1,301 @@
+"""Runs in which two to four members lead a root together, and take over from each other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+
+from sparklog import errors
+from sparklog.formats import flight_messages
+from sparklog.storage import wal
+from sparklog.storage.leadership import is_open
+from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import ObjectMissing
+from tests.simulation.brokers import Call, SimulatedBroker
+from tests.simulation.history import Place, ensure
+from tests.simulation.scheduler import Process
+from tests.simulation.world import (
+    BACKLOG_SECONDS,
+    PATIENCE_SECONDS,
+    QUIET_SECONDS,
+    Outcome,
+    Profile,
+    World,
+    create,
+    run,
+)
+
+
+def run_cluster(seed: int, change: Callable[[Profile], Profile] = lambda drawn: drawn) -> Outcome:
+    """The seed's run with several members."""
+    return run(seed, lambda drawn: change(as_cluster(drawn)), kind=ClusterWorld)
+
+
+def as_cluster(drawn: Profile) -> Profile:
+    """Returns the seed's world with several members of a cluster, and without staged batches."""
+    return dataclasses.replace(
+        drawn,
+        is_cluster=True,
+        brokers=2 + (drawn.steps + drawn.brokers) % 3,
+        queries=0,
+        clone="",
+        has_mirror=False,
+        has_large_batches=False,
+    )
+
+
+class ClusterWorld(World):
+    """A run in which several members lead the root together, and take over from each other.
+
+    An oracle looks at each version of the metadata as it is put: the leader of a partition changes
+    only when its old one can write no more, and leader epochs rise by one.
+    """
+
+    def __init__(self, chance: random.Random, profile: Profile) -> None:
+        super().__init__(chance, profile)
+        self._judged = MetadataStore(self.disk.base, clock=self.scheduler.clock)
+        self._wrong: list[str] = []
+        """Changes of the metadata that broke a rule; the real code would hide an exception."""
+
+    # -------------------------------------------------------------------------- for everybody
+
+    def find_broker(self, place: Place | None = None) -> SimulatedBroker | None:
+        """Any member that serves: mostly the leader of `place`, if that is given."""
+        serving = [each for each in self._brokers if each.alive and each.serving]
+        if not serving:
+            return None
+        if place is not None and self.chance.random() < 0.9:
+            leader = self._leader_of(place)
+            for each in serving:
+                if each.leadership is not None and each.leadership.broker == leader:
+                    return each
+        return self.chance.choice(serving)
+
+    def _leader_of(self, place: Place) -> int | None:
+        for known in self._metadata().topics.values():
+            if known.topic_id == place[0] and place[1] < known.partition_count:
+                return known.leaders[place[1]]
+        return None
+
+    def is_replaced(self, broker: SimulatedBroker) -> bool:
+        """Returns true if the broker's epoch is over, or its successor has put a fence."""
+        leadership = broker.leadership
+        if leadership is None:
+            return False
+        own = leadership.broker, leadership.epoch
+        metadata = self._metadata()
+        is_newest = metadata.brokers[leadership.broker].epoch == leadership.epoch
+        return not is_newest or not is_open(metadata, own) or self._is_fenced(own)
+
+    def _is_fenced(self, epoch: tuple[int, int]) -> bool:
+        """Returns whether the log of an epoch that the metadata have as open has a fence."""
+        for each in self._metadata().open_epochs:
+            if each.id == epoch:
+                log = wal.of(self.disk.base, self.scheduler.clock, each.log).follower(*epoch)
+                with contextlib.suppress(errors.SparklogError, ObjectMissing):
+                    log.poll(relist=True)
+                return log.fenced
+        return True
+
+    def may_know_less(self, broker: SimulatedBroker, topic_id: str) -> bool:
+        """Returns true also if the broker may not have seen that the topic was created."""
+        return self.is_replaced(broker) or not self.is_deleted(topic_id)
+
+    def judge(self, broker: SimulatedBroker, error: Exception) -> None:
+        """A member may end, too, because another one could not reach it in time."""
+        if isinstance(error, errors.Corrupt) and not broker.serving:
+            return  # its successor tidied up while it started
+        super().judge(broker, error)
+
+    # -------------------------------------------------------------------------- the run
+
+    def _begin(self) -> None:
+        for _ in range(self.profile.brokers):
+            self._start_broker(check_alive=True)
+        self._until(lambda: all(each.serving for each in self._brokers), "the first members serve")
+        first = self._brokers[0]
+        for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
+            request = flight_messages.CreateTopic(
+                topic=name, partitions=count, config=self.profile.config
+            )
+            if self.profile.config:
+                self.history.keeps_nothing(name)
+            self._ask(first, f"create {name}", functools.partial(create, request))
+
+    def _start_broker(self, *, check_alive: bool) -> SimulatedBroker:
+        """Starts a member: mostly of an id that no live one has."""
+        ids = range(self.profile.brokers)
+        taken = {each.settings.id for each in self._brokers if each.alive}
+        free = [each for each in ids if each not in taken]
+        broker_id = free[0] if free and check_alive else self.chance.choice(ids)
+        broker = SimulatedBroker(
+            self,
+            name=f"broker{len(self._brokers)}",
+            broker_id=broker_id,
+            check_alive=check_alive,
+        )
+        self._brokers.append(broker)
+        return broker
+
+    def _spawn_operator(self) -> None:
+        """Keeps as many members alive as there are ids, for most of the time."""
+        operator = Process(self.scheduler, "operator")
+
+        def body() -> None:
+            while self._is_operated:
+                self._replenish()
+                if (self.torn or self.disk.damaged) and self.chance.random() < 0.1:
+                    self._mend()
+                alive = [each for each in self._brokers if each.alive]
+                odds = self.chance.random()
+                if not alive or (len(alive) < self.profile.brokers and odds < 0.15):
+                    self._start_broker(check_alive=True)
+                elif odds > 0.99:
+                    self._start_broker(check_alive=False)
+                elif odds > 0.97 and alive[0].serving:
+                    self.chance.choice(alive).stop()
+                self.scheduler.sleep(self.chance.uniform(0.05, 0.6))
+
+        self.scheduler.spawn(operator, "operator", body)
+
+    # -------------------------------------------------------------------------- the oracle
+
+    def note_metadata(self) -> None:
+        before = self._judged.current
+        after = self._judged.refresh()
+        if not before.version or after.version == before.version:
+            return
+        for name, known in after.topics.items():
+            was = before.topics.get(name)
+            if was is None or was.topic_id != known.topic_id:
+                continue
+            for number, leader in enumerate(was.leaders):
+                rise = known.leader_epochs[number] - was.leader_epochs[number]
+                moved = known.leaders[number] != leader
+                what = f"{name}-{number}: {was} becomes {known}"
+                if rise < 0 or (moved and not rise):
+                    self._wrong.append(f"the leader epoch is wrong: {what}")
+                if rise:
+                    # The id's new epoch, which takes over from the older ones.
+                    heir = None if moved else after.brokers[leader].epoch
+                    kept = {each.id for each in after.open_epochs}
+                    for epoch in before.open_epochs:
+                        is_old = epoch.broker == leader and epoch.epoch != heir
+                        if is_old and not epoch.fenced and epoch.id in kept:
+                            if not self._is_sealed(epoch):
+                                self._wrong.append(f"{epoch} can still write: {what}")
+
+    def _is_sealed(self, epoch: Epoch) -> bool:
+        log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)
+        with contextlib.suppress(errors.SparklogError, ObjectMissing):
+            log.poll(relist=True)
+        return log.fenced
+
+    # -------------------------------------------------------------------------- recovery
+
+    def _check(self) -> None:
+        ensure(not self._wrong, "; ".join(self._wrong))
+        super()._check()
+
+    def _until(
+        self, is_reached: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Also starts a member where none is left: a controller may die after its last fence."""
+
+        def is_reached_by_some() -> bool:
+            if not self._is_operated and not any(each.alive for each in self._brokers):
+                self._start_broker(check_alive=True)
+            return is_reached()
+
+        super()._until(is_reached_by_some, what, seconds)
+
+    def _recover(self) -> None:
+        if self.chance.random() < 0.5:
+            for each in self._brokers:
+                each.process.alive = self.chance.random() < 0.5 and each.process.alive
+        for each in self._brokers:
+            each.process.frozen_until = 0.0
+        self._mend()
+        self._until(
+            lambda: all(each.serving or not each.alive for each in self._brokers),
+            "members that have begun to start serve or end",
+        )
+        self._until(self._is_level, "every partition is served by its leader")
+        self.closing = True
+        self._until(
+            lambda: all(each.finished for each in self._clients), "every client gets its answers"
+        )
+        self._publish_all()
+        for other in self._others:
+            other.process.alive = False
+        self._until(lambda: not self.disk.late_puts, "all late puts have landed")
+        self._until(self._is_level, "members that were replaced notice it")
+        alive = [each for each in self._brokers if each.alive and each.serving]
+        self.last = self.chance.choice(alive)
+        for each in alive:
+            if each is self.last:
+                continue
+            if self.chance.random() < 0.5:
+                each.stop()
+            else:
+                each.process.alive = False
+        self._until(
+            lambda: not any(each.alive for each in self._brokers if each is not self.last),
+            "members that are stopped end",
+        )
+        for broker, worker in self.workers:
+            worker.alive &= broker.alive
+        self._until(self._is_alone, "the last member leads everything")
+        self._ask(self.last, "one more", self._append_one)
+        self._publish_all()
+        for _ in range(2):
+            self._pass(1.5)
+            self.scheduler.clock.advance(
+                self.profile.orphan_grace_seconds + 2 * self.profile.skew_seconds
+            )
+        self._rest(QUIET_SECONDS)
+
+    def _publish_all(self) -> None:
+        """Has every member publish, those again whose place another one takes meanwhile."""
+        request = flight_messages.PublishNow(timeout_seconds=BACKLOG_SECONDS)
+        done: set[SimulatedBroker] = set()
+        while left := [each for each in self._brokers if each.alive and each not in done]:
+            self._until(self._is_level, "every partition is served by its leader")
+            member = left[0]
+            call = member.call("publish all", lambda core: core.publishing.publish(request))
+            self._wait_for(call)
+            is_over = isinstance(call.error, errors.BrokerClosing | errors.Fenced)
+            ensure(call.error is None or is_over, f"publish all: {call.error!r}")
+            done.add(member)
+
+    def _wait_for(self, call: Call) -> None:
+        self._until(lambda: call.done or not call.broker.alive, "an answer", BACKLOG_SECONDS)
+
+    def _is_alone(self) -> bool:
+        """Returns whether the last member leads everything, and no other one may write."""
+        writing = {each.broker for each in self._metadata().open_epochs if not each.fenced}
+        return self._is_level() and writing == {self.last.settings.id}
+
+    def _is_level(self) -> bool:
+        """Returns whether each partition has a live leader that serves it, and nobody is fenced."""
+        metadata = self._metadata()
+        serving = {
+            each.leadership.broker: each
+            for each in self._brokers
+            if each.alive and each.serving and each.leadership is not None
+        }
+        if any(self.is_replaced(each) for each in serving.values()):
+            return False
+        for name, known in metadata.topics.items():
+            for number, leader in enumerate(known.leaders):
+                member = serving.get(leader)
+                topic = member.partition_table.by_id(known.topic_id) if member else None
+                if topic is None or number not in topic.partitions:
+                    return False
+                if topic.name != name:
+                    return False
+        return True

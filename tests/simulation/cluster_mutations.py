@@ -1,0 +1,91 @@
+"""Deliberate mistakes in the work of a cluster's members, for worlds with several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from sparklog.broker.controller import Controller
+from sparklog.broker.log import takeover
+from sparklog.storage import leadership
+from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.observer import Observer
+from tests.simulation.faults import Rates
+from tests.simulation.mutation import Mutation
+
+_failover: Final = leadership.failover
+_leave: Final = leadership.leave
+
+
+def _seal_nothing(_controller: Controller, epochs: Iterable[Epoch]) -> set[tuple[int, int]]:
+    return {each.id for each in epochs}
+
+
+def _pass_on_no_heirs(
+    metadata: ClusterMetadata, dead: int, **decided: Any
+) -> ClusterMetadata | None:
+    """Makes the successors heirs of the dead broker's own epochs alone."""
+    after = _failover(metadata, dead, **decided)
+    if after is None:
+        return None
+    before = {each.id: each for each in metadata.open_epochs}
+    open_epochs = tuple(
+        msgspec.structs.replace(each, heirs=tuple({*before[each.id].heirs} - {dead}))
+        if each.broker != dead and each.id in before
+        else each
+        for each in after.open_epochs
+    )
+    kept = tuple(each for each in open_epochs if each.heirs or not each.fenced)
+    return msgspec.structs.replace(after, open_epochs=kept)
+
+
+def _leave_uncovered(
+    metadata: ClusterMetadata,
+    broker: int,
+    epoch: int,
+    left: Collection[tuple[int, int]],
+    *,
+    covered: Mapping[str, Mapping[int, int]],
+) -> ClusterMetadata | None:
+    """Leaves epochs whose states no checkpoint of ours has."""
+    covered = {
+        topic.topic_id: dict(enumerate(topic.leader_epochs)) for topic in metadata.topics.values()
+    }
+    return _leave(metadata, broker, epoch, left, covered=covered)
+
+
+def _all_dead(
+    _observer: Observer, metadata: ClusterMetadata, brokers: Collection[int]
+) -> dict[int, int]:
+    """Judges without a look."""
+    return {each: metadata.brokers[each].epoch for each in brokers if each in metadata.brokers}
+
+
+_DEATHS: Final = Rates(crash=0.004, freeze=0.004)
+
+CLUSTER_MUTATIONS = (
+    Mutation(
+        name="cluster: failed over without a fence",
+        patches=((Controller, "_seal", _seal_nothing),),
+        rates=_DEATHS,
+    ),
+    Mutation(
+        name="cluster: heirs are not passed on",
+        patches=((leadership, "failover", _pass_on_no_heirs),),
+        rates=_DEATHS,
+        profile=(("brokers", 3), ("steps", 3_000)),
+    ),
+    Mutation(
+        name="cluster: an epoch is left before a checkpoint has its states",
+        patches=((takeover, "leave", _leave_uncovered),),
+        rates=_DEATHS,
+        profile=(("brokers", 3), ("steps", 3_000)),
+    ),
+    Mutation(
+        name="cluster: everybody is dead",
+        patches=((Observer, "dead", _all_dead),),
+        rates=Rates(),
+    ),
+)
