@@ -99,6 +99,13 @@ class LeadersChanged(Retriable):
     template = "The leaders were not changed: {reason}. Decide again on the newest metadata."
 
 
+class NotCoordinator(Retriable):
+    """Another broker coordinates the group: ask for it by `groups.find`."""
+
+    code = "not_coordinator"
+    template = "This broker does not coordinate group {group!r}; ask which broker does."
+
+
 class MetadataChanged(Retriable):
     """A request was answered by what a broker knew before another broker changed the metadata."""
 

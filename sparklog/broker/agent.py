@@ -58,6 +58,7 @@ from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
+from sparklog.storage.observer import PAUSE
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.table import OpenTable, TopicTable
@@ -404,7 +405,10 @@ class Agent:
             controller.tick()
 
         is_local = self._store.is_local
-        every_seconds = limits.FOLLOW_SECONDS if is_local else limits.FOLLOW_REMOTE_SECONDS
+        every_seconds = min(
+            limits.FOLLOW_SECONDS if is_local else limits.FOLLOW_REMOTE_SECONDS,
+            liveness.dead_after_seconds * PAUSE / 2,
+        )
         self._start_thread("cluster", lambda: self._repeat("the cluster", every_seconds, follow))
 
     def _measure(self, broker: Broker, groups: Coordinator, flight: FlightListener) -> None:

@@ -10,7 +10,14 @@ from sparklog import errors
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
 from sparklog.client.lag import GroupLag, group_lag, partitions_of
-from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, check_offsets
+from sparklog.client.offsets import (
+    OffsetAndMetadata,
+    TopicPartition,
+    ask_leaders,
+    check_offsets,
+    describe,
+    everywhere,
+)
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
@@ -86,9 +93,7 @@ class Admin:
 
     def describe(self, topic: str) -> flight_messages.TopicInfo:
         """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`."""
-        request = flight_messages.TopicName(topic=arguments.topic(topic))
-        info: flight_messages.TopicInfo = self.connection.action("topics.describe", request)
-        return info
+        return describe(self.connection, arguments.topic(topic))
 
     def alter(self, topic: str, config: Mapping[str, Any]) -> flight_messages.TopicInfo:
         """Sets configuration values of a topic; None restores a default.
@@ -145,21 +150,32 @@ class Admin:
         """
         given = arguments.mapping("offsets", offsets, "{partition: offset}")
         timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
-        request = flight_messages.DeleteRecords(
-            topic=arguments.topic(topic),
-            offsets={
-                arguments.partition("offsets", partition): arguments.whole(
-                    f"offset of partition {partition}", offset, least=_ALL_RECORDS
-                )
-                for partition, offset in given.items()
-            },
-            timeout_seconds=timeout_seconds,
-        )
-        # The broker applies the timeout to publishing; the extra time is for the deletion.
-        answer: flight_messages.LogStarts = self.connection.action(
-            "records.delete", request, timeout_seconds=timeout_seconds + _DELETION_SECONDS
-        )
-        return answer.starts
+        name = arguments.topic(topic)
+        wanted = {
+            arguments.partition("offsets", partition): arguments.whole(
+                f"offset of partition {partition}", offset, least=_ALL_RECORDS
+            )
+            for partition, offset in given.items()
+        }
+        starts: dict[int, int] = {}
+
+        def ask(broker: int, partitions: list[int]) -> None:
+            request = flight_messages.DeleteRecords(
+                topic=name,
+                offsets={each: wanted[each] for each in partitions},
+                timeout_seconds=timeout_seconds,
+            )
+            # The broker applies the timeout to publishing; the extra time is for the deletion.
+            answer: flight_messages.LogStarts = self.connection.action(
+                "records.delete",
+                request,
+                timeout_seconds=timeout_seconds + _DELETION_SECONDS,
+                broker=broker,
+            )
+            starts.update(answer.starts)
+
+        ask_leaders(self.connection, name, wanted, ask)
+        return starts
 
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic and its table. Raises `UnknownTopic`."""
@@ -169,8 +185,10 @@ class Admin:
 
     def groups(self) -> list[flight_messages.GroupInfo]:
         """Returns all consumer groups, sorted by name, without their members."""
-        found: flight_messages.GroupList = self.connection.action("groups.list")
-        return sorted(found.groups, key=lambda each: each.group)
+        found: dict[str, flight_messages.GroupInfo] = {}
+        for answer in everywhere(self.connection, "groups.list", flight_messages.Empty()):
+            found |= {each.group: each for each in answer.groups}
+        return sorted(found.values(), key=lambda each: each.group)
 
     def describe_group(self, group: str) -> flight_messages.GroupInfo:
         """Returns a group's state and members. Raises `GroupRefused` if it does not exist."""

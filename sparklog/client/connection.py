@@ -34,6 +34,7 @@ _HARMLESS: Final = frozenset(
         "cluster",
         "figures",
         "groups.describe",
+        "groups.find",
         "groups.list",
         "groups.offsets",
         "offsets.for_times",
@@ -66,6 +67,8 @@ _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4,
 _FRAME_HEADER_BYTES: Final = 9
 _SETTINGS_FRAME: Final = 4
 _WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
+_COORDINATORS: Final = 10_000
+"""A connection remembers the coordinators of so many groups."""
 _HINT_BYTES: Final = 300
 """More than the length of that line."""
 
@@ -309,6 +312,8 @@ class Connection:
         self._answered: set[str] = set()
         """Addresses where a broker has answered."""
         self._brokers: dict[int, str] = {}
+        self._coordinators: dict[str, int] = {}
+        """The broker that coordinates a group, where it is not the one in use."""
         self._closed = False
         _connections.add(self)
 
@@ -366,18 +371,22 @@ class Connection:
         request: msgspec.Struct | None = None,
         *,
         timeout_seconds: float | None = None,
+        broker: int = -1,
     ) -> Any:
         """Performs an action of `flight_messages.ACTIONS`, and returns its reply struct.
 
         `Retriable` failures are tried again, except `TimedOut`, which has used its time already.
+        Requests about a group go to the broker that coordinates it.
 
         Args:
             name: one of `flight_messages.ACTIONS`.
             request: its request struct; None: `flight_messages.Empty`.
             timeout_seconds: for all attempts together.
+            broker: the id of the broker to ask, if it is up; -1: the one in use.
 
         Raises:
             errors.Invalid: refused; it had no effect.
+            errors.NotLeader: another broker leads a partition of the request.
             errors.Retriable: no attempt succeeded in time, and none had an effect.
             errors.OutcomeUnknown: an answer was lost, and the action may have taken effect.
         """
@@ -386,18 +395,21 @@ class Connection:
         while True:
             channel = None
             try:
-                channel = self.channel()
+                asked = self._coordinator_for(name, request) if broker < 0 else broker
+                channel = self.channel(asked)
                 return channel.action(
                     name, request or flight_messages.Empty(), timeout_seconds=retry.left_seconds
                 )
             except errors.SparklogError as error:
+                if isinstance(error, errors.NotCoordinator):
+                    self._find_coordinator(request, retry.left_seconds)
                 if channel is not None and is_of_the_broker(error):
                     self.broke(channel)
                     if _may_have_arrived(error):
                         lost = error
                 try:
-                    if isinstance(error, errors.TimedOut):
-                        raise error  # the broker has used the timeout of the request
+                    if isinstance(error, errors.TimedOut | errors.NotLeader):
+                        raise error  # the timeout is used up, or another broker has to be asked
                     retry.wait_or_raise(error)
                 except errors.SparklogError:
                     if lost is None or not _is_in_doubt(name, error):
@@ -406,18 +418,56 @@ class Connection:
                         what=name, reason=f"{lost}; at last: {error}"
                     ) from error
 
-    def attempt(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
+    def attempt(
+        self, name: str, request: msgspec.Struct, *, timeout_seconds: float, broker: int = -1
+    ) -> Any:
         """Performs an action once, for callers with retries of their own.
 
         Raises the failure; after `BrokerUnavailable` the action may have had its effect.
+
+        `broker`: the id of the broker to ask; -1: the one that coordinates the group of `request`,
+        or the one in use.
         """
-        channel = self.channel()
+        channel = self.channel(self._coordinator_for(name, request) if broker < 0 else broker)
         try:
             return channel.action(name, request, timeout_seconds=timeout_seconds)
         except errors.SparklogError as error:
+            if isinstance(error, errors.NotCoordinator):  # the caller's next attempt finds it
+                self._find_coordinator(request, timeout_seconds)
             if is_of_the_broker(error):
                 self.broke(channel)
             raise
+
+    def brokers(self) -> list[int]:
+        """Returns the ids of the brokers that are up, and learns their addresses."""
+        cluster: flight_messages.ClusterInfo = self.action("cluster")
+        with self._lock:
+            self._brokers = {each.broker: each.address for each in cluster.brokers}
+            return list(self._brokers)
+
+    def _coordinator_for(self, name: str, request: msgspec.Struct | None) -> int:
+        group = getattr(request, "group", "") if name.startswith("groups.") else ""
+        with self._lock:
+            return self._coordinators.get(group, -1)
+
+    def _find_coordinator(self, request: msgspec.Struct | None, timeout_seconds: float) -> None:
+        """Remembers which broker coordinates the group of a request, if that can be found out."""
+        name = flight_messages.GroupName(group=getattr(request, "group", ""))
+        with self._lock:
+            self._coordinators.pop(name.group, None)
+        with contextlib.suppress(errors.SparklogError):  # the caller tries again
+            channel = self.channel()
+            found: flight_messages.GroupCoordinator = channel.action(
+                "groups.find", name, timeout_seconds=timeout_seconds
+            )
+            cluster: flight_messages.ClusterInfo = channel.action(
+                "cluster", flight_messages.Empty(), timeout_seconds=timeout_seconds
+            )
+            with self._lock:
+                self._brokers = {each.broker: each.address for each in cluster.brokers}
+                if len(self._coordinators) >= _COORDINATORS:
+                    self._coordinators.clear()
+                self._coordinators[name.group] = found.broker
 
     def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
         """Fetches the brokers' addresses, unless those of the leaders of `topic` are known."""
@@ -426,9 +476,7 @@ class Connection:
             known = self._brokers.keys()
             if leaders <= known:
                 return
-        cluster: flight_messages.ClusterInfo = self.action("cluster")
-        with self._lock:
-            self._brokers = {each.broker: each.address for each in cluster.brokers}
+        self.brokers()
 
     def close(self) -> None:
         """Refuses further calls; open streams continue until their owners end them."""
@@ -489,6 +537,7 @@ class Connection:
             self._home = None
         # The leader at that address may have moved.
         self._brokers = {}
+        self._coordinators = {}
 
     def _after_fork(self) -> Iterator[Channel]:
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ from sparklog import errors, limits
 from sparklog.client import arguments
 from sparklog.client.admin import Admin
 from sparklog.client.connection import Connection
-from sparklog.client.offsets import Points, Start, check_time, describe, offsets_of
+from sparklog.client.offsets import Points, Start, check_time, describe, everywhere, offsets_of
 from sparklog.client.serialize import Deserializer, Serializer
 from sparklog.display import html_table
 from sparklog.formats import flight_messages
@@ -296,8 +296,11 @@ class Log(Admin):
             timeout_seconds=timeout_seconds,
         )
         # The broker applies the timeout; the extra time is for its answer.
-        self.connection.action(
-            "publish.now", request, timeout_seconds=timeout_seconds + _ANSWER_SECONDS
+        everywhere(
+            self.connection,
+            "publish.now",
+            request,
+            timeout_seconds=timeout_seconds + _ANSWER_SECONDS,
         )
 
     # -------------------------------------------------------------------------- closing

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
+
+import msgspec
 
 from sparklog import errors
 from sparklog.client import arguments
@@ -40,12 +42,75 @@ Start = Point | Mapping[TopicPartition, Point] | Mapping[str, Mapping[int, Point
 
 
 def describe(connection: Connection, topic: str) -> flight_messages.TopicInfo:
-    """Describes a topic; the connection knows the addresses of its leaders afterwards."""
-    info: flight_messages.TopicInfo = connection.action(
-        "topics.describe", flight_messages.TopicName(topic=topic)
-    )
-    connection.learn_leaders(info)
-    return info
+    """Describes a topic; the connection knows the addresses of its leaders afterwards.
+
+    A broker knows the offsets of the partitions that it leads, so each leader is asked.
+    """
+    retry, request = connection.retry(), flight_messages.TopicName(topic=topic)
+    while True:
+        info: flight_messages.TopicInfo = connection.action("topics.describe", request)
+        connection.learn_leaders(info)
+        found = {each.partition: each for each in info.partitions if each.end >= 0}
+        leaders = {each.leader for each in info.partitions if each.end < 0}
+        try:
+            for leader in leaders:
+                answer: flight_messages.TopicInfo = connection.attempt(
+                    "topics.describe", request, timeout_seconds=retry.left_seconds, broker=leader
+                )
+                if answer.topic_id == info.topic_id:
+                    found |= {each.partition: each for each in answer.partitions if each.end >= 0}
+            for each in info.partitions:
+                if each.partition not in found:  # it is on its way to another leader
+                    raise errors.NotLeader(
+                        topic=topic, partition=each.partition, leader=each.leader
+                    )
+        except errors.SparklogError as error:
+            retry.wait_or_raise(error)
+        else:
+            partitions = [found[each.partition] for each in info.partitions]
+            return msgspec.structs.replace(info, partitions=partitions)
+
+
+def ask_leaders(
+    connection: Connection,
+    topic: str,
+    partitions: Collection[int],
+    ask: Callable[[int, list[int]], None],
+) -> None:
+    """Asks the leaders of partitions for something, each for its own.
+
+    `ask` gets a broker's id and the numbers of its partitions, and raises `NotLeader`, without an
+    effect, if that broker does not lead all of them. At first it gets -1, for the broker in use,
+    and all partitions: one broker may lead everything.
+    """
+    retry, routes = connection.retry(), {-1: sorted(partitions)} if partitions else {}
+    while routes:
+        broker, numbers = routes.popitem()
+        try:
+            ask(broker, numbers)
+        except errors.NotLeader as error:
+            if broker >= 0:  # the leader has moved
+                retry.wait_or_raise(error)
+            request = flight_messages.TopicName(topic=topic)
+            info: flight_messages.TopicInfo = connection.action("topics.describe", request)
+            connection.learn_leaders(info)
+            for number in numbers:
+                routes.setdefault(info.partitions[number].leader, []).append(number)
+
+
+def everywhere(
+    connection: Connection,
+    name: str,
+    request: msgspec.Struct,
+    *,
+    timeout_seconds: float | None = None,
+) -> list[Any]:
+    """Performs an action at each broker that is up, one after another, and returns the replies."""
+    brokers = connection.brokers()
+    return [
+        connection.action(name, request, timeout_seconds=timeout_seconds, broker=each)
+        for each in (brokers if len(brokers) > 1 else [-1])
+    ]
 
 
 def offsets_of(
@@ -74,11 +139,27 @@ def offsets_of(
                 timestamps_us[partition] = datetime_us(point)
             case int():
                 offsets[partition] = point
-    if timestamps_us:
-        request = flight_messages.OffsetsForTimes(topic=info.topic, timestamps_us=timestamps_us)
-        found: flight_messages.Offsets = connection.action("offsets.for_times", request)
-        for partition, offset in found.offsets.items():
-            offsets[partition] = info.partitions[partition].end if offset < 0 else offset
+    for partition, offset in offsets_for_times(connection, info.topic, timestamps_us).items():
+        offsets[partition] = info.partitions[partition].end if offset < 0 else offset
+    return offsets
+
+
+def offsets_for_times(
+    connection: Connection, topic: str, timestamps_us: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns by partition the offset of the first record at a time or later, or -1."""
+    offsets: dict[int, int] = {}
+
+    def ask(broker: int, partitions: list[int]) -> None:
+        request = flight_messages.OffsetsForTimes(
+            topic=topic, timestamps_us={each: timestamps_us[each] for each in partitions}
+        )
+        found: flight_messages.Offsets = connection.action(
+            "offsets.for_times", request, broker=broker
+        )
+        offsets.update(found.offsets)
+
+    ask_leaders(connection, topic, timestamps_us, ask)
     return offsets
 
 

@@ -369,6 +369,12 @@ class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # ------------------------------------------------------------------------------ groups
 
 
+class GroupCoordinator(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker that coordinates a group."""
+
+    broker: int
+
+
 class GroupName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str
 
@@ -546,6 +552,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "groups.commit": (CommitOffsets, Empty),
     "groups.forget": (ForgetOffsets, Empty),
     "groups.offsets": (GroupName, GroupOffsets),
+    "groups.find": (GroupName, GroupCoordinator),
     "groups.list": (Empty, GroupList),
     "groups.describe": (GroupName, GroupInfo),
     "groups.delete": (GroupName, Empty),

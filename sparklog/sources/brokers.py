@@ -10,7 +10,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.reading import read_range
-from sparklog.client.offsets import describe
+from sparklog.client.offsets import describe, offsets_for_times
 from sparklog.formats import flight_messages
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice
@@ -81,11 +81,8 @@ class BrokerView:
         return [() for _ in slices]  # the broker reads the files
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
-        request = flight_messages.OffsetsForTimes(
-            topic=topic, timestamps_us={partition: timestamp_us}
-        )
-        found: flight_messages.Offsets = self._connection.action("offsets.for_times", request)
-        return None if found.offsets[partition] < 0 else found.offsets[partition]
+        found = offsets_for_times(self._connection, topic, {partition: timestamp_us})
+        return None if found[partition] < 0 else found[partition]
 
     def committed(self, group: str) -> GroupOffsets | None:
         name = flight_messages.GroupName(group=group)

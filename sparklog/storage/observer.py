@@ -23,7 +23,7 @@ from sparklog.storage.processes import Fate, fate_of
 
 _LOOKS: Final = 5
 """A silent broker is dead only after so many looks at the same heartbeat."""
-_PAUSE: Final = 0.25
+PAUSE: Final = 0.25
 """The longest pause between two looks, as a share of the time after which a broker is dead."""
 
 
@@ -65,7 +65,7 @@ class Observer:
             )
             if peer is not None
         ]
-        if began - self._looked_at > self._dead_after_seconds * _PAUSE:
+        if began - self._looked_at > self._dead_after_seconds * PAUSE:
             self._seen.clear()
         self._looked_at = self._clock.monotonic()
         known, self._seen = self._seen, {}

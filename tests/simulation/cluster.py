@@ -185,9 +185,9 @@ class ClusterWorld(World):
                     kept = {each.id for each in after.open_epochs}
                     for epoch in before.open_epochs:
                         is_old = epoch.broker == leader and epoch.epoch != heir
-                        if is_old and not epoch.fenced and epoch.id in kept:
-                            if not self._is_sealed(epoch):
-                                self._wrong.append(f"{epoch} can still write: {what}")
+                        may_write = is_old and not epoch.fenced and epoch.id in kept
+                        if may_write and not self._is_sealed(epoch):
+                            self._wrong.append(f"{epoch} can still write: {what}")
 
     def _is_sealed(self, epoch: Epoch) -> bool:
         log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)

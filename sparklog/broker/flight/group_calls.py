@@ -31,7 +31,6 @@ Answer: TypeAlias = msgspec.Struct | Future[Any]
 _BUSY: Final = {
     GroupError.COORDINATOR_LOAD_IN_PROGRESS,
     GroupError.COORDINATOR_NOT_AVAILABLE,
-    GroupError.NOT_COORDINATOR,
     GroupError.REBALANCE_IN_PROGRESS,
 }
 _FENCED: Final = {
@@ -73,6 +72,11 @@ def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
         "groups.commit": opened(lambda request: _commit(groups, request)),
         "groups.forget": lambda request: _forget(groups, request),
         "groups.offsets": lambda request: _offsets(groups, request),
+        "groups.find": opened(
+            lambda request: flight_messages.GroupCoordinator(
+                broker=groups.coordinator_of(request.group)
+            )
+        ),
         "groups.list": lambda _: _list(groups),
         "groups.describe": lambda request: _info(
             _checked(groups.describe(request.group), request.group)
@@ -284,6 +288,8 @@ def _check(error: GroupError | None, group: str, member_id: str) -> None:
 
 def _error(error: GroupError, group: str, member_id: str) -> errors.SparklogError:
     name = _short(group)
+    if error is GroupError.NOT_COORDINATOR:
+        return errors.NotCoordinator(group=name)
     if error in _BUSY:
         return errors.GroupBusy(group=name, error=error.name)
     if error in _FENCED:

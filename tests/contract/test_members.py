@@ -1,0 +1,326 @@
+"""Members of a cluster, each a whole broker: what clients of all kinds see of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import sparklog
+from sparklog import errors
+from sparklog.broker.agent import Agent
+from sparklog.clock import SystemClock
+from sparklog.settings import (
+    BrokerSettings,
+    ClusterSettings,
+    FlightSettings,
+    JanitorSettings,
+    KafkaSettings,
+    LivenessSettings,
+    LogSettings,
+    PublisherSettings,
+)
+from sparklog.storage.leadership import inherited_by
+from sparklog.storage.metadata import BrokerKind, ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import MemoryStore
+from tests.support.kafkarequests import batch, create, produce
+from tests.support.kafkas import frames
+from tests.support.waiting import wait_until
+
+CLOCK = SystemClock()
+METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 3, 10, 60
+
+
+def until(is_reached: Callable[[], bool]) -> None:
+    """Waits for a change that several members make together."""
+    wait_until(is_reached, "the members agree")
+
+
+def settings(broker: int, *, join: bool = True) -> BrokerSettings:
+    """Settings of a member on any port, which is dead after two seconds of silence."""
+    return BrokerSettings(
+        root="memory://x",
+        id=broker,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        liveness=LivenessSettings(heartbeat_seconds=0.2, dead_after_seconds=2.0),
+        publisher=PublisherSettings(interval_seconds=0.2),
+        janitor=JanitorSettings(interval_seconds=0.2),
+        log=LogSettings(level="error"),
+        cluster=ClusterSettings(join=join, rack=f"rack {broker}"),
+    )
+
+
+class Members:
+    """Members of one root in memory, by id."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(CLOCK)
+        self.agents: dict[int, Agent] = {}
+
+    def start(self, broker: int) -> Agent:
+        agent = self.agents[broker] = Agent(settings(broker), store=self.store)
+        agent.start()
+        return agent
+
+    def wait_for_members(self, agent: Agent) -> None:
+        """Waits until a member knows all others."""
+        core = agent._broker
+        assert core is not None
+        until(lambda: core.members().keys() == self.agents.keys())
+
+    def wait_for_topic(self, agent: Agent, topic: str) -> None:
+        """Waits until a member serves a topic that another one has created."""
+        core = agent._broker
+        assert core is not None
+        until(lambda: core.topics.exists(topic))
+
+    @property
+    def metadata(self) -> ClusterMetadata:
+        return MetadataStore(self.store, clock=CLOCK).reload()
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(agent.address for agent in self.agents.values())
+
+    def leaders(self, topic: str) -> tuple[int, ...]:
+        return self.metadata.topics[topic].leaders
+
+    def kill(self, broker: int) -> None:
+        self.agents.pop(broker).crash()
+
+
+@contextlib.contextmanager
+def members(*brokers: int) -> Iterator[Members]:
+    """Runs members with these ids."""
+    found = Members()
+    try:
+        for broker in brokers:
+            found.start(broker)
+        for agent in found.agents.values():
+            found.wait_for_members(agent)
+        yield found
+    finally:
+        for agent in found.agents.values():
+            agent.stop()
+
+
+@pytest.fixture(name="cluster")
+def _cluster() -> Iterator[Members]:
+    with members(1, 2, 3) as found:
+        yield found
+
+
+def values(log: sparklog.Log, topic: str, count: int) -> Counter[bytes]:
+    """Reads so many values from the start of a topic."""
+    found: Counter[bytes] = Counter()
+    with log.consumer(topic) as consumer:
+        while found.total() < count:
+            for record in consumer.poll(timeout=10.0):
+                found[record.value] += 1
+    return found
+
+
+def write(log: sparklog.Log, topic: str, wanted: range, partitions: int) -> None:
+    """Writes numbers to the partitions in turn."""
+    with log.producer() as producer:
+        for number in wanted:
+            producer.send(topic, b"%d" % number, partition=number % partitions)
+        producer.flush(30.0)
+
+
+def test_partitions_are_dealt_out(cluster: Members) -> None:
+    """Each member leads its share of a new topic, and all of them tell the same."""
+    with sparklog.connect(cluster.agents[2].address) as log:
+        log.create_topic("t", 6)
+        assert Counter(cluster.leaders("t")) == {1: 2, 2: 2, 3: 2}
+        write(log, "t", range(60), 6)
+        assert values(log, "t", 60) == Counter(b"%d" % n for n in range(60))
+    for agent in cluster.agents.values():
+        cluster.wait_for_topic(agent, "t")
+        with sparklog.connect(agent.address) as log:
+            leaders = [each.leader for each in log.describe("t").partitions]
+            assert tuple(leaders) == cluster.leaders("t")
+
+
+def test_kafka_clients_see_all(cluster: Members) -> None:
+    """Brokers, racks and leaders are in the metadata, whichever broker is asked."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 3)
+        found = client.ask(
+            METADATA, 7, {"topics": [{"name": "t"}], "allow_auto_topic_creation": False}
+        )
+        described = client.ask(
+            DESCRIBE_CLUSTER, 0, {"include_cluster_authorized_operations": False}
+        )
+    ports = {agent.kafka_address for agent in cluster.agents.values()}
+    assert {f"{each.host}:{each.port}" for each in found.brokers} == ports
+    assert {each.rack for each in found.brokers} == {"rack 1", "rack 2", "rack 3"}
+    assert found.controller_id == cluster.metadata.controller
+    (topic,) = found.topics
+    leaders = {each.partition_index: each.leader_id for each in topic.partitions}
+    assert tuple(leaders[n] for n in range(3)) == cluster.leaders("t")
+    assert {each.broker_id for each in described.brokers} == {1, 2, 3}
+
+
+def test_a_dead_member_is_replaced(cluster: Members) -> None:
+    """Its partitions move to the others, with all records, and clients continue by themselves."""
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("t", 6)
+        write(log, "t", range(60), 6)
+        cluster.kill(2)
+        write(log, "t", range(60, 120), 6)
+        assert Counter(cluster.leaders("t")) == {1: 3, 3: 3}
+        assert values(log, "t", 120) == Counter(b"%d" % n for n in range(120))
+
+
+def test_a_dead_controller_is_replaced(cluster: Members) -> None:
+    """Another member becomes the controller, and gives its partitions to both."""
+    with frames(next(iter(cluster.agents.values()))) as client:
+        create(client, "t", 6)
+    controller = cluster.metadata.controller
+    cluster.kill(controller)
+    until(lambda: controller not in cluster.leaders("t"))
+    assert cluster.metadata.controller != controller
+
+
+def test_the_last_member_leads_all() -> None:
+    """What three have led is led by one in the end, and the logs of the others are closed."""
+    with members(1, 2, 3) as cluster:
+        with sparklog.connect(cluster.agents[3].address) as log:
+            log.create_topic("t", 6)
+            write(log, "t", range(60), 6)
+            cluster.kill(1)
+            until(lambda: 1 not in cluster.leaders("t"))
+            cluster.kill(2)
+            until(lambda: set(cluster.leaders("t")) == {3})
+            write(log, "t", range(60, 66), 6)
+            log.flush_to_table()
+            assert values(log, "t", 66) == Counter(b"%d" % n for n in range(66))
+        agent = cluster.agents[3]
+        agent._wal_cleaner.checkpoint()
+        until(lambda: not inherited_by(cluster.metadata, 3))
+        assert {each.broker for each in cluster.metadata.open_epochs} == {3}
+
+
+def test_a_member_that_stops_is_replaced_at_once(cluster: Members) -> None:
+    """Nobody waits for its silence; when it returns, it gets partitions of new topics."""
+    with sparklog.connect(cluster.agents[1].address) as log:
+        log.create_topic("t", 6)
+        write(log, "t", range(60), 6)
+        cluster.agents.pop(2).stop()
+        until(lambda: 2 not in cluster.leaders("t"))
+        assert values(log, "t", 60).total() == 60
+        cluster.wait_for_members(cluster.start(2))
+        log.create_topic("u", 6)
+    assert 2 in cluster.leaders("u")
+
+
+def test_groups_have_coordinators(cluster: Members) -> None:
+    """Members of groups find their coordinator, and the next one when it dies, with its offsets."""
+    names = [f"g{number}" for number in range(12)]
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("t", 3)
+        write(log, "t", range(30), 3)
+        for name in names:
+            with log.consumer("t", group=name, auto_commit=False) as consumer:
+                while len(consumer.poll(timeout=10.0)) == 0:
+                    pass
+            log.commit_group_offsets(name, {("t", 0): 4})
+        coordinators = set(cluster.leaders("__consumer_offsets"))
+        assert coordinators == {1, 2, 3}
+        assert [each.group for each in log.groups()] == sorted(names)
+        cluster.kill(1)
+        until(lambda: 1 not in cluster.leaders("__consumer_offsets"))
+        for name in names:
+            assert log.group_offsets(name)["t", 0] == 4
+    with frames(cluster.agents[2]) as client:
+        found = client.ask(FIND_COORDINATOR, 1, {"key": names[0], "key_type": 0})
+        assert found.node_id in (2, 3)
+
+
+def test_producers_are_remembered(cluster: Members) -> None:
+    """A retry of a batch that a dead leader has acked is a duplicate at its offset."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 3)
+    number = cluster.leaders("t").index(2)
+    data = batch([b"x"], producer_id=7_000, producer_epoch=0, base_sequence=0)
+
+    def offset() -> int:
+        """Sends the batch to the leader, which may not know yet that it is."""
+        leader = cluster.agents.get(cluster.leaders("t")[number])
+        if leader is not None:
+            with contextlib.suppress(ConnectionError, AssertionError), frames(leader) as client:
+                answer = produce(client, "t", number, data)
+                return int(answer.base_offset)
+        return -1
+
+    until(lambda: offset() == 0)
+    cluster.kill(2)
+    until(lambda: cluster.leaders("t")[number] != 2)
+    until(lambda: offset() == 0)
+    with sparklog.connect(cluster.addresses) as log:
+        assert log.describe("t").partitions[number].end == 1
+
+
+def test_topics_of_others(cluster: Members) -> None:
+    """A topic that is created, changed, widened and deleted on one broker is so on all."""
+    first, second = (
+        sparklog.connect(cluster.agents[1].address),
+        sparklog.connect(cluster.agents[2].address),
+    )
+    core = cluster.agents[3]._broker
+    assert core is not None
+    with first, second:
+        first.create_topic("t", 2)
+        with pytest.raises(errors.TopicExists):
+            second.create_topic("t", 2)
+        second.add_partitions("t", 6)
+        first.alter("t", {"retention.ms": "100000"})
+        until(lambda: core.topics.exists("t") and core.partition_count("t") == 6)
+        until(lambda: core.topics.describe("t").config == {"retention.ms": "100000"})
+        assert Counter(cluster.leaders("t")) == {1: 2, 2: 2, 3: 2}
+        write(first, "t", range(60), 6)
+        assert values(second, "t", 60).total() == 60
+        second.delete_topic("t")
+        until(lambda: not core.topics.exists("t"))
+        first.create_topic("t", 3)
+        assert [each.end for each in first.describe("t").partitions if each.end >= 0]
+
+
+def test_members_and_other_brokers() -> None:
+    """A member refuses its own id while it lives, and a broker that would lead alone."""
+    with members(1, 2) as cluster:
+        for agent in (
+            Agent(settings(2), store=cluster.store),
+            Agent(settings(3, join=False), store=cluster.store),
+            Agent(settings(3), store=cluster.store, kind=BrokerKind.EMBEDDED),
+        ):
+            with pytest.raises(errors.BrokerAlive):
+                agent.start()
+        cluster.kill(cluster.metadata.controller)
+        guest = Agent(settings(3), store=cluster.store, kind=BrokerKind.EMBEDDED)
+        with pytest.raises(errors.BrokerAlive):  # the other one lives
+            guest.start()
+
+
+def test_a_member_replaces_a_guest() -> None:
+    """A broker of a program gives way to a member, which leads all that it led."""
+    cluster = Members()
+    guest = Agent(settings(9), store=cluster.store, kind=BrokerKind.EMBEDDED)
+    guest.start()
+    with sparklog.connect(guest.address) as log:
+        log.create_topic("t", 2)
+        write(log, "t", range(6), 2)
+    agent = cluster.start(1)
+    try:
+        assert cluster.leaders("t") == (1, 1)
+        with sparklog.connect(agent.address) as log:
+            assert values(log, "t", 6).total() == 6
+    finally:
+        agent.stop()
+    with pytest.raises(errors.BrokerFenced):
+        guest.wait(10.0)
