@@ -312,6 +312,8 @@ class Connection:
         self._answered: set[str] = set()
         """Addresses where a broker has answered."""
         self._brokers: dict[int, str] = {}
+        self._is_cluster = False
+        """True once several brokers were known; then each is used at the address it advertises."""
         self._coordinators: dict[str, int] = {}
         """The broker that coordinates a group, where it is not the one in use."""
         self._closed = False
@@ -343,7 +345,7 @@ class Connection:
         return Retry(self.clock, seconds, self.backoff())
 
     def channel(self, broker: int = -1) -> Channel:
-        """Returns a channel to a broker; if unknown (-1) or the only one, to that of `resolve`.
+        """Returns a channel to a broker; if it is -1 or the only one, to that of `resolve`.
 
         Raises `BrokerUnavailable`, `WrongPort`, and what `resolve` raises.
         """
@@ -355,6 +357,14 @@ class Connection:
         channel = self._open_channel(broker)
         if channel is not None:
             return channel
+        if self._is_unknown(broker):
+            cluster = self.attempt(
+                "cluster", flight_messages.Empty(), timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+            )
+            self._set_brokers(cluster)
+            if self._is_unknown(broker):
+                reason = "it is down; another broker takes its partitions over"
+                raise errors.BrokerUnavailable(address=f"broker {broker}", reason=reason)
         # Finding and probing an address takes time, for which calls on open channels do not wait.
         with self._opening:
             return self._open_channel(broker) or self._new_channel(broker)
@@ -438,12 +448,25 @@ class Connection:
                 self.broke(channel)
             raise
 
+    def may_have_moved(self, failure: errors.SparklogError) -> bool:
+        """Returns whether a partition may have another leader than the one that failed."""
+        is_down = self._is_cluster and is_of_the_broker(failure)
+        return is_down or isinstance(failure, errors.NotLeader)
+
     def brokers(self) -> list[int]:
         """Returns the ids of the brokers that are up, and learns their addresses."""
-        cluster: flight_messages.ClusterInfo = self.action("cluster")
+        return self._set_brokers(self.action("cluster"))
+
+    def _set_brokers(self, cluster: flight_messages.ClusterInfo) -> list[int]:
         with self._lock:
             self._brokers = {each.broker: each.address for each in cluster.brokers}
+            self._is_cluster |= len(self._brokers) > 1
             return list(self._brokers)
+
+    def _is_unknown(self, broker: int) -> bool:
+        """Returns whether a broker's address has to be asked for."""
+        with self._lock:
+            return self._is_cluster and broker >= 0 and broker not in self._brokers
 
     def _coordinator_for(self, name: str, request: msgspec.Struct | None) -> int:
         group = getattr(request, "group", "") if name.startswith("groups.") else ""
@@ -463,8 +486,8 @@ class Connection:
             cluster: flight_messages.ClusterInfo = channel.action(
                 "cluster", flight_messages.Empty(), timeout_seconds=timeout_seconds
             )
+            self._set_brokers(cluster)
             with self._lock:
-                self._brokers = {each.broker: each.address for each in cluster.brokers}
                 if len(self._coordinators) >= _COORDINATORS:
                     self._coordinators.clear()
                 self._coordinators[name.group] = found.broker
@@ -504,6 +527,8 @@ class Connection:
         with self._lock:
             address = self._address_of(broker)
         if address is None:
+            if self._is_unknown(broker):  # it was forgotten again
+                raise errors.BrokerUnavailable(address=f"broker {broker}", reason="it is down")
             address = self._home = self._ask()
         try:
             _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
@@ -528,15 +553,16 @@ class Connection:
     def _address_of(self, broker: int) -> str | None:
         # The only broker is used at the address that was given. The one that it advertises may be
         # for other clients, for example behind the network of a container.
-        alone = len(self._brokers) <= 1
-        return self._home if alone else self._brokers.get(broker, self._home)
+        if not self._is_cluster or broker < 0:
+            return self._home
+        return self._brokers.get(broker)
 
     def _forget(self, address: str) -> None:
         self._channels.pop(address, None)
         if self._home == address:
             self._home = None
-        # The leader at that address may have moved.
-        self._brokers = {}
+        # The broker at that address may have moved.
+        self._brokers = {key: each for key, each in self._brokers.items() if each != address}
         self._coordinators = {}
 
     def _after_fork(self) -> Iterator[Channel]:

@@ -46,12 +46,15 @@ def describe(connection: Connection, topic: str) -> flight_messages.TopicInfo:
 
     A broker knows the offsets of the partitions that it leads, so each leader is asked.
     """
-    retry, request = connection.retry(), flight_messages.TopicName(topic=topic)
+    request, retry = flight_messages.TopicName(topic=topic), None
     while True:
         info: flight_messages.TopicInfo = connection.action("topics.describe", request)
         connection.learn_leaders(info)
         found = {each.partition: each for each in info.partitions if each.end >= 0}
         leaders = {each.leader for each in info.partitions if each.end < 0}
+        if not leaders:
+            return info
+        retry = retry or connection.retry()
         try:
             for leader in leaders:
                 answer: flight_messages.TopicInfo = connection.attempt(

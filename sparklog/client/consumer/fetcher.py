@@ -426,7 +426,7 @@ class Fetcher:
                     raise
                 if log.is_due():
                     _log.warning("reading failed, and is tried again: %s", error)
-                if isinstance(error, errors.NotLeader):
+                if self._connection.may_have_moved(error):
                     self._metadata_expires_at = 0.0
                 wait_seconds = backoff.next_seconds(error)
             reading.over.wait(wait_seconds)

@@ -158,11 +158,10 @@ def read_range(
                 start = batch.column("offset")[-1].as_py() + 1
                 yield batch
             return
-        except errors.NotLeader as error:
-            retry.wait_or_raise(error)
-            info = describe(connection, info.topic)
         except errors.SparklogError as error:
             retry.wait_or_raise(error)
+            if connection.may_have_moved(error):
+                info = describe(connection, info.topic)
 
 
 def _one_stream(

@@ -336,8 +336,10 @@ class SendSchedule(Generic[S]):
         route.stream = stream
 
     def route_failed(self, route: Route[S], error: errors.SparklogError, now: float) -> None:
-        """Waits before `route` is used again."""
+        """Waits before `route` is used again. Of several leaders, another one may take over."""
         route.retry_at = now + route.backoff.next_seconds(error)
+        if len(set(self._leaders)) > 1:
+            self.refresh_at = min(self.refresh_at, route.retry_at)
 
     def answered(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
