@@ -35,6 +35,7 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.handover import Handovers
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
@@ -153,6 +154,7 @@ class Agent:
             thread_name_prefix="sparklog-publish",
         )
         self._publish_process: PublishProcess | None = None
+        self._handovers: Handovers | None = None
         self._broker: Broker | None = None
         self._flight_listener = ports.BoundPort("flight.listen", settings.flight.listen)
         self._kafka_listener = (
@@ -400,9 +402,20 @@ class Agent:
             is_sound=has_beaten,
         )
 
+        self._handovers = Handovers(
+            broker.metadata,
+            self._leadership,
+            self._partition_table,
+            self._writer,
+            self._wal_cleaner,
+            clock=self._clock,
+        )
+        handovers = self._handovers
+
         def follow() -> None:
             reconciler.tick()
             controller.tick()
+            handovers.tick()
 
         is_local = self._store.is_local
         every_seconds = min(
@@ -796,8 +809,9 @@ class Agent:
         with self._stop_lock:
             if self._stopped.is_set() or self._broker is None:
                 return
-            self._stopping.set()
             _log.info("stopping", reason=reason, root=self._store.uri)
+            self._drain()
+            self._stopping.set()
             self._writer.close(errors.BrokerClosing(broker=self._leadership.broker))
             self._join_threads()
             try:
@@ -808,6 +822,15 @@ class Agent:
                 _log.warning("stopped without publishing everything", reason=str(error))
             finally:
                 self._finish(reason)
+
+    def _drain(self) -> None:
+        """Gives the partitions of a member to others, which serve them at once."""
+        if self._handovers is None or self._stopping.is_set():
+            return
+        try:
+            self._handovers.drain(self._clock.monotonic() + limits.DRAIN_SECONDS)
+        except Exception as error:
+            _log.warning("stopped without giving all partitions away", reason=str(error))
 
     def _join_threads(self) -> None:
         if self._groups is not None:

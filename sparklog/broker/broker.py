@@ -526,11 +526,19 @@ class Broker:
         """Returns the topic's number of partitions. Raises `UnknownTopic`."""
         return self._partition_table.topic(topic).count
 
-    def led_partitions(self, topic: str) -> Collection[int]:
-        """Returns the partitions of a topic that this broker serves; none of an unknown topic."""
+    def led_partitions(self, topic: str) -> Mapping[int, int]:
+        """Returns the partitions of a topic that this broker serves, with their leader epochs.
+
+        None of an unknown topic.
+        """
         if not self._partition_table.has_topic(topic):
-            return ()
-        return self._partition_table.topic(topic).partitions.keys()
+            return {}
+        found = self._partition_table.topic(topic)
+        return {
+            number: each.leader_epoch
+            for number, each in found.partitions.items()
+            if number not in found.resigning
+        }
 
     def partition_status(self, topic: str, partition: int) -> PartitionStatus:
         """Returns the state of a partition that this broker leads.

@@ -51,7 +51,11 @@ class PublishWaiter:
         self.wait(goals, request.timeout_seconds)
 
     def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
-        """Returns once every goal is reached. Raises `TimedOut` and `BrokerClosing`."""
+        """Returns once every goal is reached.
+
+        Raises `TimedOut`, `BrokerClosing`, and `MetadataChanged` if a partition has got another
+        leader.
+        """
         deadline = self._clock.monotonic() + timeout_seconds
         while behind := self.behind(goals):
             if self._clock.monotonic() > deadline:
@@ -74,7 +78,10 @@ class PublishWaiter:
     def _is_reached(self, topic: Topic, ends: Mapping[int, int]) -> bool:
         if self._partition_table.by_id(topic.topic_id) is not topic:
             return True  # it was deleted
-        return all(topic.partitions[number].published >= end for number, end in ends.items())
+        partitions = topic.partitions
+        if not ends.keys() <= partitions.keys():
+            raise errors.MetadataChanged  # the new leader publishes the rest
+        return all(partitions[number].published >= end for number, end in ends.items())
 
 
 def publish_timed_out(behind: Sequence[Topic], timeout_seconds: float) -> errors.TimedOut:

@@ -12,7 +12,7 @@ partition would otherwise end one successor after another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -156,7 +156,13 @@ class Reconciler:
                 continue
             topic = self._partition_table.by_id(known.topic_id)
             if topic is not None:
-                missing = _missing(topic, known, self._leadership.broker)
+                missing = [
+                    number
+                    for number, leader in enumerate(known.leaders)
+                    if leader == self._leadership.broker
+                    and number not in topic.partitions
+                    and not self._partition_table.is_giving(topic, number)
+                ]
                 if missing:
                     found[name] = missing
         return found
@@ -197,8 +203,3 @@ class Reconciler:
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
         self.on_gained()
-
-
-def _missing(topic: Topic, known: TopicMetadata, broker: int) -> list[int]:
-    led: Iterable[int] = (n for n, leader in enumerate(known.leaders) if leader == broker)
-    return [number for number in led if number not in topic.partitions]

@@ -12,9 +12,10 @@ from sparklog import errors
 from sparklog.formats import flight_messages
 from sparklog.storage import wal
 from sparklog.storage.leadership import is_open
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata import Epoch, Resignation
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.snapshot import NOT_LED
 from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import Place, ensure
 from tests.simulation.scheduler import Process
@@ -179,7 +180,11 @@ class ClusterWorld(World):
                 what = f"{name}-{number}: {was} becomes {known}"
                 if rise < 0 or (moved and not rise):
                     self._wrong.append(f"the leader epoch is wrong: {what}")
-                if rise:
+                resigned = known.resigned.get(number)
+                if resigned is not None and resigned != was.resigned.get(number):
+                    if not self._has_resigned(resigned, known.topic_id, number):
+                        self._wrong.append(f"{resigned} has no whole state: {what}")
+                elif rise:
                     # The id's new epoch, which takes over from the older ones.
                     heir = None if moved else after.brokers[leader].epoch
                     kept = {each.id for each in after.open_epochs}
@@ -188,6 +193,26 @@ class ClusterWorld(World):
                         may_write = is_old and not epoch.fenced and epoch.id in kept
                         if may_write and not self._is_sealed(epoch):
                             self._wrong.append(f"{epoch} can still write: {what}")
+
+    def _has_resigned(self, resigned: Resignation, topic_id: str, number: int) -> bool:
+        """Returns whether the log has a partition's last state, and no entry of it after that."""
+        id_ = resigned.broker, resigned.epoch
+        for epoch in self._judged.current.open_epochs:
+            if epoch.id == id_:
+                log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*id_)
+                flushes = log.poll(relist=True)
+                checkpoint = log.checkpoint
+                if checkpoint is None or checkpoint.sequence < resigned.sequence:
+                    return False
+                bounds = (checkpoint.bounds or {}).get(topic_id, ())[number]
+                return bounds != NOT_LED and not any(
+                    each.entry.topic_id == topic_id
+                    and each.entry.partition == number
+                    and each.entry.end > bounds.end
+                    for flush in flushes
+                    for each in flush.located
+                )
+        return True  # the epoch has ended since
 
     def _is_sealed(self, epoch: Epoch) -> bool:
         log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from sparklog.broker.controller import Controller
+from sparklog.broker.handover import Handovers
 from sparklog.broker.log import takeover
 from sparklog.storage import leadership
 from sparklog.storage.metadata import ClusterMetadata, Epoch
@@ -63,6 +64,16 @@ def _all_dead(
     return {each: metadata.brokers[each].epoch for each in brokers if each in metadata.brokers}
 
 
+def _save_nothing(handovers: Handovers) -> int:
+    return handovers._partition_table.applied_sequence
+
+
+def _release_all(handovers: Handovers) -> None:
+    """Lets go of partitions as soon as they are given."""
+    for key in handovers._partition_table.given():
+        handovers._partition_table.release(*key)
+
+
 _DEATHS: Final = Rates(crash=0.004, freeze=0.004)
 
 CLUSTER_MUTATIONS = (
@@ -82,6 +93,21 @@ CLUSTER_MUTATIONS = (
         patches=((takeover, "leave", _leave_uncovered),),
         rates=_DEATHS,
         profile=(("brokers", 3), ("steps", 3_000)),
+    ),
+    Mutation(
+        name="cluster: partitions are given while appends are under way",
+        patches=((Handovers, "_finish_appends", lambda _handovers: None),),
+        rates=Rates(),
+    ),
+    Mutation(
+        name="cluster: partitions are given before a checkpoint has their states",
+        patches=((Handovers, "_save_states", _save_nothing),),
+        rates=Rates(),
+    ),
+    Mutation(
+        name="cluster: the log of partitions that were given is not kept",
+        patches=((Handovers, "_release", _release_all),),
+        rates=Rates(),
     ),
     Mutation(
         name="cluster: everybody is dead",

@@ -79,6 +79,7 @@ _LIMITS = {
     "DIRECT_WRITE_BYTES": 3 * BLOCK_BYTES,
     "DIRECT_BUFFER_BYTES": BLOCK_BYTES,
     "FOLLOW_REMOTE_SECONDS": 0.2,
+    "BALANCE_SECONDS": 0.6,
 }
 """Bounds and graces so tight that a short run goes past them."""
 

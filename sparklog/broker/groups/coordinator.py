@@ -160,8 +160,9 @@ class Coordinator:
         self._groups: dict[str, _Entry] = {}
         self._refusal: GroupError | None = GroupError.COORDINATOR_LOAD_IN_PROGRESS
         """The reply to all requests before the groups are read, and after the end."""
-        self._loaded: frozenset[int] = frozenset()
-        """The partitions of `__consumer_offsets` whose groups are read."""
+        self._loaded: dict[int, int] = {}
+        """The partitions of `__consumer_offsets` whose groups are read, and in which leader epoch.
+        """
         self._due: list[tuple[int, str]] = []
         """A heap of (ms, group): when a group's deadlines have to be checked."""
         self._due_of: dict[str, int] = {}
@@ -182,10 +183,8 @@ class Coordinator:
         May wait for storage. Raises what `TopicAdmin.create` raises.
         """
         self._topic.ensure()
-        if self._topic.led() <= self._loaded:
-            return
         with self._lock:  # a client need not wait until partitions without records are read
-            if self._refusal is None:
+            if self._refusal is None and self._topic.led() != self._loaded:
                 self._loaded |= self._topic.empty()
 
     # -------------------------------------------------------------------------- members
@@ -272,10 +271,13 @@ class Coordinator:
         if self._refusal is not None:
             return self._refusal
         partition = self._topic.find_partition(group_id)
-        if partition is None or (partition in self._loaded and self._topic.leads(partition)):
+        if partition is None:
             return None
-        if not self._topic.leads(partition):
+        leader_epoch = self._topic.led().get(partition)
+        if leader_epoch is None:
             return GroupError.NOT_COORDINATOR
+        if self._loaded.get(partition) == leader_epoch:
+            return None
         self._storing.put(None)  # the next tick reads it
         return GroupError.COORDINATOR_LOAD_IN_PROGRESS
 
@@ -604,8 +606,9 @@ class Coordinator:
             refusal = self._refusal
             next_ms = min(self._due[0][0], self._sweep_ms) if self._due else self._sweep_ms
         is_new = refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS
-        is_closed = refusal is not None and not is_new
-        to_read = frozenset() if is_closed else self._topic.led() - self._loaded
+        led = self._topic.led() if refusal is None or is_new else self._loaded
+        self._unload([n for n, epoch in self._loaded.items() if led.get(n) != epoch])
+        to_read = {n: epoch for n, epoch in led.items() if n not in self._loaded}
         if (is_new or to_read) and not self._load(to_read):
             self._clock.sleep(timeout_seconds)
             return
@@ -726,10 +729,23 @@ class Coordinator:
 
     # -------------------------------------------------------------------------- loading
 
-    def _load(self, partitions: Collection[int]) -> bool:
+    def _unload(self, partitions: Collection[int]) -> None:
+        """Forgets the groups of partitions that another broker has got, perhaps only for a time."""
+        if not partitions:
+            return
+        with self._locked():
+            for number in partitions:
+                del self._loaded[number]
+            for group_id, entry in list(self._groups.items()):
+                if self._topic.find_partition(group_id) not in self._loaded:
+                    self._apply(entry, entry.group.unload())
+                    del self._groups[group_id]
+
+    def _load(self, partitions: Mapping[int, int]) -> bool:
         """Reads the groups that other brokers recorded; returns false if that failed.
 
-        `partitions`: those of `__consumer_offsets` that this broker has got.
+        `partitions`: those of `__consumer_offsets` that this broker has got, with their leader
+        epochs.
         """
         held_bytes = self._memory.held_bytes
         try:
@@ -744,7 +760,7 @@ class Coordinator:
                     self._groups[group_id] = entry
                     self._schedule(entry)
             self._refusal = None
-            self._loaded |= frozenset(partitions)
+            self._loaded |= partitions
         return True
 
     def _restore(self, records: Mapping[Key, bytes]) -> dict[str, _Entry]:

@@ -51,18 +51,14 @@ class OffsetsTopic:
             return self._broker.broker_id
         return self._broker.partition_statuses(TOPIC)[partition].leader
 
-    def leads(self, partition: int) -> bool:
-        """Returns whether this broker serves that partition."""
-        return partition in self._broker.led_partitions(TOPIC)
+    def led(self) -> Mapping[int, int]:
+        """Returns the partitions that this broker serves, with their leader epochs."""
+        return self._broker.led_partitions(TOPIC)
 
-    def led(self) -> frozenset[int]:
-        """Returns the partitions that this broker serves."""
-        return frozenset(self._broker.led_partitions(TOPIC))
-
-    def empty(self) -> frozenset[int]:
+    def empty(self) -> Mapping[int, int]:
         """Returns those of them that have never had a record."""
-        led = self.led()
-        return frozenset(n for n in led if self._broker.partition_status(TOPIC, n).end == 0)
+        statuses = self._broker.partition_statuses(TOPIC)
+        return {n: epoch for n, epoch in self.led().items() if statuses[n].end == 0}
 
     def prepare(self, group: str, records: Mapping[Key, Value | None]) -> Append:
         """Encodes records, which become durable together; a value of None deletes its key.

@@ -158,7 +158,9 @@ class Confirmer:
         Raises `MissingObject` if neither is possible.
         """
         facts = {"topic": topic.name, "file": data_path(topic.name, file)}
-        partition = topic.partitions[file.partition]
+        partition = topic.partitions.get(file.partition)
+        if partition is None:
+            return  # another broker leads it now
         entries = self._entries_of(partition, file)
         if entries is None:
             if restoring.restore(table, {unquote(file.path)}):

@@ -161,6 +161,7 @@ class Topic:
         "leaders",
         "name",
         "partitions",
+        "resigning",
         "spark_batches",
         "staged_bytes",
         "table",
@@ -193,6 +194,8 @@ class Topic:
 
         It is replaced, and never changed, because threads iterate over it without a lock.
         """
+        self.resigning: frozenset[int] = frozenset()
+        """Those of them that accept no request any more, because another broker gets them."""
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()
         self.unpublished_bytes = 0
@@ -280,7 +283,7 @@ class Topic:
     def partition(self, number: int) -> Partition:
         """Returns a partition that this broker leads. Raises `UnknownPartition`, `NotLeader`."""
         found = self.partitions.get(number)
-        if found is not None:
+        if found is not None and number not in self.resigning:
             return found
         if not 0 <= number < self.count:
             raise errors.UnknownPartition(topic=self.name, partition=number, last=self.count - 1)
@@ -351,6 +354,8 @@ class StateSnapshot:
     """Ids of all topics."""
     changed: Mapping[tuple[str, int], _Changed]
     """By topic id and partition."""
+    dropped: frozenset[tuple[str, int]] = frozenset()
+    """Partitions whose earlier states no successor needs any more."""
 
 
 class _Encoded:
@@ -394,6 +399,8 @@ class StateEncoder:
 
     def encode(self, snapshot: StateSnapshot) -> bytes:
         """Returns the state for a WAL checkpoint."""
+        for key in snapshot.dropped:
+            self._partitions.pop(key, None)
         # If this call fails later, the next one continues with the changes recorded here.
         for key, changed in snapshot.changed.items():
             known = self._partitions.setdefault(key, _Encoded())
@@ -464,6 +471,10 @@ class PartitionTable:
         """Bounds of each partition, by topic id, as `bounds` last returned them."""
         self._bounds_changed: dict[Partition, Topic] = {}
         """Partitions whose bounds may differ from those."""
+        self._given: dict[tuple[str, int], Partition] = {}
+        """Partitions that were given to other brokers, which may still need our log for them."""
+        self._state_dropped: set[tuple[str, int]] = set()
+        """Partitions whose states are to leave the checkpoints."""
         self.unpublished_bytes = 0
         """Memory of the unpublished records and entries, without staged records.
 
@@ -538,6 +549,10 @@ class PartitionTable:
         leaders of a version in which the topic had fewer partitions.
         """
         with self.lock:
+            for partition in (added or {}).values():
+                # Our checkpoints may have a state of an earlier time: it is not continued.
+                if (topic.topic_id, partition.number) in self._given:
+                    self._release((topic.topic_id, partition.number))
             if added:
                 assert not added.keys() & topic.partitions.keys(), "their records would be lost"
                 topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
@@ -575,10 +590,90 @@ class PartitionTable:
                 self._bounds_changed.pop(partition, None)
                 self._with_batches.pop(partition, None)
                 partition.growth.close()
+            for key in [key for key in self._given if key[0] == topic.topic_id]:
+                self._release(key)
         for partition in topic.partitions.values():
             with self.lock:  # for one at a time, because others wait for it
                 for producer_id in partition.producers:
                     self._producers.pop((partition, producer_id), None)
+
+    # -------------------------------------------------------------------------- other leaders
+
+    def give(self, topic: Topic, number: int) -> None:
+        """Serves a partition no more. Its state stays in our checkpoints, and its entries needed.
+
+        No append of it may be under way. Its next leader continues from both.
+        """
+        with self.lock:
+            partition = topic.partitions[number]
+            assert partition.blocked is None, "nobody knows its end"
+            topic.partitions = {n: each for n, each in topic.partitions.items() if n != number}
+            topic.resigning -= {number}
+            self._end_wait(topic, partition)
+            self._release_unpublished(topic, partition.unpublished)
+            for each in partition.unpublished:
+                self._unconfirmed_references.add(each)
+            self._count_unconfirmed(topic, -len(partition.unconfirmed))
+            self._update_waiting(topic)
+            for producer_id in partition.producers:
+                del self._producers[partition, producer_id]
+            self._with_batches.pop(partition, None)
+            # The next checkpoint has its last state and bounds.
+            self._state_changed[partition] = topic.topic_id
+            self._bounds_changed[partition] = topic
+            self._given[topic.topic_id, number] = partition
+            partition.growth.close()
+
+    def take_back(self, topic: Topic, number: int) -> None:
+        """Serves a partition again that was given in vain: no other broker has led it since."""
+        with self.lock:
+            partition = self._given.pop((topic.topic_id, number))
+            unpublished, partition.unpublished = partition.unpublished, []
+            for each in unpublished:
+                self._unconfirmed_references.remove(each)
+                self._add_unpublished(topic, partition, each)
+            self._count_unconfirmed(topic, len(partition.unconfirmed))
+            for producer_id in partition.producers:
+                self._producers[partition, producer_id] = topic.topic_id
+            if partition.batches:
+                self._with_batches[partition] = topic
+            partition.growth = Growth()
+            topic.partitions = dict(sorted({**topic.partitions, number: partition}.items()))
+
+    def given(self) -> list[tuple[str, int]]:
+        """Returns (topic id, number) of the partitions that were given to other brokers."""
+        with self.lock:
+            return list(self._given)
+
+    def is_giving(self, topic: Topic, number: int) -> bool:
+        """Returns whether a partition is given, and no other broker leads it yet."""
+        with self.lock:
+            partition = self._given.get((topic.topic_id, number))
+            return partition is not None and partition.leader_epoch == topic.leader_epochs[number]
+
+    def release(self, topic_id: str, number: int) -> None:
+        """Forgets a partition that was given: no other broker needs our log for it any more."""
+        with self.lock:
+            if (topic_id, number) in self._given:
+                self._release((topic_id, number))
+
+    def _release(self, key: tuple[str, int]) -> None:
+        partition = self._given.pop(key)
+        self._release_unconfirmed([*partition.unconfirmed, *partition.unpublished])
+        self._state_changed.pop(partition, None)
+        self._bounds_changed.pop(partition, None)
+        self._state_dropped.add(key)
+        known = self._bounds.get(key[0], ())
+        if key[1] < len(known):
+            self._bounds[key[0]] = (*known[: key[1]], NOT_LED, *known[key[1] + 1 :])
+
+    def _count_unconfirmed(self, topic: Topic, more: int) -> None:
+        self.unconfirmed_count += more
+        topic.unconfirmed += more
+        if topic.unconfirmed:
+            self._unconfirmed[topic.topic_id] = topic
+        else:
+            self._unconfirmed.pop(topic.topic_id, None)
 
     # -------------------------------------------------------------------------- durable facts
 
@@ -593,6 +688,8 @@ class PartitionTable:
                 topic = self._by_id.get(entry.topic_id)
                 if topic is None:
                     continue  # deleted while the flush was under way
+                if entry.carried and entry.partition not in topic.partitions:
+                    continue  # given to another broker while the flush was under way
                 partition = topic.partitions[entry.partition]
                 self._record_batch(topic, partition, entry)
                 if entry.carried:
@@ -625,7 +722,8 @@ class PartitionTable:
         with self.lock:
             self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
             for partition, end in moved:
-                if partition.blocked is not None:
+                is_led = topic.partitions.get(partition.number) is partition
+                if partition.blocked is not None or not is_led:
                     continue
                 partition.published = max(partition.published, end)
                 count = bisect_right(partition.unpublished, end, key=_end)
@@ -660,7 +758,9 @@ class PartitionTable:
         """
         with self.lock:
             for number, end in ends.items():
-                partition = topic.partitions[number]
+                partition = topic.partitions.get(number)
+                if partition is None:
+                    continue  # given to another broker meanwhile
                 count = bisect_right(partition.unconfirmed, end, key=_end)
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
@@ -900,7 +1000,8 @@ class PartitionTable:
             topic = self._by_id.get(entry.topic_id)
             if topic is None:
                 return False
-            waiting = topic.partitions[entry.partition].unpublished
+            partition = topic.partitions.get(entry.partition)
+            waiting = partition.unpublished if partition is not None else []
             index = bisect_left(waiting, entry.base_offset, key=_base)
             return index < len(waiting) and waiting[index].at == located.at
 
@@ -1014,7 +1115,9 @@ class PartitionTable:
             for topic in self._topics.values():
                 topic.spark_batches.expire(now_us)
             changed, self._state_changed = self._state_changed, {}
+            dropped, self._state_dropped = frozenset(self._state_dropped), set()
             return StateSnapshot(
+                dropped=dropped,
                 now_ms=now_ms,
                 alive=frozenset(self._by_id),
                 changed={

@@ -224,7 +224,10 @@ class PublishLoop:
             f" {error.end} in the log: another engine has moved its txn"
         )
         moved = errors.ForeignTable(topic=topic.name, reason=reason)
-        self._partition_table.block(topic, topic.partition(error.partition), moved, end=error.end)
+        partition = topic.partitions.get(error.partition)
+        if partition is None:
+            return  # another broker leads it now, and writes the table
+        self._partition_table.block(topic, partition, moved, end=error.end)
         raise moved from error
 
 

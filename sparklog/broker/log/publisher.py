@@ -274,7 +274,9 @@ class Publisher:
         """Forgets unreadable entries of a topic that can be read by now, or are published."""
         found: dict[int, WrittenRun] = {}
         for number, each in self._unreadable.get(topic.topic_id, {}).items():
-            partition, first = topic.partitions[number], each.first_unreadable
+            partition, first = topic.partitions.get(number), each.first_unreadable
+            if partition is None:
+                continue  # another broker leads it now
             with self._partition_table.lock:
                 entries = partition.unpublished_in(first, first + 1)
             if entries:
@@ -503,7 +505,9 @@ class Publisher:
         """Updates the runs to carried copies. Returns whether they still continue the table."""
         with self._partition_table.lock:
             for each in pending.written:
-                run, partition = each.run, topic.partitions[each.run.partition]
+                run, partition = each.run, topic.partitions.get(each.run.partition)
+                if partition is None:
+                    return False
                 entries = tuple(partition.unpublished[: len(run.entries)])
                 if partition.published != run.first or not entries:
                     return False
@@ -648,8 +652,8 @@ class Publisher:
         entries = [located.entry for each in written for located in each.run.entries]
         if sum(entry.memory_bytes for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
             return False
-        partitions = [topic.partitions[each.run.partition] for each in written]
-        newest = [found for each in partitions for found in each.unpublished[-1:]]
+        partitions = [topic.partitions.get(each.run.partition) for each in written]
+        newest = [found for each in partitions if each for found in each.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
         is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
         return is_quiet or self._partition_table.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
@@ -728,7 +732,8 @@ def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located,
 
 def _check_readable(topic: Topic, written: WrittenRun) -> None:
     """Raises the error of the first unreadable entry, unless it is published by now."""
-    published = topic.partitions[written.run.partition].published
+    partition = topic.partitions.get(written.run.partition)
+    published = partition.published if partition is not None else written.run.end
     if written.error is not None and published < written.run.entries[written.count].entry.end:
         raise written.error.with_traceback(None)
 

@@ -78,7 +78,8 @@ class Tail:
     def place(self) -> Place | None:
         """Returns the offsets that are read next; None: all partitions are read to their ends.
 
-        Raises `UnknownTopic` if a topic was deleted.
+        Raises `UnknownTopic` if a topic was deleted, and `NotLeader` if another broker leads a
+        partition now.
         """
         if self._index is not None and self._offsets[self._index] >= self._end:
             self._leave()
@@ -90,6 +91,9 @@ class Tail:
             topic, partition = self._partitions[index]
             if self._partition_table.by_id(topic.topic_id) is not topic:
                 raise errors.UnknownTopic(topic=topic.name)
+            if topic.partitions.get(partition.number) is not partition:
+                topic.partition(partition.number)  # raises `NotLeader`, unless it is back
+                raise errors.MetadataChanged
             self._end = partition.end
             if self._offsets[index] < self._end:
                 self._index = index

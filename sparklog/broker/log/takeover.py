@@ -285,6 +285,8 @@ def read_inherited(
     A member reads an epoch only after the change that has made it an heir: until then the broker of
     that epoch, or another heir, may put a checkpoint and leave. Raises as `take`.
 
+    A leader that lives writes its log on; none of it is of the partitions that it has given.
+
     `read`: logs that nobody else could leave since they were read.
     """
     inherited = inherited_by(metadata, leadership.broker)
@@ -292,7 +294,7 @@ def read_inherited(
     return Taken(
         leadership=replace(leadership, inherited=inherited),
         metadata=metadata,
-        histories=[known.get(each.id) or _fence(store, each, clock) for each in inherited],
+        histories=[known.get(each.id) or _read(store, each, clock) for each in inherited],
     )
 
 
@@ -322,6 +324,16 @@ def _led(metadata: ClusterMetadata) -> dict[int, list[tuple[str, int]]]:
 def _fence(store: Store, epoch: Epoch, clock: Clock) -> History:
     follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
     objects = follower.fence()
+    return follower.checkpoint, objects
+
+
+def _read(store: Store, epoch: Epoch, clock: Clock) -> History:
+    if epoch.fenced:
+        return _fence(store, epoch, clock)
+    follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
+    objects: list[wal.WalObject] = []
+    while found := follower.poll(relist=not objects):
+        objects += found
     return follower.checkpoint, objects
 
 

@@ -14,6 +14,7 @@ the writer appends an object without records; the checkpoint after it frees the 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def _carried_bytes(located: Located) -> int:
 
 
 class WalCleaner:
-    """Keeps one epoch's WAL short. One caller at a time."""
+    """Keeps one epoch's WAL short. One caller at a time, except of `checkpoint` and `inherit`."""
 
     def __init__(
         self,
@@ -124,6 +125,7 @@ class WalCleaner:
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
         self._encoder = StateEncoder()
+        self._checkpointing = threading.Lock()
         self._checkpoint_at = self._confirmed_at = self._idle_checked_at = clock.monotonic()
 
     def inherit(self, epochs: Sequence[Epoch], located: Sequence[Located]) -> None:
@@ -169,8 +171,16 @@ class WalCleaner:
         self._confirmed_at = self._clock.monotonic()
         self._confirm()
 
-    def checkpoint(self) -> None:
-        """Puts a checkpoint of our WAL; objects whose entries are all confirmed are not needed."""
+    def checkpoint(self) -> int:
+        """Puts a checkpoint of our WAL; objects whose entries are all confirmed are not needed.
+
+        Does nothing if no object follows the newest one. Returns the newest one's sequence.
+        """
+        with self._checkpointing:
+            self._put_checkpoint()
+            return self._newest.sequence if self._newest is not None else -1
+
+    def _put_checkpoint(self) -> None:
         self._confirm_published()
         with self._partition_table.lock:
             sequence = self._partition_table.applied_sequence

@@ -1047,11 +1047,10 @@ class Writer:
             for each in appends:
                 if isinstance(each, Append) and each.producer_sequence is not None:
                     topic = self._partition_table.by_id(each.topic_id)
-                    if topic is None:
+                    partition = topic.partitions.get(each.partition) if topic is not None else None
+                    if partition is None:
                         continue
-                    known = topic.partition(each.partition).producers.get(
-                        each.producer_sequence.producer_id
-                    )
+                    known = partition.producers.get(each.producer_sequence.producer_id)
                     if known is None:
                         self._refusals.record(
                             each.topic_id,

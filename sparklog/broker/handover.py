@@ -1,0 +1,223 @@
+"""Gives partitions to other members while this broker lives: to level them, and before it stops.
+
+A partition that moves is served by nobody for a moment, so that its new leader misses nothing:
+
+1. It accepts no request any more, and the appends that were accepted become durable.
+2. A checkpoint of our log has its whole state. This is the *resignation*: no later entry of the log
+   is of the partition.
+3. The metadata name the new leader, in the next leader epoch, and as heir of our log.
+4. The new leader restores the partition from our checkpoint and log, as it would after our death.
+
+Our checkpoints keep the state, and our log the entries, until the new leader is no heir of ours any
+more. If the third step fails, or nobody knows if it did, the partition waits until that is known.
+
+Each member decides by itself which of its partitions to give: all of them come to the same decision
+on the same metadata (`storage/assign.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.wal_cleaner import WalCleaner
+from sparklog.broker.log.writer import EmptyObject, Writer
+from sparklog.clock import Clock
+from sparklog.storage import assign, leadership
+from sparklog.storage.assign import Loads
+from sparklog.storage.leadership import Handover
+from sparklog.storage.metadata import ClusterMetadata
+
+_log = structlog.get_logger("sparklog.cluster")
+_DRAIN_PAUSE_SECONDS: Final = 0.05
+
+Moves = Mapping[tuple[str, int], int]
+"""The broker that gets each (topic, partition)."""
+
+
+class Handovers:
+    """Gives partitions of one member to others. May be called from several threads."""
+
+    def __init__(
+        self,
+        metadata: LeaderMetadata,
+        own: Leadership,
+        partition_table: PartitionTable,
+        writer: Writer,
+        wal_cleaner: WalCleaner,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._metadata = metadata
+        self._own = own
+        self._partition_table = partition_table
+        self._writer = writer
+        self._wal_cleaner = wal_cleaner
+        self._clock = clock
+        self._moving = threading.Lock()
+        """Held while partitions move."""
+        self._doubtful: list[tuple[Topic, Handover]] = []
+        """Moves of which it is unknown if the metadata have them."""
+        self._leaders: dict[str, tuple[int, ...]] = {}
+        """The leaders of each topic, as of the last tick."""
+        self._level_since = clock.monotonic()
+        """Since when no partition has moved, in monotonic seconds."""
+
+    def tick(self) -> None:
+        """Does what is due. Raises `BrokerFenced` and the errors of the store."""
+        self._settle()
+        self._release()
+        metadata = self._metadata.known
+        leaders = {name: topic.leaders for name, topic in metadata.topics.items()}
+        now = self._clock.monotonic()
+        if leaders != self._leaders:
+            self._leaders, self._level_since = leaders, now
+        if now - self._level_since < limits.BALANCE_SECONDS:
+            return
+        self._level_since = now
+        loads = Loads.of(metadata.topics.values())
+        found = assign.balance(metadata.topics, assign.candidates(metadata), loads)
+        moves = {(each.topic, each.partition): each.target for each in found}
+        self.move(moves)
+
+    def drain(self, deadline: float) -> None:
+        """Gives all partitions to other members, until `deadline` in monotonic seconds.
+
+        Those that are left have to wait until this broker has stopped.
+        """
+        while self._clock.monotonic() < deadline:
+            try:
+                self._settle()
+                moves = self._all_to_others(self._metadata.reload())
+                if not moves:
+                    return
+                if self.move(moves):
+                    continue
+            except (errors.Retriable, errors.OutcomeUnknown) as error:
+                _log.warning("not all partitions are given yet", reason=str(error))
+            self._clock.sleep(_DRAIN_PAUSE_SECONDS)
+
+    def _all_to_others(self, metadata: ClusterMetadata) -> Moves:
+        brokers = [each for each in assign.candidates(metadata) if each.broker != self._own.broker]
+        loads = Loads.of(metadata.topics.values())
+        return assign.successors(metadata.topics, self._own.broker, brokers, loads)
+
+    # -------------------------------------------------------------------------- moving
+
+    def move(self, moves: Moves) -> int:
+        """Gives those of the partitions that this broker serves. Returns how many have moved.
+
+        Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
+        """
+        with self._moving:
+            wanted = list(self._ours(moves))
+            if not wanted:
+                return 0
+            began = self._clock.monotonic()
+            try:
+                for topic, each in wanted:
+                    topic.resigning |= {each.partition}
+                self._finish_appends()
+            except BaseException:
+                for topic, each in wanted:
+                    topic.resigning -= {each.partition}
+                raise
+            for topic, each in wanted:
+                if self._partition_table.by_id(topic.topic_id) is topic:
+                    self._partition_table.give(topic, each.partition)
+                    self._doubtful.append((topic, each))
+            sequence = self._save_states()
+            resigned = {each: sequence for _, each in self._doubtful}
+            self._metadata.try_change(
+                lambda newest: leadership.resign(
+                    newest, self._own.broker, self._own.epoch, resigned
+                )
+            )
+            count, self._doubtful = len(self._doubtful), []
+        _log.info(
+            "gave partitions to other brokers",
+            partitions=count,
+            to=sorted({each.target for each in resigned}),
+            took_seconds=round(self._clock.monotonic() - began, 3),
+        )
+        return count
+
+    def _finish_appends(self) -> None:
+        """Waits until all appends are durable, or refused. Raises if our epoch is over."""
+        self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
+
+    def _save_states(self) -> int:
+        """Puts the states of the partitions that were given, and returns the flush they are of."""
+        return self._wal_cleaner.checkpoint()
+
+    def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
+        """Yields what this broker serves of `moves`, unless nobody knows where it ends."""
+        self._check_settled()
+        for (name, number), target in moves.items():
+            if not self._partition_table.has_topic(name):
+                continue
+            topic = self._partition_table.topic(name)
+            partition = topic.partitions.get(number)
+            if partition is None or partition.blocked is not None or topic.in_doubt is not None:
+                continue
+            yield (
+                topic,
+                Handover(
+                    topic=name,
+                    topic_id=topic.topic_id,
+                    partition=number,
+                    leader_epoch=partition.leader_epoch,
+                    target=target,
+                ),
+            )
+
+    def _check_settled(self) -> None:
+        """Raises `MetadataChanged` while the outcome of the last moves is unknown."""
+        if self._doubtful:
+            raise errors.MetadataChanged
+
+    def _settle(self) -> None:
+        """Finds out which of the last moves the metadata have, and takes the others back.
+
+        The change may still be under way, so a further version is put, which excludes it.
+        """
+        with self._moving:
+            if not self._doubtful:
+                return
+            metadata = self._metadata.change(lambda metadata: metadata)
+            for topic, each in self._doubtful:
+                known = metadata.topics.get(each.topic)
+                if known is None or known.topic_id != each.topic_id:
+                    continue  # deleted
+                at = known.leaders[each.partition], known.leader_epochs[each.partition]
+                if at == (self._own.broker, each.leader_epoch):
+                    self._partition_table.take_back(topic, each.partition)
+            self._doubtful = []
+
+    # -------------------------------------------------------------------------- afterwards
+
+    def _release(self) -> None:
+        """Forgets the partitions whose leaders need nothing of our log any more."""
+        given = self._partition_table.given()
+        if not given or self._doubtful:
+            return
+        metadata = self._metadata.known
+        heirs = self._heirs(metadata)
+        leaders = {topic.topic_id: topic.leaders for topic in metadata.topics.values()}
+        for topic_id, number in given:
+            of_topic = leaders.get(topic_id, ())
+            if number >= len(of_topic) or of_topic[number] not in heirs:
+                self._partition_table.release(topic_id, number)
+
+    def _heirs(self, metadata: ClusterMetadata) -> frozenset[int]:
+        own = self._own.broker, self._own.epoch
+        return frozenset(
+            heir for each in metadata.open_epochs if each.id == own for heir in each.heirs
+        )
