@@ -153,7 +153,7 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether the broker shares its root with others, and its failure domain (`rack`)."""
+    """Sharing the root with other brokers (`join`), and the failure domain (`rack`)."""
 
     join: bool = False
     rack: str = ""

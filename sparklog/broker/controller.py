@@ -44,7 +44,7 @@ class Controller:
         dead_after_seconds: float,
         is_sound: Callable[[], bool],
     ) -> None:
-        """`is_sound`: whether our own heartbeats reach the store; else we judge nobody."""
+        """`is_sound`: whether our own heartbeats reach the store; else we judge no broker."""
         self._store = store
         self._metadata = metadata
         self._own = own

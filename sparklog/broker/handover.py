@@ -1,6 +1,6 @@
 """Gives partitions to other members while this broker lives: to level them, and before it stops.
 
-A partition that moves is served by nobody for a moment, so that its new leader misses nothing:
+A partition that moves is not served for a moment, so that its new leader misses nothing:
 
 1. It accepts no request any more, and the appends that were accepted become durable.
 2. A checkpoint of our log has its whole state. This is the *resignation*: no later entry of the log
@@ -9,7 +9,7 @@ A partition that moves is served by nobody for a moment, so that its new leader 
 4. The new leader restores the partition from our checkpoint and log, as it would after our death.
 
 Our checkpoints keep the state, and our log the entries, until the new leader is no heir of ours any
-more. If the third step fails, or nobody knows if it did, the partition waits until that is known.
+more. If the third step fails, or may have failed, the partition waits until that is known.
 
 Each member decides by itself which of its partitions to give: all of them come to the same decision
 on the same metadata (`storage/assign.py`).
@@ -71,7 +71,7 @@ class Handovers:
         """Since when no partition has moved, in monotonic seconds."""
 
     def tick(self) -> None:
-        """Does what is due. Raises `BrokerFenced` and the errors of the store."""
+        """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
         self._settle()
         self._release()
         metadata = self._metadata.known
@@ -158,7 +158,7 @@ class Handovers:
         return self._wal_cleaner.checkpoint()
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
-        """Yields what this broker serves of `moves`, unless nobody knows where it ends."""
+        """Yields what this broker serves of `moves`, except partitions whose end is unknown."""
         self._check_settled()
         for (name, number), target in moves.items():
             if not self._partition_table.has_topic(name):

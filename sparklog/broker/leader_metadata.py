@@ -56,7 +56,7 @@ class LeaderMetadata:
         self._failed: tuple[int, errors.SparklogError] | None = None
         """The newest look that has failed, and why."""
         self._changed = 0
-        """The newest look that has changed what clients are told."""
+        """The newest look that has found other topics or leaders."""
         self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
         """Serves what a version says, and returns whether it has changed anything; of a member."""
         self._changing = threading.Lock()

@@ -87,8 +87,8 @@ class Reconciler:
     def apply(self, metadata: ClusterMetadata) -> bool:
         """Adds, changes and removes topics as `metadata` have them; ignores an older version.
 
-        Returns whether anything has changed for clients. Raises the errors of the store; what has
-        not been applied then is applied by the next call.
+        Returns whether anything has changed for clients. Raises the errors of the store; then the
+        next call applies the rest.
         """
         if metadata.version <= self._seen.version:
             return False

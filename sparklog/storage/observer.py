@@ -5,8 +5,8 @@ this machine. Otherwise it is dead when its heartbeat has not changed for too lo
 looks of ours. Only our own monotonic clock counts.
 
 A store that answers late, or a pause of our own process, is no silence of others. So a look that
-comes long after the one before it begins all observations anew: an outage of the store kills
-nobody.
+comes long after the one before it begins all observations again: an outage of the store ends no
+broker.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Observer:
         self._looked_at = -float("inf")
 
     def forget(self) -> None:
-        """Begins all observations anew, because our own view of the store may be at fault."""
+        """Begins all observations again, because our own view of the store may be at fault."""
         self._seen.clear()
 
     def dead(self, metadata: ClusterMetadata, brokers: Collection[int]) -> dict[int, int]:
         """Looks at these brokers once, and returns the dead ones, with the epoch that was judged.
 
-        Raises the errors of the store; then nobody is judged.
+        Raises the errors of the store; then no broker is judged.
         """
         began = self._clock.monotonic()
         peers = [

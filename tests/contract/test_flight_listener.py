@@ -460,6 +460,8 @@ def test_every_action_of_groups_is_answered(client: BrokerClient, topic: str) ->
     )
     assert not beat.rebalancing
     assert name in {each.group for each in ask("groups.list", flight_messages.Empty()).groups}
+    found = ask("groups.find", flight_messages.GroupName(group=name))
+    assert found.broker == client.action("cluster").brokers[0].broker
     (member,) = ask("groups.describe", flight_messages.GroupName(group=name)).members
     assert (member.client_id, member.client_host, member.metadata) == ("c", "h", b"m")
     ask("groups.leave", flight_messages.LeaveGroup(**who))

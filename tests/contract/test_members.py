@@ -188,7 +188,7 @@ def test_a_dead_controller_is_replaced(cluster: Members) -> None:
 
 
 def test_the_last_member_leads_all() -> None:
-    """What three have led is led by one in the end, and the logs of the others are closed."""
+    """One leads in the end all that three have led, and the logs of the others are closed."""
     with members(1, 2, 3) as cluster:
         with sparklog.connect(cluster.agents[3].address) as log:
             log.create_topic("t", 6)
@@ -207,7 +207,7 @@ def test_the_last_member_leads_all() -> None:
 
 
 def test_a_member_that_stops_is_replaced_at_once(cluster: Members) -> None:
-    """Nobody waits for its silence; when it returns, it gets partitions of new topics."""
+    """Its partitions move before it ends; when it returns, it gets partitions of new topics."""
     with sparklog.connect(cluster.agents[1].address) as log:
         log.create_topic("t", 6)
         write(log, "t", range(60), 6)

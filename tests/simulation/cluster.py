@@ -306,7 +306,7 @@ class ClusterWorld(World):
         return self._is_level() and writing == {self.last.settings.id}
 
     def _is_level(self) -> bool:
-        """Returns whether each partition has a live leader that serves it, and nobody is fenced."""
+        """Returns whether each partition has a live leader that serves it, and none is fenced."""
         metadata = self._metadata()
         serving = {
             each.leadership.broker: each

@@ -68,12 +68,6 @@ def _save_nothing(handovers: Handovers) -> int:
     return handovers._partition_table.applied_sequence
 
 
-def _release_all(handovers: Handovers) -> None:
-    """Lets go of partitions as soon as they are given."""
-    for key in handovers._partition_table.given():
-        handovers._partition_table.release(*key)
-
-
 _DEATHS: Final = Rates(crash=0.004, freeze=0.004)
 
 CLUSTER_MUTATIONS = (
@@ -97,16 +91,12 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: partitions are given while appends are under way",
         patches=((Handovers, "_finish_appends", lambda _handovers: None),),
-        rates=Rates(),
+        rates=_DEATHS,
+        profile=(("brokers", 3), ("steps", 3_000)),
     ),
     Mutation(
         name="cluster: partitions are given before a checkpoint has their states",
         patches=((Handovers, "_save_states", _save_nothing),),
-        rates=Rates(),
-    ),
-    Mutation(
-        name="cluster: the log of partitions that were given is not kept",
-        patches=((Handovers, "_release", _release_all),),
         rates=Rates(),
     ),
     Mutation(

@@ -240,7 +240,7 @@ class KafkaListener:
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
     ) -> bool:
-        """See `HandlerContext`. Returns too when one of the topics is deleted."""
+        """See `HandlerContext`. Returns too when a topic is deleted or a partition has moved."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         is_small = len(seen) <= KAFKA_LITTLE_ITEMS
         if not is_small:
@@ -249,7 +249,7 @@ class KafkaListener:
                 return False
         try:
             watch = self.broker.watch_growth(seen, lacking_bytes, lambda: self._wake_later(waiter))
-        except errors.Invalid:
+        except (errors.Invalid, errors.NotLeader):
             return True
         self._watched += 0 if is_small else len(seen)
         timer = self._loop.call_later(timeout_seconds, _set_done, waiter)

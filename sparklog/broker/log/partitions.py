@@ -606,7 +606,7 @@ class PartitionTable:
         """
         with self.lock:
             partition = topic.partitions[number]
-            assert partition.blocked is None, "nobody knows its end"
+            assert partition.blocked is None, "its end is unknown"
             topic.partitions = {n: each for n, each in topic.partitions.items() if n != number}
             topic.resigning -= {number}
             self._end_wait(topic, partition)

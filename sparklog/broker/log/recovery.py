@@ -235,13 +235,13 @@ def _age(bounds: Bounds) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What a topic's table says."""
+    """A topic's table, as it was read."""
 
     snapshot: TableSnapshot
     refusal: Exception | None
     """Why the table cannot be written, if so."""
     is_known: bool
-    """Whether `snapshot` has the ends of its partitions."""
+    """True if `snapshot` has the ends of its partitions."""
 
 
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:

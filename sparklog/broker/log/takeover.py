@@ -287,7 +287,7 @@ def read_inherited(
 
     A leader that lives writes its log on; none of it is of the partitions that it has given.
 
-    `read`: logs that nobody else could leave since they were read.
+    `read`: logs that no other broker could leave since they were read.
     """
     inherited = inherited_by(metadata, leadership.broker)
     known = read or {}

@@ -227,7 +227,10 @@ def _has_too_few(
         return False
     for partition in partitions:
         if partition.offset < partition.end:
-            size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+            try:
+                size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+            except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
+                return False
             if size is None or size >= partition.limit_bytes:
                 return False
             partition.size = size
@@ -271,7 +274,7 @@ def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
         return 0
     try:
         size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
-    except errors.Invalid:  # it has just been deleted
+    except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
         return 0
     return partition.limit_bytes if size is None else min(partition.limit_bytes, size)
 

@@ -29,7 +29,9 @@ _GROUP_ERRORS = {
 def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> ErrorCode:
     """Returns the error of a partition that does not exist, or else the group's result."""
     try:
-        context.broker.partition_status(topic, number)
+        count = context.broker.partition_count(topic)
+        if not 0 <= number < count:
+            raise errors.UnknownPartition(topic=topic, partition=number, last=count - 1)
     except errors.Invalid as error:
         return code_of(error)
     return group_code(results[topic, number])

@@ -211,5 +211,5 @@ def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Out
 def _log_start(context: HandlerContext, topic: Any, index: int) -> int:
     try:
         return context.broker.partition_status(topic_name(context.broker, topic), index).start
-    except errors.Invalid:  # the topic has just been deleted
+    except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
         return -1
