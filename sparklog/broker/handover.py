@@ -2,7 +2,8 @@
 
 A partition that moves is not served for a moment, so that its new leader misses nothing:
 
-1. It accepts no request any more, and the appends that were accepted become durable.
+1. It accepts no request any more. Appends that are being written become durable; those that are
+   queued are refused, and clients send them to the new leader.
 2. A checkpoint of our log has its whole state. This is the *resignation*: no later entry of the log
    is of the partition.
 3. The metadata name the new leader, in the next leader epoch, and as heir of our log.

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.controller import Controller
+from sparklog.broker.handover import Handovers
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.hot_tail import HotTail
@@ -25,6 +27,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import ReadBatch
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, Writer, WriterLimits
+from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import PAYLOAD_SCHEMA
@@ -76,6 +79,7 @@ class RigOptions:
     submit_timeout_seconds: float = 0.0
     confirm_after_seconds: float = 0.0
     log: WalKind = WalKind.OBJECTS
+    is_member: bool = False
 
 
 class Rig:
@@ -101,6 +105,7 @@ class Rig:
             flight=f"127.0.0.1:{broker}",
             clock=clock,
             dead_after_seconds=5.0,
+            is_member=options.is_member,
             check_alive=check_alive,
             choose_log=lambda: options.log,
         )
@@ -170,6 +175,36 @@ class Rig:
             settle_doubts=self.broker.topics.settle_doubts,
         )
         self.broker.publishing.publish_now = self.publish
+        self.reconciler = Reconciler(
+            store,
+            self.broker.metadata,
+            self.leadership,
+            self.partition_table,
+            self.publisher,
+            self.writer,
+            inherit=self.wal_cleaner.inherit,
+            open_table=open_table,
+            clock=clock,
+            seen=taken.metadata,
+        )
+        if options.is_member:
+            self.broker.metadata.apply = self.reconciler.apply
+        self.handovers = Handovers(
+            self.broker.metadata,
+            self.leadership,
+            self.partition_table,
+            self.writer,
+            self.wal_cleaner,
+            clock=clock,
+        )
+        self.controller = Controller(
+            store,
+            self.broker.metadata,
+            self.leadership,
+            clock=clock,
+            dead_after_seconds=5.0,
+            is_sound=lambda: True,
+        )
         self.writer.open()
         takeover.check_opened(self.meta, self.leadership)
 

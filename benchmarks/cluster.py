@@ -1,0 +1,253 @@
+"""Three brokers of a cluster on this machine, which die and stop in turn under Kafka's clients.
+
+One client writes numbers to each partition at a steady rate, and another one reads them in a group. For each death
+and each stop, the longest time is measured for which a partition gets no ack. In the end everything is read again:
+each partition must have each number once, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from benchmarks.progress import doing
+from sparklog.bench.broker import BrokerProcess, FreshRoot, free_address
+from sparklog.bench.report import BenchOptions, Measurement
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+_BROKERS: Final = (1, 2, 3)
+_TOPICS: Final = 10
+_PARTITIONS: Final = 30
+_ROUNDS_PER_SECOND: Final = 8
+_DEATHS: Final = 30
+_STOPS: Final = 6
+_SETTLED_SECONDS: Final = 5.0
+"""After the others have taken over, and after a broker has started again."""
+_PATIENCE_SECONDS: Final = 60.0
+_Place: TypeAlias = tuple[str, int]
+
+
+class _Brokers:
+    """The processes, by broker id."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.addresses = {broker: free_address() for broker in _BROKERS}
+        self.running: dict[int, BrokerProcess] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.addresses.values())
+
+    def start(self, broker: int) -> None:
+        settings = {"SPARKLOG_ID": str(broker), "SPARKLOG_CLUSTER_JOIN": "true"}
+        process = BrokerProcess(self._root, settings, kafka=self.addresses[broker])
+        self.running[broker] = process.start()
+
+    def __enter__(self) -> _Brokers:
+        for broker in _BROKERS:
+            self.start(broker)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.stop()
+
+
+class _Writer:
+    """A producer that writes the same number to all partitions, then the next one."""
+
+    def __init__(self, bootstrap: str) -> None:
+        import confluent_kafka
+
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 5,
+                "enable.idempotence": True,
+                "log_level": 0,
+            }
+        )
+        self.acked: dict[_Place, list[float]] = defaultdict(list)
+        self.failures: list[str] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began, number = time.monotonic(), 0
+        while not self._is_over.is_set():
+            for topic in range(_TOPICS):
+                for partition in range(_PARTITIONS):
+                    self._producer.produce(
+                        f"t{topic}", str(number).encode(), partition=partition, callback=self._noted
+                    )
+            number += 1
+            while time.monotonic() < began + number / _ROUNDS_PER_SECOND:
+                self._producer.poll(0.01)
+        self._producer.flush(_PATIENCE_SECONDS)
+
+    def _noted(self, error: Any, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            self.failures.append(str(error))
+        else:
+            self.acked[message.topic() or "", message.partition() or 0].append(time.monotonic())
+
+    def longest_gaps(self, since: float) -> list[float]:
+        """Returns for each partition the longest time without an ack from then on, in seconds."""
+        now = time.monotonic()
+        found = []
+        for times in self.acked.values():
+            around = [each for each in list(times) if each > since - 1.0]
+            found.append(float(np.diff([*around, now]).max()) if around else now - since)
+        return found
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+class _Reader:
+    """A member of a group that reads everything; counts how often it gets partitions."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.assignments = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(bootstrap,))
+        self._thread.start()
+
+    def _run(self, bootstrap: str) -> None:
+        with _consumer(bootstrap, "group") as consumer:
+            consumer.subscribe([f"t{n}" for n in range(_TOPICS)], on_assign=self._assigned)
+            while not self._is_over.is_set():
+                consumer.consume(10_000, 0.2)
+
+    def _assigned(self, _consumer: object, _partitions: object) -> None:
+        self.assignments += 1
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def _consumer(bootstrap: str, group: str) -> Iterator[confluent_kafka.Consumer]:
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def cluster(options: BenchOptions) -> Iterator[Measurement]:
+    """Deaths and stops of one of three brokers, as Kafka's clients see them."""
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    deaths = max(round(_DEATHS * options.seconds / 10), 1)
+    stops = max(round(_STOPS * options.seconds / 10), 1)
+    chance = random.Random(7)
+    with FreshRoot(options.folder) as root, _Brokers(root) as brokers:
+        admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
+        _wait_for_all(admin)
+        wanted = [NewTopic(f"t{n}", _PARTITIONS, 1) for n in range(_TOPICS)]
+        for made in admin.create_topics(wanted).values():
+            made.result(_PATIENCE_SECONDS)
+        writer, reader = _Writer(brokers.bootstrap), _Reader(brokers.bootstrap)
+        time.sleep(_SETTLED_SECONDS)
+        dead, stopped, took = [], [], []
+        for number in range(deaths):
+            controller = int(admin.list_topics(timeout=_PATIENCE_SECONDS).controller_id)
+            victim = controller if number % 3 == 0 else chance.choice(_BROKERS)
+            with doing(f"death {number + 1} of {deaths}"):
+                at = time.monotonic()
+                brokers.running.pop(victim).kill()
+                time.sleep(_SETTLED_SECONDS)
+                dead += writer.longest_gaps(at)
+                _start_again(brokers, admin, victim)
+        before = reader.assignments
+        for number in range(stops):
+            victim = _BROKERS[number % len(_BROKERS)]
+            with doing(f"stop {number + 1} of {stops}"):
+                at = time.monotonic()
+                brokers.running.pop(victim).stop()
+                took.append(time.monotonic() - at)
+                time.sleep(_SETTLED_SECONDS)
+                stopped += writer.longest_gaps(at)
+                _start_again(brokers, admin, victim)
+        rebalances = reader.assignments - before
+        reader.close()
+        writer.close()
+        wrong, count = _wrong_partitions(brokers.bootstrap, writer)
+    name = (
+        f"{_TOPICS} × {_PARTITIONS} partitions, {_ROUNDS_PER_SECOND} records/s each, three brokers"
+    )
+    p50, p99 = np.percentile(dead, [50, 99])
+    yield Measurement(
+        name=f"{name}: a partition without an ack around {deaths} × kill -9, p50, p99",
+        value=f"{p50:.2f}, {p99:.2f} s",
+        target="≤ 1.5, 3 s",
+        met=bool(p50 <= 1.5 and p99 <= 3),
+    )
+    p50, p99 = np.percentile(stopped, [50, 99])
+    yield Measurement(
+        name=f"the same around {stops} × SIGTERM, p50, p99; the longest stop",
+        value=f"{1e3 * p50:.0f}, {1e3 * p99:.0f} ms; {max(took):.2f} s",
+        target="≤ 60, 300 ms; 5 s",
+        met=bool(p50 <= 0.06 and p99 <= 0.3 and max(took) <= 5),
+        detail=f"{rebalances} rebalances of the group",
+    )
+    yield Measurement(
+        name="records that failed; partitions in which one is lost, doubled or out of order",
+        value=f"{len(writer.failures)}; {wrong} of {count:,} records",
+        target="0; 0",
+        met=not writer.failures and not wrong,
+    )
+
+
+def _wait_for_all(admin: Any) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if len(admin.list_topics(timeout=_PATIENCE_SECONDS).brokers) == len(_BROKERS):
+            return
+        time.sleep(0.1)
+    raise TimeoutError("not all brokers are up")
+
+
+def _start_again(brokers: _Brokers, admin: Any, broker: int) -> None:
+    brokers.start(broker)
+    _wait_for_all(admin)
+    time.sleep(_SETTLED_SECONDS)
+
+
+def _wrong_partitions(bootstrap: str, writer: _Writer) -> tuple[int, int]:
+    """Reads everything. Returns how many partitions are wrong, and the number of records."""
+    found: dict[_Place, list[int]] = defaultdict(list)
+    wanted = sum(map(len, writer.acked.values()))
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    with _consumer(bootstrap, "again") as consumer:
+        consumer.subscribe([f"t{n}" for n in range(_TOPICS)])
+        while sum(map(len, found.values())) < wanted and time.monotonic() < deadline:
+            for message in consumer.consume(10_000, 0.5):
+                place = message.topic() or "", message.partition() or 0
+                found[place].append(int(message.value() or b"-1"))
+    wrong = sum(found[place] != list(range(len(times))) for place, times in writer.acked.items())
+    return wrong, wanted

@@ -1,0 +1,396 @@
+"""Partitions that move from one member to another, and what both keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from sparklog import errors, limits
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.clock import ManualClock
+from sparklog.formats.flight_messages import AddPartitions
+from sparklog.storage import leadership
+from sparklog.storage.leadership import inherited_by
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.observer import Observer
+from sparklog.storage.wal.objects import newest_checkpoint
+from tests.support.brokers import GRACE_SECONDS, Rig, RigOptions, payload, rows_of_root
+
+MEMBER = RigOptions(is_member=True)
+Members = tuple[Rig, Rig]
+
+
+@pytest.fixture(name="members")
+def _members(store: MemoryStore, clock: ManualClock) -> Members:
+    """Two members. Each of the four partitions of t has a record in its table and one in a log."""
+    first = Rig(store, clock, broker=1, options=MEMBER)
+    second = Rig(store, clock, broker=2, options=MEMBER)
+    first.reconciler.tick()
+    first.create("t", 4)
+    second.reconciler.tick()
+    for sequence, value in enumerate("ab"):
+        for number in range(4):
+            ids = (9, 0, sequence)
+            rig = first if leader(first, number) == 1 else second
+            rig.append([value], partition=number, producer_sequence=ids)
+        if not sequence:
+            first.publish()
+            second.publish()
+    return first, second
+
+
+def leader(rig: Rig, number: int) -> int:
+    """The leader of a partition in the newest metadata."""
+    return MetadataStore(rig.store, clock=rig.clock).reload().topics["t"].leaders[number]
+
+
+def led(rig: Rig) -> int:
+    """A partition that the member serves."""
+    return min(rig.partition_table.topic("t").partitions)
+
+
+def give(first: Rig, second: Rig) -> int:
+    """Moves a partition, and returns its number."""
+    number = led(first)
+    assert first.handovers.move({("t", number): second.leadership.broker}) == 1
+    second.reconciler.tick()
+    first.reconciler.tick()
+    return number
+
+
+def test_topics_are_shared(members: Members) -> None:
+    """Each member leads half of the partitions, and names the leader of the others."""
+    first, second = members
+    assert [len(rig.partition_table.topic("t").partitions) for rig in members] == [2, 2]
+    with pytest.raises(errors.NotLeader, match="broker 2"):
+        first.append(["x"], partition=led(second))
+    assert first.broker.members().keys() == second.broker.members().keys() == {1, 2}
+    assert first.broker.controller == second.broker.controller == 1
+
+
+def test_a_partition_moves_whole(members: Members) -> None:
+    """The new leader has all records, wherever they are, the producers, and a new leader epoch."""
+    first, second = members
+    number = give(first, second)
+    for request in (
+        lambda: first.append(["x"], partition=number),
+        lambda: first.read(partition=number),
+    ):
+        with pytest.raises(errors.NotLeader, match="broker 2"):
+            request()
+    assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+    again = second.append(["b"], partition=number, producer_sequence=(9, 0, 1))
+    assert (again.base_offset, again.duplicate) == (1, True)
+    assert second.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
+    assert second.broker.partition_status("t", number).leader_epoch == 1
+    assert second.broker.epoch_end("t", number, 0) == (0, 2)
+    assert rows_of_root(second.store, second.clock, partition=number)[-1] == (2, b"c")
+
+
+def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualClock) -> None:
+    """Its log and its checkpoints have the partition until the new leader has it all itself."""
+    first, second = members
+    number = led(first)
+    assert first.handovers.move({("t", number): 2}) == 1
+    for _ in range(3):  # the new leader is slow
+        first.append(["x"], partition=led(first))
+        first.publish()
+        first.trim()
+        first.handovers.tick()
+    assert first.partition_table.given() == [(first.partition_table.topic("t").topic_id, number)]
+    second.reconciler.tick()
+    assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+    assert second.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
+
+    second.publish()
+    second.wal_cleaner.tick()
+    second.wal_cleaner.checkpoint()
+    clock.advance(GRACE_SECONDS)
+    second.wal_cleaner.tick()
+    assert not inherited_by(second.meta.reload(), 2)
+    first.reconciler.tick()
+    first.handovers.tick()
+    assert first.partition_table.given() == []
+    first.append(["x"], partition=led(first))
+    first.publish()
+    first.wal_cleaner.checkpoint()
+    found = newest_checkpoint(first.store, 1, first.leadership.epoch)
+    assert found is not None
+    topic = first.partition_table.topic("t")
+    assert found.bounds is not None
+    assert found.bounds[topic.topic_id][number].leader_epoch == -1
+    assert not first.partition_table.needed(1, first.leadership.epoch)
+
+
+def test_a_partition_comes_back(members: Members) -> None:
+    """Its state is that of the leader in between, not the one of the time when it was given."""
+    first, second = members
+    number = give(first, second)
+    second.append(["c"], partition=number, producer_sequence=(9, 0, 2))
+    assert second.handovers.move({("t", number): 1}) == 1
+    first.reconciler.tick()
+    assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).duplicate
+    assert first.append(["d"], partition=number, producer_sequence=(9, 0, 3)).base_offset == 3
+    assert first.broker.partition_status("t", number).leader_epoch == 2
+    first.wal_cleaner.checkpoint()
+    third = Rig(first.store, first.clock, broker=1, options=MEMBER)
+    assert third.append(["d"], partition=number, producer_sequence=(9, 0, 3)).duplicate
+    assert third.read(partition=number) == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+
+
+def test_the_new_leader_dies_at_once(members: Members) -> None:
+    """The next one continues from the log of the leader before, which lives on."""
+    first, second = members
+    number = led(first)
+    assert first.handovers.move({("t", number): 2}) == 1
+    third = Rig(first.store, first.clock, broker=3, options=MEMBER)
+    fail_over(first, second, third)
+    first.reconciler.tick()
+    third.reconciler.tick()
+    rig = first if leader(first, number) == 1 else third
+    assert rig.read(partition=number) == [(0, b"a"), (1, b"b")]
+    assert rig.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
+
+
+def fail_over(controller: Rig, dead: Rig, *_others: Rig) -> None:
+    """Moves the partitions of a member that is taken for dead."""
+    metadata = controller.broker.metadata.reload()
+    controller.controller._fail_over(metadata, dead.leadership.broker, dead.leadership.epoch)
+
+
+def test_a_target_that_is_not_up(members: Members) -> None:
+    """The partition is served again by its leader, in the same leader epoch."""
+    first, _ = members
+    number = led(first)
+    with pytest.raises(errors.LeadersChanged, match="broker 7"):
+        first.handovers.move({("t", number): 7})
+    with pytest.raises(errors.NotLeader):
+        first.append(["x"], partition=number)
+    first.reconciler.tick()  # it is not taken for a partition of another broker
+    assert number not in first.partition_table.topic("t").partitions
+    first.handovers.tick()
+    assert first.append(["x"], partition=number).base_offset == 2
+    assert first.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
+    first.publish()
+    assert not first.partition_table.unpublished_bytes
+    assert first.broker.partition_status("t", number).leader_epoch == 0
+
+
+@pytest.mark.parametrize("has_effect", [True, False])
+def test_an_unknown_outcome(
+    members: Members, monkeypatch: pytest.MonkeyPatch, *, has_effect: bool
+) -> None:
+    """The partition waits until it is known which of the two leads it; then one serves it."""
+    first, second = members
+    number, change = led(first), first.broker.metadata.try_change
+
+    def lose(decide: Callable[[ClusterMetadata], Any]) -> ClusterMetadata:
+        if has_effect:
+            change(decide)
+        raise errors.OutcomeUnknown(what="a change", reason="no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.broker.metadata, "try_change", lose)
+        with pytest.raises(errors.OutcomeUnknown):
+            first.handovers.move({("t", number): 2})
+    with pytest.raises(errors.MetadataChanged):  # one after another
+        first.handovers.move({("t", number + 2): 2})
+    first.handovers.tick()
+    first.reconciler.tick()
+    second.reconciler.tick()
+    leading, other = (second, first) if has_effect else (first, second)
+    assert leading.append(["x"], partition=number).base_offset == 2
+    with pytest.raises(errors.NotLeader):
+        other.append(["x"], partition=number)
+
+
+def test_appends_that_come_too_late(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends that are queued when the move begins are refused, and the new leader takes them."""
+    first, second = members
+    number = led(first)
+    queued = [first.submit(["c"], partition=number, producer_sequence=(9, 0, 2))]
+    topic, finish = first.partition_table.topic("t"), first.handovers._finish_appends
+    prepared = first.writer.prepare(topic, number, payload(["d"]), None)
+
+    def submit_late() -> None:
+        finish()
+        queued.append(first.writer.submit([prepared]))
+
+    monkeypatch.setattr(first.handovers, "_finish_appends", submit_late)
+    assert first.handovers.move({("t", number): 2}) == 1
+    for each in queued:
+        with pytest.raises(errors.NotLeader):
+            first.broker.wait(each)
+    second.reconciler.tick()
+    assert second.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
+
+
+def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
+    """All appends of a flush are answered, also where one is of an unknown producer."""
+    first, _ = members
+    number = led(first)
+    topic = first.partition_table.topic("t")
+    refused = first.submit(["x"], partition=number, producer_sequence=(77, 0, 0))
+    written = first.submit(["y"], partition=max(topic.partitions))
+    topic.resigning = frozenset({number})
+    assert first.broker.wait(written)[0].base_offset == 2
+    with pytest.raises(errors.NotLeader):
+        first.broker.wait(refused)
+
+
+def test_the_writer_has_ended(members: Members) -> None:
+    """A member that was fenced gives nothing; its partitions are its successor's."""
+    first, _ = members
+    number = led(first)
+    Rig(first.store, first.clock, broker=1, options=MEMBER)
+    with pytest.raises(errors.BrokerFenced):
+        first.handovers.move({("t", number): 2})
+    assert number in first.partition_table.topic("t").partitions
+    assert not first.partition_table.given()
+
+
+def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
+    """After a while without a move, a member gives partitions to one that leads fewer."""
+    first, second = members
+    first.create("u", 12)
+    second.reconciler.tick()
+    first.handovers.drain(clock.monotonic() + 1.0)
+    second.reconciler.tick()
+    assert not any(topic.partitions for topic in first.partition_table.topics())
+    second.handovers.tick()
+    clock.advance(limits.BALANCE_SECONDS)
+    second.handovers.tick()
+    first.reconciler.tick()
+    counts = [sum(len(t.partitions) for t in rig.partition_table.topics()) for rig in members]
+    assert sum(counts) == 16
+    assert max(counts) - min(counts) <= limits.UNEVEN_LEADERS
+    clock.advance(limits.BALANCE_SECONDS / 2)
+    before = second.meta.reload().version
+    second.handovers.tick()
+    assert second.meta.reload().version == before
+
+
+def test_older_leaders_are_ignored(members: Members) -> None:
+    """A version from before a topic was widened removes none of its partitions."""
+    first, second = members
+    before = first.meta.current.topics["t"]
+    first.broker.topics.add_partitions(AddPartitions(topic="t", partitions=6))
+    table: PartitionTable = first.partition_table
+    table.lead(table.topic("t"), before)
+    assert table.topic("t").count == 6
+    second.reconciler.tick()
+    assert second.partition_table.topic("t").count == 6
+
+
+def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None:
+    """The partition waits, the others are served, and the failure is logged once."""
+    first, second = members
+    number = led(first)
+    assert first.handovers.move({("t", number): 2}) == 1
+    path = f"wal/1/{first.leadership.epoch:010d}/"
+    damaged = [stat.name for stat in second.store.list_after(path[:-1]) if "check" in stat.name]
+    sound = second.store.get(path + damaged[-1])
+    second.store.put(path + damaged[-1], b"garbage")
+    with capture_logs() as logs:
+        for _ in range(5):
+            second.reconciler.tick()
+            clock.advance(1.0)
+    assert [each["event"] for each in logs] == ["cannot take over partitions of another broker"]
+    second.append(["x"], partition=led(second))
+    with pytest.raises(errors.NotLeader):
+        second.append(["x"], partition=number)
+    second.store.put(path + damaged[-1], sound)
+    clock.advance(limits.RETRY_MAX_SECONDS)
+    second.reconciler.tick()
+    assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+
+
+# ------------------------------------------------------------------------------ controllers
+
+
+def beat(rig: Rig, *, stopped: bool = False) -> None:
+    """Writes a heartbeat of that member."""
+    heartbeat = Heartbeat(
+        broker=rig.leadership.broker,
+        epoch=rig.leadership.epoch,
+        flight="h:1",
+        at_us=rig.clock.now_us(),
+        stopped=stopped,
+    )
+    write_heartbeat(rig.store, heartbeat)
+
+
+def pass_time(clock: ManualClock, seconds: float, *ticks: Callable[[], object]) -> None:
+    """Calls `ticks` ten times a second."""
+    for _ in range(round(seconds * 10)):
+        clock.advance(0.1)
+        for tick in ticks:
+            tick()
+
+
+def test_a_silent_member_is_failed_over(members: Members, clock: ManualClock) -> None:
+    """One that beats keeps its partitions; one that does not loses them after its time."""
+    first, second = members
+    third = Rig(first.store, clock, broker=3, options=MEMBER)
+    beating = [lambda: beat(second), lambda: beat(third), first.reconciler.tick]
+    pass_time(clock, 6.0, *beating, first.controller.tick)
+    assert leader(first, led(second)) == 2
+    number = led(second)
+    pass_time(clock, 4.9, *beating[1:], first.controller.tick)
+    assert leader(first, number) == 2
+    pass_time(clock, 1.0, *beating[1:], first.controller.tick)
+    assert leader(first, number) in (1, 3)
+    with pytest.raises(errors.BrokerFenced):
+        second.append(["x"], partition=number)
+
+
+def test_a_member_that_has_stopped(members: Members) -> None:
+    """Its last heartbeat says so, and no time has to pass."""
+    first, second = members
+    number = led(second)
+    beat(second, stopped=True)
+    first.controller.tick()
+    assert leader(first, number) == 1
+
+
+def test_an_observer_that_was_suspended(members: Members, clock: ManualClock) -> None:
+    """A look that comes late proves no silence: all observations begin again."""
+    first, _ = members
+    observer = Observer(first.store, clock=clock, dead_after_seconds=5.0)
+    metadata = first.meta.reload()
+    assert observer.dead(metadata, [2]) == {}
+    clock.advance(60.0)
+    assert observer.dead(metadata, [2]) == {}
+    found: list[dict[int, int]] = []
+    pass_time(clock, 4.9, lambda: found.append(observer.dead(metadata, [2])))
+    assert not any(found)
+    pass_time(clock, 1.0, lambda: found.append(observer.dead(metadata, [2])))
+    assert found[-1] == {2: metadata.brokers[2].epoch}
+    observer.forget()
+    assert observer.dead(metadata, [2]) == {}
+
+
+def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -> None:
+    """Another member takes its place, and moves its partitions."""
+    first, second = members
+    number = led(first)
+    pass_time(clock, 8.0, second.reconciler.tick, second.controller.tick)
+    assert second.meta.reload().controller == 2
+    assert leader(second, number) == 2
+    assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+
+
+def test_a_member_that_started_again_is_spared(members: Members) -> None:
+    """A failover that was decided on an older epoch changes nothing."""
+    first, second = members
+    metadata = first.meta.reload()
+    again = Rig(first.store, first.clock, broker=2, options=MEMBER)
+    first.controller._fail_over(metadata, 2, second.leadership.epoch)
+    assert leadership.is_up(first.meta.reload(), 2)
+    again.append(["x"], partition=led(again))
