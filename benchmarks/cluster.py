@@ -1,8 +1,8 @@
 """Three brokers of a cluster on this machine, which die and stop in turn under Kafka's clients.
 
-One client writes numbers to each partition at a steady rate, and another one reads them in a group. For each death
-and each stop, the longest time is measured for which a partition gets no ack. In the end everything is read again:
-each partition must have each number once, in order.
+One client writes numbers to each partition at a steady rate, and another one reads them in a group.
+For each death and each stop, the longest time is measured for which a partition gets no ack. In the
+end everything is read again: each partition must have each number once, in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class _Brokers:
         process = BrokerProcess(self._root, settings, kafka=self.addresses[broker])
         self.running[broker] = process.start()
 
-    def __enter__(self) -> _Brokers:
+    def __enter__(self) -> Self:
         for broker in _BROKERS:
             self.start(broker)
         return self

@@ -51,6 +51,8 @@ class Controller:
         self._clock = clock
         self._is_sound = is_sound
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
+        self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
+        """The brokers that the controller watches, as of a version of the metadata."""
         self._vacant_since: float | None = None
         """Since when the controller has been known to be dead, in monotonic seconds."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
@@ -117,10 +119,7 @@ class Controller:
 
     def _control(self, metadata: ClusterMetadata) -> None:
         """Gives the partitions of dead brokers to live ones."""
-        leading = {leader for topic in metadata.topics.values() for leader in {*topic.leaders}}
-        writing = {each.broker for each in metadata.open_epochs if not each.fenced}
-        others = sorted((leading | writing) - {self._own.broker})
-        for broker, epoch in self._observer.dead(metadata, others).items():
+        for broker, epoch in self._observer.dead(metadata, self._others(metadata)).items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):
                 continue
@@ -136,6 +135,16 @@ class Controller:
             else:
                 self._retries.succeeded(name)
                 self._failures.recovered(name)
+
+    def _others(self, metadata: ClusterMetadata) -> list[int]:
+        """Returns the other brokers that lead a partition, or may write to a log."""
+        known, found = self._judged
+        if known is not metadata:
+            leading = {leader for topic in metadata.topics.values() for leader in {*topic.leaders}}
+            writing = {each.broker for each in metadata.open_epochs if not each.fenced}
+            found = sorted((leading | writing) - {self._own.broker})
+            self._judged = metadata, found
+        return found
 
     def _fail_over(self, metadata: ClusterMetadata, dead: int, epoch: int) -> None:
         """Fences what the dead broker may write to, and gives its partitions to others."""

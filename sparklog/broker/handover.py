@@ -66,8 +66,8 @@ class Handovers:
         """Held while partitions move."""
         self._doubtful: list[tuple[Topic, Handover]] = []
         """Moves of which it is unknown if the metadata have them."""
-        self._leaders: dict[str, tuple[int, ...]] = {}
-        """The leaders of each topic, as of the last tick."""
+        self._seen = metadata.known
+        """The metadata as of the last tick."""
         self._level_since = clock.monotonic()
         """Since when no partition has moved, in monotonic seconds."""
 
@@ -76,10 +76,11 @@ class Handovers:
         self._settle()
         self._release()
         metadata = self._metadata.known
-        leaders = {name: topic.leaders for name, topic in metadata.topics.items()}
         now = self._clock.monotonic()
-        if leaders != self._leaders:
-            self._leaders, self._level_since = leaders, now
+        if metadata is not self._seen:
+            if _leaders(metadata) != _leaders(self._seen):
+                self._level_since = now
+            self._seen = metadata
         if now - self._level_since < limits.BALANCE_SECONDS:
             return
         self._level_since = now
@@ -222,3 +223,7 @@ class Handovers:
         return frozenset(
             heir for each in metadata.open_epochs if each.id == own for heir in each.heirs
         )
+
+
+def _leaders(metadata: ClusterMetadata) -> dict[str, tuple[int, ...]]:
+    return {name: topic.leaders for name, topic in metadata.topics.items()}

@@ -5,8 +5,8 @@ served at once. One that this broker gets from another is served once its state 
 the logs of the epochs that the broker is heir of, and from its table. Until then, requests for it
 are answered as if another broker led it, so that clients ask again.
 
-If such a log or table cannot be read, the partition waits, and the others are served: one bad
-partition would otherwise end one successor after another.
+If such a log cannot be read, the partitions that have come wait, and those that are served continue:
+a damaged log would otherwise end one successor after another.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Reconciler:
         self.on_gained = on_gained
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
+        self._whole_version = -1
+        """The newest version of which this broker serves all that it leads."""
         self._must_write = False
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
@@ -124,14 +126,11 @@ class Reconciler:
         topic = table.by_id(known.topic_id)
         if topic is None:
             topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
-            self._refresh(topic)
-            table.add_partitions(topic, topic.table.snapshot, known)
+            self._add_partitions(topic, known)
             table.add_topic(topic)
             return
         if known.partition_count > topic.count:
-            if topic.table.snapshot.partitions < known.partition_count:
-                self._refresh(topic)
-            table.add_partitions(topic, topic.table.snapshot, known)
+            self._add_partitions(topic, known)
         else:
             table.lead(topic, known)
         before = seen.topics.get(name)
@@ -139,12 +138,21 @@ class Reconciler:
         if before is not None and before.config != known.config:
             topic.config = dict(known.config)
 
-    def _refresh(self, topic: Topic) -> None:
-        """Reads a topic's table; a topic whose table cannot be read is held back."""
+    def _add_partitions(self, topic: Topic, known: TopicMetadata) -> None:
+        """Adds new partitions. If the table cannot be read, they are restored like inherited ones.
+
+        So the topic is held back, and the other topics continue.
+        """
         try:
-            topic.table.refresh()
+            if topic.table.snapshot.partitions < known.partition_count:
+                topic.table.refresh()
         except errors.Corrupt as error:
             topic.held_back = str(error)
+        snapshot = topic.table.snapshot
+        if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
+            self._partition_table.add_partitions(topic, snapshot, known)
+        else:
+            self._partition_table.lead(topic, known)
 
     # -------------------------------------------------------------------------- partitions
 
@@ -172,8 +180,11 @@ class Reconciler:
         if self._retries.is_waiting(_TAKE):
             return
         try:
-            if gained := self._gained():
-                self._restore(gained)
+            version = self._seen.version
+            if version != self._whole_version:
+                if gained := self._gained():
+                    self._restore(gained)
+                self._whole_version = version
             if self._must_write:
                 # Our epoch may have no other object for a long time. Its checkpoint lets us leave
                 # the epochs of the predecessors.

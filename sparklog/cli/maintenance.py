@@ -64,6 +64,14 @@ def broker(
             show_default=False,
         ),
     ] = None,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="Share the root with other brokers that have this option, or the setting"
+            " cluster.join. Each needs an id of its own. Experimental.",
+        ),
+    ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -82,8 +90,9 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
 
-    It refuses to start while another broker serves the root, unless --take-over is given, and in a
-    folder that is neither empty nor a root, unless --allow-non-empty is given.
+    It refuses to start while another broker serves the root, unless --take-over is given, or both
+    have --join; and in a folder that is neither empty nor a root, unless --allow-non-empty is
+    given.
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
@@ -98,6 +107,7 @@ def broker(
         "id": number,
         "flight.listen": flight,
         "kafka.listen": kafka,
+        "cluster.join": True if join else None,
     }
     run_broker(
         load_settings(config, os.environ, given),

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 import sparklog
 from sparklog import errors
+from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
+from sparklog.cli import app
 from sparklog.clock import SystemClock
 from sparklog.settings import (
     BrokerSettings,
@@ -132,6 +135,16 @@ def write(log: sparklog.Log, topic: str, wanted: range, partitions: int) -> None
         producer.flush(30.0)
 
 
+def test_the_option_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--join` is the setting `cluster.join`, which is off."""
+    found: list[BrokerSettings] = []
+    monkeypatch.setattr(agents, "run_broker", lambda given, **_: found.append(given))
+    for options in ([], ["--join"]):
+        result = CliRunner().invoke(app, ["broker", "--root", "memory://x", *options])
+        assert result.exit_code == 0, result.output
+    assert [each.cluster.join for each in found] == [False, True]
+
+
 def test_partitions_are_dealt_out(cluster: Members) -> None:
     """Each member leads its share of a new topic, and all of them tell the same."""
     with sparklog.connect(cluster.agents[2].address) as log:
@@ -217,6 +230,29 @@ def test_a_member_that_stops_is_replaced_at_once(cluster: Members) -> None:
         cluster.wait_for_members(cluster.start(2))
         log.create_topic("u", 6)
     assert 2 in cluster.leaders("u")
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_consumers_continue(cluster: Members, *, in_group: bool) -> None:
+    """A consumer follows its partitions to other leaders, and its group to another coordinator."""
+    found: Counter[bytes] = Counter()
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("t", 6)
+        write(log, "t", range(60), 6)
+        with log.consumer("t", group="g" if in_group else None) as consumer:
+
+            def poll(count: int) -> None:
+                while found.total() < count:
+                    found.update(each.value for each in consumer.poll(timeout=20.0))
+
+            poll(60)
+            cluster.agents.pop(2).stop()
+            write(log, "t", range(60, 120), 6)
+            poll(120)
+            cluster.kill(cluster.metadata.controller)
+            write(log, "t", range(120, 180), 6)
+            poll(180)
+    assert found == Counter(b"%d" % number for number in range(180))
 
 
 def test_groups_have_coordinators(cluster: Members) -> None:

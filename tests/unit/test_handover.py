@@ -311,6 +311,24 @@ def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
 
 
+def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> None:
+    """A new topic of another member is served, and held back until its table is sound."""
+    first, second = members
+    first.create("u", 2)
+    path = "topics/u/_delta_log/00000000000000000000.json"
+    sound = second.store.get(path)
+    second.store.put(path, b"garbage")
+    second.reconciler.tick()
+    topic = second.partition_table.topic("u")
+    assert topic.held_back is not None
+    (number,) = topic.partitions
+    assert second.append(["x"], topic="u", partition=number).base_offset == 0
+    second.append(["x"], partition=led(second))
+    second.store.put(path, sound)
+    second.publish()
+    assert topic.partitions[number].published == 1
+
+
 # ------------------------------------------------------------------------------ controllers
 
 
