@@ -5,8 +5,8 @@ served at once. One that this broker gets from another is served once its state 
 the logs of the epochs that the broker is heir of, and from its table. Until then, requests for it
 are answered as if another broker led it, so that clients ask again.
 
-If such a log cannot be read, the partitions that have come wait, and those that are served continue:
-a damaged log would otherwise end one successor after another.
+If such a log cannot be read, the partitions that have come wait, and those that are served
+continue: a damaged log would otherwise end one successor after another.
 """
 
 from __future__ import annotations
