@@ -26,23 +26,43 @@ class BrokerKind(enum.StrEnum):
     """Started as a process of its own by a program that needed a broker; stops when idle."""
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a member of a cluster appears to clients and to the other members."""
+
+    kafka: str = ""
+    """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
+    rack: str = ""
+    """Its failure domain, as `cluster.rack` names it; empty if it names none."""
+
+
 class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     """The newest epoch of a broker id, and its address. Kept for ever, so epochs never repeat."""
 
     epoch: int
     flight: str = ""
-    kafka: str = ""
-    """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
-    rack: str = ""
-    """Its failure domain, as `cluster.rack` names it; empty if it names none."""
-    is_member: bool = False
-    """True if it shares the root with other members; False if it leads the root alone."""
     started_us: int = 0
     """Wall time of the broker's host; for messages only."""
     kind: str = BrokerKind.STANDING
     process: Process = Process()
     dead_after_seconds: float = 0.0
     """The longest silence before others consider it dead; 0 if it registered none."""
+    membership: Membership | msgspec.UnsetType = msgspec.UNSET
+    """Unset if it leads the root alone: so its bytes are those that an earlier release wrote."""
+
+    @property
+    def is_member(self) -> bool:
+        """True if it shares the root with other members."""
+        return isinstance(self.membership, Membership)
+
+    @property
+    def kafka(self) -> str:
+        """The `host:port` of a member for Kafka clients; empty if it has none."""
+        return self.membership.kafka if isinstance(self.membership, Membership) else ""
+
+    @property
+    def rack(self) -> str:
+        """The failure domain of a member; empty if it names none."""
+        return self.membership.rack if isinstance(self.membership, Membership) else ""
 
 
 class Resignation(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+import msgspec
 import structlog
 
 from sparklog import errors
@@ -60,6 +61,7 @@ from sparklog.storage.metadata import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
+    Membership,
 )
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
@@ -157,9 +159,7 @@ def acquire(
     registration = BrokerRegistration(
         epoch=0,
         flight=flight,
-        kafka=kafka,
-        rack=rack,
-        is_member=is_member,
+        membership=Membership(kafka=kafka, rack=rack) if is_member else msgspec.UNSET,
         started_us=clock.now_us(),
         kind=kind,
         process=process or Process(),

@@ -335,10 +335,20 @@ class SendSchedule(Generic[S]):
     def stream_opened(self, route: Route[S], stream: S) -> None:
         route.stream = stream
 
-    def route_failed(self, route: Route[S], error: errors.SparklogError, now: float) -> None:
-        """Waits before `route` is used again. Of several leaders, another one may take over."""
+    def route_failed(
+        self,
+        route: Route[S],
+        error: errors.SparklogError,
+        now: float,
+        *,
+        may_have_moved: bool = False,
+    ) -> None:
+        """Waits before `route` is used again.
+
+        `may_have_moved`: its partitions may have another leader, so the metadata are wanted first.
+        """
         route.retry_at = now + route.backoff.next_seconds(error)
-        if len(set(self._leaders)) > 1:
+        if may_have_moved:
             self.refresh_at = min(self.refresh_at, route.retry_at)
 
     def answered(

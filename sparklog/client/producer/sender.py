@@ -562,7 +562,12 @@ class TopicSender:
             else:
                 if self._retry_log.is_due():
                     _log.warning("sending to topic %s is tried again: %s", self.topic, error)
-                self._schedule.route_failed(route, error, self._now())
+                self._schedule.route_failed(
+                    route,
+                    error,
+                    self._now(),
+                    may_have_moved=self._connection.may_have_moved(error),
+                )
 
     # -------------------------------------------------------------------------- callers that write
 
