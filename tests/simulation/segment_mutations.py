@@ -113,9 +113,9 @@ MUTATIONS = (
     Mutation(
         name="segments: readers do not sync",
         patches=((SegmentFollower, "_from_disk", _from_cache),),
-        rates=Rates(power_cut=0.01, stall=0.02),
+        rates=Rates(power_cut=0.01, sync_failed=0.01, stall=0.02),
         aim="append",
-        profile=(*_LOCAL, ("readers", 2), ("brokers", 2), ("steps", 1_500)),
+        profile=(*_LOCAL, ("readers", 3), ("brokers", 2), ("steps", 4_000)),
     ),
     Mutation(
         name="segments: readers do not read the disk",
