@@ -27,5 +27,5 @@ MEASURES: Final[Mapping[str, Measure]] = {
 }
 """In the order in which they run."""
 
-COMPARISONS: Final = ("jobs", "json", "kafka", "mirror", "spark", "wide")
+COMPARISONS: Final = ("cluster", "jobs", "json", "kafka", "mirror", "spark", "wide")
 """First words of the measures in `benchmarks/`, which compare with other software, or need it."""

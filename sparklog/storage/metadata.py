@@ -27,7 +27,7 @@ class BrokerKind(enum.StrEnum):
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a member of a cluster appears to clients and to the other members."""
+    """Addresses of a member of a cluster, for clients and for the other members."""
 
     kafka: str = ""
     """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
