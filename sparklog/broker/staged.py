@@ -38,7 +38,8 @@ class StagedBatches:
         """Appends the rows that a manifest names; all of them become durable together.
 
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
-        `MissingObject`, `TopicHeldBack`, and what `Writer.submit` and `wait` raise.
+        `MissingObject`, `TopicHeldBack`, `MetadataChanged`, and what `Writer.submit` and `wait`
+        raise.
         """
         # The files of an appended batch may be gone, and a rerun distributes its rows to other
         # partitions, which do not remember the batch. So one partition that does is enough.
@@ -60,6 +61,7 @@ class StagedBatches:
         self._check_not_outdated(batch_id)
         staged = manifest.read(self._store, path)
         self._check_age(staged)
+        self._check_leads_all(staged)
         self._check_batches_known(staged)
         appends = [self._prepare(section, staged) for section in staged.sections]
         if not appends:
@@ -131,6 +133,25 @@ class StagedBatches:
             if not topic.spark_batches.is_known:
                 reason = topic.held_back or "its table, which lists its batches, cannot be read"
                 raise errors.TopicHeldBack(topic=name, reason=reason)
+
+    def _check_leads_all(self, staged: manifest.Manifest) -> None:
+        """Raises `BadRequest` for a topic of which other brokers lead partitions.
+
+        A partition that has no rows of the batch now may have had some when it was appended, and
+        only its leader remembers. Raises `MetadataChanged` while a partition is on its way to us.
+        """
+        own = self._partition_table.broker
+        for name in sorted({section.topic for section in staged.sections}):
+            topic = self._partition_table.topic(name)
+            others = sorted({*topic.leaders} - {own})
+            if others:
+                reason = (
+                    f"topic {name} has partitions of several brokers, to which Spark's sink cannot"
+                    f" write yet; this is broker {own}, the others are {others}"
+                )
+                raise errors.BadRequest(reason=reason)
+            if len(topic.partitions) < topic.count or topic.resigning:
+                raise errors.MetadataChanged
 
     def _check_age(self, staged: manifest.Manifest) -> None:
         """Raises `BadRequest` for a write so old that it may be forgotten, and its files gone."""

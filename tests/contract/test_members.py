@@ -343,6 +343,21 @@ def test_members_and_other_brokers() -> None:
             guest.start()
 
 
+def test_a_broker_that_leads_alone() -> None:
+    """It refuses members while it is alive; the first one after it leads what it has led."""
+    store = MemoryStore(CLOCK)
+    alone = Agent(settings(9, join=False), store=store)
+    alone.start()
+    with sparklog.connect(alone.address) as log:
+        log.create_topic("t", 2)
+        write(log, "t", range(6), 2)
+    with pytest.raises(errors.BrokerAlive):
+        Agent(settings(1), store=store).start()
+    alone.stop()
+    with Agent(settings(1), store=store) as member, sparklog.connect(member.address) as log:
+        assert values(log, "t", 6).total() == 6
+
+
 def test_a_member_replaces_a_guest() -> None:
     """A broker of a program gives way to a member, which leads all that it led."""
     cluster = Members()

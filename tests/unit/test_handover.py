@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from sparklog import errors, limits
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.clock import ManualClock
-from sparklog.formats.flight_messages import AddPartitions
-from sparklog.storage import leadership
+from sparklog.formats.flight_messages import AddPartitions, AppendStaged
+from sparklog.storage import leadership, manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.metadata import ClusterMetadata
@@ -20,7 +20,14 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.observer import Observer
 from sparklog.storage.wal.objects import newest_checkpoint
-from tests.support.brokers import GRACE_SECONDS, Rig, RigOptions, payload, rows_of_root
+from tests.support.brokers import (
+    GRACE_SECONDS,
+    Rig,
+    RigOptions,
+    payload,
+    rows_of_root,
+    rows_of_table,
+)
 
 MEMBER = RigOptions(is_member=True)
 Members = tuple[Rig, Rig]
@@ -309,6 +316,46 @@ def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None
     clock.advance(limits.RETRY_MAX_SECONDS)
     second.reconciler.tick()
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+
+
+def stage(rig: Rig, *partitions: int) -> AppendStaged:
+    """A staged batch with a row for each of these partitions."""
+    writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=rig.clock)
+    for number in partitions:
+        writer.add("t", number, payload(["staged"]))
+    found = manifest.Manifest(query="q", batch=1, sections=tuple(writer.finish()))
+    return AppendStaged(manifest=manifest.write(rig.store, found, rig.clock).path)
+
+
+def test_a_staged_batch_for_several_leaders(members: Members) -> None:
+    """It is refused: of a rerun, each leader would know only its own part."""
+    first, _ = members
+    with pytest.raises(errors.BadRequest, match="this is broker 1, the others are \\[2\\]"):
+        first.broker.staged.append(stage(first, led(first)))
+
+
+def test_staged_files_of_partitions_that_moved(members: Members, clock: ManualClock) -> None:
+    """A successor that has published its part keeps the files: another one may still need them."""
+    first, second = members
+    assert second.handovers.move(dict.fromkeys([("t", n) for n in range(4)], 1)) == 2
+    first.reconciler.tick()
+    assert not first.broker.staged.append(stage(first, 0, 1, 2, 3)).skipped
+    third = Rig(first.store, clock, broker=3, options=MEMBER)
+    second.reconciler.tick()
+    fail_over(second, first)
+    second.reconciler.tick()
+    assert leader(second, led(second)) == 2
+    for _ in range(3):
+        second.publish()
+        second.wal_cleaner.tick()
+        second.wal_cleaner.checkpoint()
+        clock.advance(limits.SWEEP_EVERY_SECONDS)
+        second.janitor.tick()
+    third.reconciler.tick()
+    number = led(third)
+    assert third.read(partition=number)[-1] == (2, b"staged")
+    third.publish()
+    assert rows_of_table(third.store, clock, partition=number)[-1] == (2, b"staged")
 
 
 def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> None:

@@ -479,6 +479,8 @@ class Janitor:
         no longer be committed by then.
         """
         topics = self._meta.reload().topics
+        if any(self._is_led_elsewhere(topics, each) for each in batch.sections):
+            return False  # their leader may need the files for its table
         batch_id = BatchId(batch.query, batch.batch)
         alive = [topic for each in topics.values() if (topic := self._ours(each))]
         forgotten_us = self._clock.now_us() - round(memory_seconds(batch.kind) * 1e6)
@@ -501,6 +503,14 @@ class Janitor:
             return False
         with self._partition_table.lock:
             return topic.partitions[section.partition].batches.find(batch_id) is not None
+
+    def _is_led_elsewhere(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
+        """Returns whether another broker leads the section's partition, or will do so."""
+        known = topics.get(section.topic)
+        if known is None or section.partition >= known.partition_count:
+            return False
+        topic = self._ours(known)
+        return topic is None or section.partition not in topic.partitions
 
     def _is_gone(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
         """Returns whether the metadata lacks the partition; another broker may have created it."""

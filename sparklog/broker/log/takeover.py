@@ -124,8 +124,9 @@ def acquire(
 ) -> Leadership:
     """Registers the next epoch of `broker`, which others watch from now on.
 
-    A member is refused only by a live broker of the same id; any other broker by the live leader of
-    the root, and by live members. Raises `BrokerAlive` and the errors of `open_cluster`.
+    A member is refused by a live broker of the same id, and by one that leads the root alone; any
+    other broker by the live leader of the root, and by live members. Raises `BrokerAlive` and the
+    errors of `open_cluster`.
 
     Args:
         store: the store of the root.
@@ -169,7 +170,7 @@ def acquire(
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if check_alive and not take_over:
             _check_leader(store, watch, metadata, kind, clock)
-            for other in () if is_member else _members(metadata):
+            for other in _lone_leader(metadata) if is_member else _members(metadata):
                 member = LeaderWatch(
                     store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other
                 )
@@ -182,6 +183,12 @@ def acquire(
     metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
     return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log, is_member=is_member)
+
+
+def _lone_leader(metadata: ClusterMetadata) -> list[int]:
+    """Returns the controller, if it leads the root alone."""
+    known = metadata.brokers.get(metadata.controller)
+    return [metadata.controller] if known is not None and not known.is_member else []
 
 
 def _members(metadata: ClusterMetadata) -> list[int]:
