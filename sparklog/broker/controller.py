@@ -8,7 +8,6 @@ gets a fence (`storage/leadership.py`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -94,7 +93,7 @@ class Controller:
                 return None
             return leadership.elect(newest, self._own.broker, self._own.epoch)
 
-        changed = self._metadata.try_change(decide)
+        changed = self._metadata.change(decide)
         if changed.controller == self._own.broker:
             _log.info("this broker is the controller now", before=present)
 
@@ -102,13 +101,9 @@ class Controller:
         """Returns how many live members come before this one; the order differs by controller."""
         present = metadata.brokers.get(metadata.controller)
         seed = f"{metadata.controller}/{present.epoch if present else 0}"
-
-        def order(broker: int) -> bytes:
-            return hashlib.blake2b(f"{seed}/{broker}".encode(), digest_size=8).digest()
-
-        ours = order(self._own.broker)
+        ours = assign.order(seed, self._own.broker)
         return sum(
-            order(broker) < ours
+            assign.order(seed, broker) < ours
             for broker, known in metadata.brokers.items()
             if known.is_member
             and broker not in (metadata.controller, self._own.broker)
@@ -163,7 +158,7 @@ class Controller:
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
 
         try:
-            self._metadata.try_change(decide)
+            self._metadata.change(decide)
         except errors.LeadersChanged as error:  # it has started again: nothing has to move
             _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
             return

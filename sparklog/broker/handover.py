@@ -137,7 +137,7 @@ class Handovers:
                     self._doubtful.append((topic, each))
             sequence = self._save_states()
             resigned = {each: sequence for _, each in self._doubtful}
-            self._metadata.try_change(
+            self._metadata.change(
                 lambda newest: leadership.resign(
                     newest, self._own.broker, self._own.epoch, resigned
                 )
@@ -161,7 +161,8 @@ class Handovers:
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
         """Yields what this broker serves of `moves`, except partitions whose end is unknown."""
-        self._check_settled()
+        if self._doubtful:
+            raise errors.MetadataChanged  # the outcome of the last moves is unknown
         for (name, number), target in moves.items():
             if not self._partition_table.has_topic(name):
                 continue
@@ -179,11 +180,6 @@ class Handovers:
                     target=target,
                 ),
             )
-
-    def _check_settled(self) -> None:
-        """Raises `MetadataChanged` while the outcome of the last moves is unknown."""
-        if self._doubtful:
-            raise errors.MetadataChanged
 
     def _settle(self) -> None:
         """Finds out which of the last moves the metadata have, and takes the others back.

@@ -119,14 +119,13 @@ class LeaderMetadata:
                 raise
             self._proven = self._looks
 
-    def change(self, change: Callable[[ClusterMetadata], ClusterMetadata]) -> ClusterMetadata:
-        """Puts the next version. Raises `BrokerFenced`, and what `MetadataStore.change` raises."""
-        return self.try_change(change)
-
-    def try_change(
+    def change(
         self, change: Callable[[ClusterMetadata], ClusterMetadata | None]
     ) -> ClusterMetadata:
-        """Puts the next version, unless `change` returns None. Raises as `change`."""
+        """Puts the next version, unless `change` returns None.
+
+        Raises `BrokerFenced`, and what `MetadataStore.change` raises.
+        """
 
         def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
             self._check_leadership(metadata)

@@ -52,12 +52,11 @@ class Reconciler:
         open_table: OpenTable,
         clock: Clock,
         seen: ClusterMetadata,
-        on_gained: Callable[[], None] = lambda: None,
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
-        that it gets; `on_gained` is called when it serves them.
+        that it gets.
         """
         self._store = store
         self._metadata = metadata
@@ -69,7 +68,6 @@ class Reconciler:
         self._open_table = open_table
         self._clock = clock
         self._seen = seen
-        self.on_gained = on_gained
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._whole_version = -1
@@ -213,4 +211,3 @@ class Reconciler:
             epochs=[each.id for each in taken.leadership.inherited],
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
-        self.on_gained()

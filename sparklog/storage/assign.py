@@ -71,7 +71,7 @@ def place(
     as the racks have equally many brokers.
     """
     taking = [each for each in candidates if each.takes]
-    taking.sort(key=lambda each: (loads.get(each.broker, 0), _order(topic_id, each.broker)))
+    taking.sort(key=lambda each: (loads.get(each.broker, 0), order(topic_id, each.broker)))
     turns = itertools.cycle(_racks_in_turn(taking)) if taking else iter(())
     return tuple(each.broker for each in itertools.islice(turns, count))
 
@@ -114,7 +114,7 @@ def successors(
     reads its whole log.
     """
     taking = [each for each in candidates if each.takes and each.broker != leaving]
-    taking.sort(key=lambda each: (loads.get(each.broker, 0), _order(str(leaving), each.broker)))
+    taking.sort(key=lambda each: (loads.get(each.broker, 0), order(str(leaving), each.broker)))
     pool = [each.broker for each in taking[:most]]
     if not pool:
         return {}
@@ -216,7 +216,7 @@ def _by_leader(
 # ------------------------------------------------------------------------------ order
 
 
-def _order(seed: str, broker: int) -> bytes:
+def order(seed: str, broker: int) -> bytes:
     """Returns a number that orders brokers differently for each seed, and equally everywhere."""
     return hashlib.blake2b(f"{seed}/{broker}".encode(), digest_size=8).digest()
 

@@ -96,10 +96,7 @@ class ClusterWorld(World):
         """Returns whether the log of an epoch that the metadata have as open has a fence."""
         for each in self._metadata().open_epochs:
             if each.id == epoch:
-                log = wal.of(self.disk.base, self.scheduler.clock, each.log).follower(*epoch)
-                with contextlib.suppress(errors.SparklogError, ObjectMissing):
-                    log.poll(relist=True)
-                return log.fenced
+                return self._is_sealed(each)
         return True
 
     def may_know_less(self, broker: SimulatedBroker, topic_id: str) -> bool:

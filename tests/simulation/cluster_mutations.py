@@ -38,8 +38,7 @@ def _pass_on_no_heirs(
         else each
         for each in after.open_epochs
     )
-    kept = tuple(each for each in open_epochs if each.heirs or not each.fenced)
-    return msgspec.structs.replace(after, open_epochs=kept)
+    return msgspec.structs.replace(after, open_epochs=leadership._needed(open_epochs))
 
 
 def _leave_uncovered(

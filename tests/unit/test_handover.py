@@ -195,7 +195,7 @@ def test_an_unknown_outcome(
 ) -> None:
     """The partition waits until it is known which of the two leads it; then one serves it."""
     first, second = members
-    number, change = led(first), first.broker.metadata.try_change
+    number, change = led(first), first.broker.metadata.change
 
     def lose(decide: Callable[[ClusterMetadata], Any]) -> ClusterMetadata:
         if has_effect:
@@ -203,7 +203,7 @@ def test_an_unknown_outcome(
         raise errors.OutcomeUnknown(what="a change", reason="no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(first.broker.metadata, "try_change", lose)
+        patch.setattr(first.broker.metadata, "change", lose)
         with pytest.raises(errors.OutcomeUnknown):
             first.handovers.move({("t", number): 2})
     with pytest.raises(errors.MetadataChanged):  # one after another

@@ -508,17 +508,15 @@ class PartitionTable:
     def by_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
 
-    def add_topic(self, topic: Topic) -> Topic:
-        """Adds a topic, unless it is there already; returns the one that is."""
+    def add_topic(self, topic: Topic) -> None:
+        """Adds a topic, unless it is there already."""
         with self.lock:
-            known = self._by_id.get(topic.topic_id)
-            if known is not None:
-                return known
+            if topic.topic_id in self._by_id:
+                return
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
             self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
-            return topic
 
     def add_partitions(self, topic: Topic, snapshot: TableSnapshot, known: TopicMetadata) -> None:
         """Adds the partitions that the metadata have beyond those of `topic`.
@@ -764,11 +762,8 @@ class PartitionTable:
                 count = bisect_right(partition.unconfirmed, end, key=_end)
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
-                self.unconfirmed_count -= count
-                topic.unconfirmed -= count
+                self._count_unconfirmed(topic, -count)
                 self._bounds_changed[partition] = topic
-            if not topic.unconfirmed:
-                self._unconfirmed.pop(topic.topic_id, None)
 
     def unconfirmed(self) -> list[Topic]:
         """Returns the topics with entries that are published and not confirmed."""
@@ -967,9 +962,7 @@ class PartitionTable:
         for each in entries:
             partition.unconfirmed.append(each)
             self._unconfirmed_references.add(each)
-            self.unconfirmed_count += 1
-            topic.unconfirmed += 1
-            self._unconfirmed[topic.topic_id] = topic
+            self._count_unconfirmed(topic, 1)
 
     def _release_unconfirmed(self, done: Iterable[Located]) -> None:
         for each in done:
