@@ -655,6 +655,7 @@ class ForeignTable(Corrupt):
     """Another engine changed a topic's table so that sparklog cannot use it: undo the change."""
 
     code = "foreign_table"
+    needs_proof = True  # another broker may have deleted the topic
     template = (
         "The table of topic {topic!r} was changed so that sparklog cannot use it: {reason}. Undo"
         " the change."

@@ -18,7 +18,7 @@ from unittest import mock
 
 import msgspec
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker import ports
 from sparklog.broker.agent import Agent
@@ -163,6 +163,7 @@ class SimulatedBroker:
         self.check_alive = check_alive
         self.leadership: takeover.Leadership | None = None
         self.failure: Exception | None = None
+        self.is_leaving = False
         self.starts: dict[Place, int] = {}
         """Lower bounds of the log starts: as of before the broker started, or as it has reported.
         """
@@ -225,6 +226,7 @@ class SimulatedBroker:
 
     def stop(self) -> None:
         """Leaves in good order, by a task of the broker's own."""
+        self.is_leaving = True
         self._world.scheduler.spawn(self.process, "leave", self._agent.stop)
 
     def call(self, what: str, body: Callable[[Broker], Any], *, delay_seconds: float = 0.0) -> Call:
@@ -236,12 +238,22 @@ class SimulatedBroker:
                 self.process.clock.sleep(delay_seconds)
             try:
                 call.result = body(self.core)
+            except errors.ForeignTable as error:
+                call.error = self._proven(error)
             except Exception as error:
                 call.error = error
             call.done = True
 
         self._world.scheduler.spawn(self.process, what, run)
         return call
+
+    def _proven(self, error: Exception) -> Exception:
+        """Returns the error that a listener would send: it looks at the metadata first."""
+        try:
+            self.core.prove_leadership(self.core.looks)
+        except Exception as unproven:
+            return unproven
+        return error
 
 
 # ------------------------------------------------------------------------------ publishing

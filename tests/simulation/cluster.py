@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 
 from sparklog import errors
 from sparklog.formats import flight_messages
-from sparklog.storage import wal
+from sparklog.storage import metadata_format, wal
 from sparklog.storage.leadership import is_open
-from sparklog.storage.metadata import Epoch, Resignation
+from sparklog.storage.metadata import ClusterMetadata, Epoch, Resignation
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import NOT_LED
@@ -58,9 +59,12 @@ class ClusterWorld(World):
 
     def __init__(self, chance: random.Random, profile: Profile) -> None:
         super().__init__(chance, profile)
-        self._judged = MetadataStore(self.disk.base, clock=self.scheduler.clock)
+        self._newest = MetadataStore(self.disk.base, clock=self.scheduler.clock)
+        self._judged = ClusterMetadata()
+        """The last version that was judged."""
         self._wrong: list[str] = []
         """Changes of the metadata that broke a rule; the real code would hide an exception."""
+        self.disk.watchers.append(self._note_straggler)
 
     # -------------------------------------------------------------------------- for everybody
 
@@ -169,10 +173,31 @@ class ClusterWorld(World):
     # -------------------------------------------------------------------------- the oracle
 
     def note_metadata(self) -> None:
-        before = self._judged.current
-        after = self._judged.refresh()
-        if not before.version or after.version == before.version:
-            return
+        newest = self._newest.refresh()
+        kept = {each.id for each in newest.open_epochs}
+        while self._judged.version < newest.version:
+            after = self._next_version() or newest
+            if self._judged.version:
+                self._judge_version(self._judged, after, kept)
+            self._judged = after
+
+    def _next_version(self) -> ClusterMetadata | None:
+        """Returns the version after the last one that was judged; None if it has been pruned."""
+        version = self._judged.version + 1
+        try:
+            data = self.disk.base.get(f"meta/{version:020d}.json")
+        except ObjectMissing:
+            return None
+        found = metadata_format.decode_version(version, data)
+        if isinstance(found, ClusterMetadata):
+            return found
+        is_next = found.previous == self._judged.change_id
+        return metadata_format.apply(self._judged, found) if is_next else None
+
+    def _judge_version(
+        self, before: ClusterMetadata, after: ClusterMetadata, kept: Collection[tuple[int, int]]
+    ) -> None:
+        """Judges a version. `kept`: the epochs that are open now, whose logs can be looked at."""
         for name, known in after.topics.items():
             was = before.topics.get(name)
             if was is None or was.topic_id != known.topic_id:
@@ -190,7 +215,6 @@ class ClusterWorld(World):
                 elif rise:
                     # The id's new epoch, which takes over from the older ones.
                     heir = None if moved else after.brokers[leader].epoch
-                    kept = {each.id for each in after.open_epochs}
                     for epoch in before.open_epochs:
                         is_old = epoch.broker == leader and epoch.epoch != heir
                         may_write = is_old and not epoch.fenced and epoch.id in kept
@@ -200,7 +224,7 @@ class ClusterWorld(World):
     def _has_resigned(self, resigned: Resignation, topic_id: str, number: int) -> bool:
         """Returns whether the log has a partition's last state, and no entry of it after that."""
         id_ = resigned.broker, resigned.epoch
-        for epoch in self._judged.current.open_epochs:
+        for epoch in self._newest.current.open_epochs:
             if epoch.id == id_:
                 log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*id_)
                 flushes = log.poll(relist=True)
@@ -222,6 +246,12 @@ class ClusterWorld(World):
         with contextlib.suppress(errors.SparklogError, ObjectMissing):
             log.poll(relist=True)
         return log.fenced
+
+    def _note_straggler(self, path: str) -> None:
+        """Notes what a suspended member puts into the log of a closed epoch: it stays for long."""
+        named = re.fullmatch(r"wal/(\d+)/(\d+)/.*", path)
+        if named and not is_open(self._newest.refresh(), (int(named[1]), int(named[2]))):
+            self.disk.zombies.add(path)
 
     # -------------------------------------------------------------------------- recovery
 
@@ -271,10 +301,7 @@ class ClusterWorld(World):
                 each.stop()
             else:
                 each.process.alive = False
-        self._until(
-            lambda: not any(each.alive for each in self._brokers if each is not self.last),
-            "members that are stopped end",
-        )
+        self._until(self._is_one_left, "members that are stopped end")
         for broker, worker in self.workers:
             worker.alive &= broker.alive
         self._until(self._is_alone, "the last member leads everything")
@@ -287,6 +314,14 @@ class ClusterWorld(World):
             )
         self._rest(QUIET_SECONDS)
 
+    def _is_one_left(self) -> bool:
+        """Finds the last member: it is another one if the chosen one has ended as well."""
+        left = [each for each in self._brokers if each.alive]
+        if len(left) != 1 or not left[0].serving or left[0].is_leaving:
+            return False
+        (self.last,) = left
+        return True
+
     def _publish_all(self) -> None:
         """Has every member publish, those again whose place another one takes meanwhile."""
         request = flight_messages.PublishNow(timeout_seconds=BACKLOG_SECONDS)
@@ -296,6 +331,8 @@ class ClusterWorld(World):
             member = left[0]
             call = member.call("publish all", lambda core: core.publishing.publish(request))
             self._wait_for(call)
+            if isinstance(call.error, errors.MetadataChanged):
+                continue  # a partition is on its way; a client sends the request again
             is_over = isinstance(call.error, errors.BrokerClosing | errors.Fenced)
             ensure(call.error is None or is_over, f"publish all: {call.error!r}")
             done.add(member)
@@ -306,7 +343,8 @@ class ClusterWorld(World):
     def _is_alone(self) -> bool:
         """Returns whether the last member leads everything, and no other one may write."""
         writing = {each.broker for each in self._metadata().open_epochs if not each.fenced}
-        return self._is_level() and writing == {self.last.settings.id}
+        is_alone = self._is_one_left() and writing == {self.last.settings.id}
+        return is_alone and self._is_level()
 
     def _is_level(self) -> bool:
         """Returns whether each partition has a live leader that serves it, and none is fenced."""
