@@ -1,9 +1,20 @@
-"""Appending the batches that Spark tasks staged as files, by reference."""
+"""Appending the batches that Spark tasks staged as files, by reference.
+
+If this broker leads all partitions of a batch's topics, all rows become durable together, and one
+partition that remembers the batch speaks for the whole.
+
+Otherwise this broker appends the *part* of the batch that belongs to its partitions, and names the
+leaders of the others, which the driver asks next. Each partition then speaks for itself. The
+manifest decides which rows go where, and stays until a later batch of the query has begun, so a
+rerun of the batch cannot distribute its rows differently.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+
 from sparklog import errors
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.spark_batches import append_within_seconds
 from sparklog.broker.log.writer import Append, KeptOffsets, Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal
@@ -12,6 +23,7 @@ from sparklog.formats.flight_messages import AppendStaged, AppendStagedReply
 from sparklog.formats.record import CREATE_TIME
 from sparklog.storage import manifest
 from sparklog.storage.liveness import age
+from sparklog.storage.manifest import Section
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import BatchId, BatchKind
 
@@ -35,49 +47,57 @@ class StagedBatches:
         self._submit_timeout_seconds = submit_timeout_seconds
 
     def append(self, request: AppendStaged) -> AppendStagedReply:
-        """Appends the rows that a manifest names; all of them become durable together.
+        """Appends the rows that a manifest names, as far as this broker leads their partitions.
 
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
-        `MissingObject`, `TopicHeldBack`, `MetadataChanged`, and what `Writer.submit` and `wait`
-        raise.
+        `MissingObject`, `TopicHeldBack`, and what `Writer.submit` and `wait` raise.
         """
         # The files of an appended batch may be gone, and a rerun distributes its rows to other
-        # partitions, which do not remember the batch. So one partition that does is enough.
+        # partitions, which do not remember the batch. So one partition that does is enough, unless
+        # it has only a part.
         batch_id = manifest.batch_of(request.manifest)
         self._learn_from_tables()
-        remembered = self._find_appended(batch_id)
+        remembered = self._find_whole(batch_id)
         if remembered.ranges:
             return remembered
         try:
-            return self._append_once(batch_id, request.manifest)
+            self._check_not_outdated(batch_id)
+            staged = manifest.read(self._store, request.manifest)
+            if self._is_in_parts(staged):
+                return self._append_part(staged)
+            return self._append_whole(staged)
         except (errors.BadRequest, errors.MissingObject):
-            # An earlier attempt may meanwhile have appended it, and its files been removed.
-            remembered = self._find_appended(batch_id)
+            # An earlier attempt may meanwhile have appended it, and its files been removed. If that
+            # was another broker, which led everything, the tables have it.
+            topics = self._partition_table.topics()
+            own = self._partition_table.broker
+            self._learn_from_tables({each.name for each in topics if {*each.leaders} != {own}})
+            remembered = self._find_whole(batch_id)
             if remembered.ranges:
                 return remembered
             raise
 
-    def _append_once(self, batch_id: BatchId, path: str) -> AppendStagedReply:
-        self._check_not_outdated(batch_id)
-        staged = manifest.read(self._store, path)
-        self._check_age(staged)
-        self._check_leads_all(staged)
-        self._check_batches_known(staged)
-        appends = [self._prepare(section, staged) for section in staged.sections]
+    def _append_whole(self, staged: manifest.Manifest) -> AppendStagedReply:
+        self._check_age(staged, staged.kind)
+        self._check_batches_known(staged, staged.sections)
+        appends = [self._prepare(section, staged, staged.kind) for section in staged.sections]
         if not appends:
             return AppendStagedReply(ranges={})
-        staged.check_files(self._store)
+        staged.check_files(self._store, staged.sections)
+        return self._submit(staged.sections, appends)
+
+    def _submit(self, sections: Sequence[Section], appends: Sequence[Append]) -> AppendStagedReply:
         pending = self._writer.submit(appends, timeout_seconds=self._submit_timeout_seconds)
         results = self._writer.wait(pending)
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
-        for section, result in zip(staged.sections, results, strict=True):
+        for section, result in zip(sections, results, strict=True):
             of_topic = ranges.setdefault(section.topic, {})
             first, count = of_topic.get(section.partition, (result.base_offset, 0))
             of_topic[section.partition] = first, count + section.count
         return AppendStagedReply(ranges=ranges, skipped=all(each.duplicate for each in results))
 
-    def _find_appended(self, batch_id: BatchId) -> AppendStagedReply:
-        """Returns the topics that hold the batch, with the offsets that partitions remember."""
+    def _find_whole(self, batch_id: BatchId) -> AppendStagedReply:
+        """Returns the topics that hold the whole batch, with the offsets that are remembered."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         for topic in self._partition_table.topics():
             with self._partition_table.lock:  # per topic, because there may be many
@@ -85,10 +105,92 @@ class StagedBatches:
                     ranges[topic.name] = {}
                 for partition in topic.partitions.values():
                     batch = partition.batches.find(batch_id)
-                    if batch is not None:
+                    if batch is not None and not batch.kind.is_part:
                         of_topic = ranges.setdefault(topic.name, {})
                         of_topic[partition.number] = batch.base_offset, batch.count
         return AppendStagedReply(ranges=ranges, skipped=True)
+
+    # -------------------------------------------------------------------------- parts
+
+    def _is_in_parts(self, staged: manifest.Manifest) -> bool:
+        """Returns whether other leaders append a part of the batch, or have done so.
+
+        A partition that has no rows of the batch now may have had some when it was appended, and
+        only its leader remembers. So this broker must lead all partitions of the topics.
+        """
+        batch_id = staged.batch_id
+        for name in {section.topic for section in staged.sections}:
+            topic = self._partition_table.topic(name)
+            with self._partition_table.lock:
+                partitions = topic.partitions
+                if len(partitions) < topic.count or topic.resigning:
+                    return True
+                if any(each.batches.find(batch_id) is not None for each in partitions.values()):
+                    return True  # a part: the whole would have been found
+        return False
+
+    def _append_part(self, staged: manifest.Manifest) -> AppendStagedReply:
+        """Appends the sections of our partitions that do not remember the batch."""
+        elsewhere: dict[str, dict[int, int]] = {}
+        ranges: dict[str, dict[int, tuple[int, int]]] = {}
+        missing: list[Section] = []
+        for section in staged.sections:
+            topic = self._partition_table.topic(section.topic)
+            try:
+                partition = topic.partition(section.partition)
+            except errors.NotLeader as error:
+                elsewhere.setdefault(topic.name, {})[section.partition] = error.facts["leader"]
+                continue
+            with self._partition_table.lock:
+                known = partition.batches.find(staged.batch_id)
+            if known is not None:
+                ranges.setdefault(topic.name, {})[section.partition] = (
+                    known.base_offset,
+                    known.count,
+                )
+            else:
+                missing.append(section)
+        kind = staged.kind.as_part
+        if missing:
+            self._check_not_begun_later(staged.batch_id, kind)
+            self._learn_from_tables({section.topic for section in missing})
+            if self._find_whole(staged.batch_id).ranges:
+                return self._find_whole(staged.batch_id)
+            self._check_not_outdated(staged.batch_id)
+            self._check_age(staged, kind)
+            self._check_batches_known(staged, missing)
+            # Sections of other brokers are checked as well, as far as this one can: a batch that
+            # one leader would refuse is better refused by the first.
+            for section in staged.sections:
+                self._check_records(section)
+            staged.check_files(self._store, missing)
+            reply = self._submit(missing, [self._prepare(each, staged, kind) for each in missing])
+            for name, of_topic in reply.ranges.items():
+                ranges.setdefault(name, {}).update(of_topic)
+        return AppendStagedReply(
+            ranges=ranges,
+            skipped=not missing,
+            elsewhere=elsewhere,
+            topic_ids={
+                name: self._partition_table.topic(name).topic_id
+                for name in {section.topic for section in staged.sections}
+            },
+        )
+
+    def _check_not_begun_later(self, batch_id: BatchId, kind: BatchKind) -> None:
+        """Raises `BadRequest` if a later batch of the query is staged: this one was over by then.
+
+        It may be in partitions of other leaders alone. Its manifest is gone, or will be, and a
+        driver that was suspended may have put another one.
+        """
+        if not kind.is_numbered:
+            return
+        staged = self._store.folders(f"{manifest.FOLDER}/{batch_id.query}")
+        newest = max((int(name) for name in staged if name.isdecimal()), default=-1)
+        if newest > batch_id.batch:
+            raise _outdated(batch_id, newest)
+
+    # -------------------------------------------------------------------------- checks
 
     def _check_not_outdated(self, batch_id: BatchId) -> None:
         """Raises `BadRequest` for a batch that is older than its query's newest, and not known.
@@ -97,24 +199,19 @@ class StagedBatches:
         program, that was set back.
         """
         newest = max(
-            (
-                topic.spark_batches.newest(batch_id.query)
-                for topic in self._partition_table.topics()
-            ),
+            (topic.spark_batches.begun(batch_id.query) for topic in self._partition_table.topics()),
             default=-1,
         )
         if batch_id.batch < newest:
-            reason = (
-                f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}, and its"
-                " offsets are no longer remembered: it may have been written already. Check whether"
-                " its rows are in the topic, and if not, write them as a batch of another query"
-            )
-            raise errors.BadRequest(reason=reason)
+            raise _outdated(batch_id, newest)
 
-    def _learn_from_tables(self) -> None:
-        """Reads the batches of tables that could not be read when this broker started."""
+    def _learn_from_tables(self, names: Collection[str] = ()) -> None:
+        """Reads the batches of tables that could not be read when this broker started.
+
+        And those of the topics in `names`, to which other leaders commit.
+        """
         for topic in self._partition_table.topics():
-            if topic.spark_batches.is_known:
+            if topic.spark_batches.is_known and topic.name not in names:
                 continue
             try:
                 check_current(topic.table.refresh(), topic)
@@ -124,45 +221,26 @@ class StagedBatches:
             with self._partition_table.lock:
                 topic.spark_batches.record_all(batches)
 
-    def _check_batches_known(self, staged: manifest.Manifest) -> None:
+    def _check_batches_known(self, staged: manifest.Manifest, sections: Iterable[Section]) -> None:
         """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""
         if staged.kind is BatchKind.UNNAMED:
             return
-        for name in {section.topic for section in staged.sections}:
+        for name in {section.topic for section in sections}:
             topic = self._partition_table.topic(name)
             if not topic.spark_batches.is_known:
                 reason = topic.held_back or "its table, which lists its batches, cannot be read"
                 raise errors.TopicHeldBack(topic=name, reason=reason)
 
-    def _check_leads_all(self, staged: manifest.Manifest) -> None:
-        """Raises `BadRequest` for a topic of which other brokers lead partitions.
-
-        A partition that has no rows of the batch now may have had some when it was appended, and
-        only its leader remembers. Raises `MetadataChanged` while a partition is on its way to us.
-        """
-        own = self._partition_table.broker
-        for name in sorted({section.topic for section in staged.sections}):
-            topic = self._partition_table.topic(name)
-            others = sorted({*topic.leaders} - {own})
-            if others:
-                reason = (
-                    f"topic {name} has partitions of several brokers, to which Spark's sink cannot"
-                    f" write yet; this is broker {own}, the others are {others}"
-                )
-                raise errors.BadRequest(reason=reason)
-            if len(topic.partitions) < topic.count or topic.resigning:
-                raise errors.MetadataChanged
-
-    def _check_age(self, staged: manifest.Manifest) -> None:
+    def _check_age(self, staged: manifest.Manifest, kind: BatchKind) -> None:
         """Raises `BadRequest` for a write so old that it may be forgotten, and its files gone."""
-        if staged.kind is BatchKind.NUMBERED:
+        if kind is BatchKind.NUMBERED:
             return
         try:
             decided_us = self._store.stat(staged.path).modified_us
         except ObjectMissing:
             raise errors.BadRequest(reason=f"there is no manifest at {staged.path}") from None
         age_seconds = (self._clock.now_us() - decided_us) / 1e6
-        if age_seconds > append_within_seconds(staged.kind):
+        if age_seconds > append_within_seconds(kind):
             reason = (
                 f"write {staged.query} was staged {age(round(age_seconds * 1e6))} ago, so long that"
                 " it may have been appended and forgotten. Check whether its rows are in the topic,"
@@ -170,20 +248,27 @@ class StagedBatches:
             )
             raise errors.BadRequest(reason=reason)
 
-    def _prepare(self, section: manifest.Section, staged: manifest.Manifest) -> Append:
+    def _check_records(self, section: Section) -> None:
+        """Raises what a topic refuses, whichever broker leads the partition."""
         check_not_internal(section.topic, "write to")
+        topic = self._partition_table.topic(section.topic)
+        if not 0 <= section.partition < topic.count:
+            raise errors.UnknownPartition(
+                topic=topic.name, partition=section.partition, last=topic.count - 1
+            )
+        if section.offsets is None:  # else the source has accepted its records as they are
+            arrival_us = self._clock.now_us()
+            times_us = _times_us(section, topic, arrival_us)
+            topic.check_keys(section.partition, section.keyless)
+            topic.check_times(min(times_us), max(times_us), arrival_us)
+
+    def _prepare(self, section: Section, staged: manifest.Manifest, kind: BatchKind) -> Append:
+        self._check_records(section)
         topic = self._partition_table.topic(section.topic)
         topic.partition(section.partition)
         arrival_us = self._clock.now_us()
-        timestamp_type = topic.timestamp_type
-        times_us = [arrival_us]  # for rows without a time
+        times_us = _times_us(section, topic, arrival_us)
         offsets = section.offsets
-        if timestamp_type == CREATE_TIME or offsets is not None:
-            bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
-            times_us += [each for each in bounds_us if each is not None]
-        if offsets is None:  # the source has accepted its records as they are
-            topic.check_keys(section.partition, section.keyless)
-            topic.check_times(min(times_us), max(times_us), arrival_us)
         return Append(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -192,9 +277,27 @@ class StagedBatches:
             arrival_us=arrival_us,
             min_timestamp_us=min(times_us),
             max_timestamp_us=max(times_us),
-            timestamp_type=timestamp_type,
+            timestamp_type=topic.timestamp_type,
             staged=section.ref(),
-            batch_id=BatchId(staged.query, staged.batch),
-            batch_kind=staged.kind,
+            batch_id=staged.batch_id,
+            batch_kind=kind,
             kept=None if offsets is None else KeptOffsets(offsets[0], section.rows),
         )
+
+
+def _times_us(section: Section, topic: Topic, arrival_us: int) -> list[int]:
+    """Returns the times that bound those of the section's records."""
+    times_us = [arrival_us]  # for rows without a time
+    if topic.timestamp_type == CREATE_TIME or section.offsets is not None:
+        bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
+        times_us += [each for each in bounds_us if each is not None]
+    return times_us
+
+
+def _outdated(batch_id: BatchId, newest: int) -> errors.BadRequest:
+    reason = (
+        f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}, and its"
+        " offsets are no longer remembered: it may have been written already. Check whether"
+        " its rows are in the topic, and if not, write them as a batch of another query"
+    )
+    return errors.BadRequest(reason=reason)

@@ -353,10 +353,16 @@ class AppendStaged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Per topic, per partition: first offset and count. `skipped`: it had been appended before."""
+    """Per topic, per partition: first offset and count. `skipped`: it had been appended before.
+
+    Other brokers have to be asked for the partitions in `elsewhere`, which has their leaders.
+    """
 
     ranges: dict[str, dict[int, tuple[int, int]]]
     skipped: bool = False
+    elsewhere: dict[str, dict[int, int]] = {}
+    topic_ids: dict[str, str] = {}
+    """The ids of all topics of the batch, if several brokers append it."""
 
 
 class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.sinks.options import to_topic
 from sparklog.storage.objects import open_store
-from sparklog.storage.table import TopicTable, key_app_id, query_app_id
+from sparklog.storage.table import TopicTable, begun_app_id, key_app_id, query_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
@@ -92,8 +92,12 @@ class Target:
     def newest(self, run: str) -> int | None:
         """Returns the number of the run's last write that is in the topic; None: there is none."""
         table, topic_id = self._table()
-        txn = table.txn(query_app_id(topic_id, to_topic(_named(run, topic_id), self.topic)))
-        return None if txn is None else txn.version
+        name = to_topic(_named(run, topic_id), self.topic)
+        whole = table.txn(query_app_id(topic_id, name))
+        begun = table.txn(begun_app_id(topic_id, name))
+        # Parts of the newest one may be missing: written again, it is completed.
+        newest = max(whole.version if whole else -1, begun.version - 1 if begun else -1)
+        return newest if newest >= 0 else None
 
     def _table(self) -> tuple[TopicTable, str]:
         with sparklog.connect(self.root, detached=True) as log:

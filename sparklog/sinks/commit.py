@@ -1,15 +1,19 @@
-"""The commit of a batch: one manifest decides its contents, and a broker appends them.
+"""The commit of a batch: one manifest decides its contents, and the brokers append them.
 
 A repeated commit, after any crash, finds the same manifest and completes it; the broker recognises
-the batch by its id and skips one that was appended.
+the batch by its id and skips one that was appended. If several brokers lead the partitions, each
+appends its part, and a receipt beside the manifest says that all of them have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
@@ -20,6 +24,7 @@ from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.snapshot import BatchKind
 
 if TYPE_CHECKING:
+    from sparklog.client.connection import Connection
     from sparklog.client.log import Log
 
 _log = logging.getLogger("sparklog.sinks")
@@ -49,19 +54,83 @@ def commit(
     store.delete({section.path for section in sections if section.rows} - kept)
     if decided is not None:
         _check_topics(ours, {section.topic for section in decided.sections})
-    if decided is None or decided.sections:
-        appended_staged: flight_messages.AppendStagedReply = _connect(
-            root, tuple(sorted(storage.items()))
-        ).connection.action(
-            "batches.append_staged",
-            flight_messages.AppendStaged(manifest=ours.path),
-            timeout_seconds=limits.SPARK_PATIENCE_SECONDS,
-        )
-        if appended_staged.skipped:
-            _check_topics(ours, appended_staged.ranges)
-            _log.warning(
-                "batch %d of %s was appended before and is not written again", batch, query
+    if decided is not None and not decided.sections:
+        return
+    is_done = decided is not ours and manifest.find_receipt(store, manifest.folder(query, batch))
+    if not is_done:
+        connection = _connect(root, tuple(sorted(storage.items()))).connection
+        reply = append_everywhere(connection, ours.path)
+        if reply.topic_ids:
+            receipt = manifest.Receipt(ranges=reply.ranges, topic_ids=reply.topic_ids)
+            receipt.put(store, ours.batch_id, SystemClock())
+        if reply.skipped:
+            _check_topics(ours, reply.ranges)
+    if is_done or reply.skipped:
+        _log.warning("batch %d of %s was appended before and is not written again", batch, query)
+
+
+def append_everywhere(connection: Connection, path: str) -> flight_messages.AppendStagedReply:
+    """Has the batch of a manifest appended by all leaders of its partitions.
+
+    Any broker names the leaders. Returns what all of them have replied together; it names the
+    topics' ids if the batch is in parts, and needs a receipt. Raises what `commit` raises; an error
+    of one leader has a note if others have appended their part.
+    """
+    request = flight_messages.AppendStaged(manifest=path)
+    retry = connection.retry(limits.SPARK_PATIENCE_SECONDS)
+    known: flight_messages.AppendStagedReply = connection.action(
+        "batches.append_staged", request, timeout_seconds=retry.left_seconds
+    )
+    if known.elsewhere:
+        connection.brokers()  # their addresses
+    while left := _left(known):
+        broker = left[0]
+        try:
+            reply: flight_messages.AppendStagedReply = connection.attempt(
+                "batches.append_staged", request, timeout_seconds=retry.left_seconds, broker=broker
             )
+            known = _merged(known, reply)
+            if broker in _left(known):  # its partition is on the way to another leader
+                raise errors.MetadataChanged
+        except errors.SparklogError as error:
+            try:
+                retry.wait_or_raise(error)
+            except errors.SparklogError:
+                error.add_note(f"Appended so far, as first offset and count: {known.ranges}")
+                raise
+            with contextlib.suppress(errors.Retriable):  # any broker knows the leaders
+                connection.brokers()
+                known = _merged(
+                    known,
+                    connection.attempt(
+                        "batches.append_staged", request, timeout_seconds=retry.left_seconds
+                    ),
+                )
+    return known
+
+
+def _left(reply: flight_messages.AppendStagedReply) -> list[int]:
+    """Returns the leaders of the partitions whose rows are not known to be appended."""
+    return sorted(
+        {
+            leader
+            for topic, leaders in reply.elsewhere.items()
+            for partition, leader in leaders.items()
+            if partition not in reply.ranges.get(topic, {})
+        }
+    )
+
+
+def _merged(
+    known: flight_messages.AppendStagedReply, reply: flight_messages.AppendStagedReply
+) -> flight_messages.AppendStagedReply:
+    """Returns both replies as one. One that names no other leader speaks for the whole batch."""
+    if not reply.elsewhere and not reply.topic_ids:
+        return reply
+    ranges = {name: dict(of_topic) for name, of_topic in known.ranges.items()}
+    for name, of_topic in reply.ranges.items():
+        ranges.setdefault(name, {}).update(of_topic)
+    return msgspec.structs.replace(reply, ranges=ranges, skipped=known.skipped and reply.skipped)
 
 
 def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) -> int:

@@ -13,6 +13,9 @@ Rules:
   order, and refusals are removed from the last one: the first attempt without one is open.
 - A section is an Arrow IPC stream of exactly one record batch, a payload of one partition. It is
   read by its byte range alone, like an entry of the write-ahead log, and becomes one.
+- If several brokers lead the partitions, the driver puts a *receipt* beside the manifest once all
+  of them have appended their sections. Both are kept until a later batch of the query is staged,
+  though the files go: a rerun finds that nothing is left to do.
 - A batch that keeps the offsets of its rows says which offsets each section covers. A section
   without rows, and without bytes, covers offsets that have none.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -38,6 +41,8 @@ from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
 """The file name of the first attempt's manifest; `name` returns that of any attempt."""
+RECEIPT: Final = "appended.json"
+"""The file name of a `Receipt`."""
 FOLDER: Final = "staging"
 _QUERY = re.compile(r"(?!\.)[a-zA-Z0-9._@-]{1,250}")
 _MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
@@ -106,14 +111,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         return f"{folder(self.query, self.batch)}/{name(self.attempt)}"
 
-    def check_files(self, store: Store) -> None:
-        """Checks by one listing that every section's file exists and is long enough.
+    @property
+    def batch_id(self) -> BatchId:
+        return BatchId(self.query, self.batch)
+
+    def check_files(self, store: Store, sections: Iterable[Section]) -> None:
+        """Checks by one listing that the file of each of `sections` exists and is long enough.
 
         Raises `MissingObject` and `CorruptObject`, which name the file.
         """
         within = folder(self.query, self.batch)
         sizes = {f"{within}/{stat.name}": stat.size_bytes for stat in store.list_after(within)}
-        for section in self.sections:
+        for section in sections:
             if not section.rows:
                 continue
             size = sizes.get(section.path)
@@ -127,6 +136,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                         f" {section.start} to {section.start + section.length}"
                     ),
                 )
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The offsets of all sections of a batch that several leaders have appended."""
+
+    ranges: dict[str, dict[int, tuple[int, int]]]
+    """First offset and count, by topic and partition."""
+    topic_ids: dict[str, str]
+
+    def put(self, store: Store, batch_id: BatchId, clock: Clock) -> None:
+        """Puts it beside the manifest of the batch. Raises like `claim`."""
+        path = f"{folder(batch_id.query, batch_id.batch)}/{RECEIPT}"
+        claim(store, path, msgspec.json.encode(self), clock=clock)
+
+
+def find_receipt(store: Store, within: str) -> Receipt | None:
+    """Returns the receipt in the folder of a batch, if there is one. Raises `CorruptObject`."""
+    path = f"{within}/{RECEIPT}"
+    try:
+        return msgspec.json.decode(store.get(path), type=Receipt)
+    except ObjectMissing:
+        return None
+    except msgspec.MsgspecError as error:
+        raise errors.CorruptObject(path=path, check=str(error)) from error
 
 
 def folder(query: str, batch: int) -> str:

@@ -125,6 +125,24 @@ class BatchKind(enum.IntEnum):
     """The only one of its name: a write with an idempotency key."""
     UNNAMED = 2
     """A write under a random name, which only its own driver can repeat."""
+    NUMBERED_PART = 3
+    """One leader's part of a numbered batch that several leaders append."""
+    NAMED_PART = 4
+    UNNAMED_PART = 5
+
+    @property
+    def is_part(self) -> bool:
+        """True if other partitions may lack the batch although this one has it."""
+        return self >= BatchKind.NUMBERED_PART
+
+    @property
+    def is_numbered(self) -> bool:
+        return self in (BatchKind.NUMBERED, BatchKind.NUMBERED_PART)
+
+    @property
+    def as_part(self) -> BatchKind:
+        """The kind of such a batch where several leaders append it."""
+        return self if self.is_part else BatchKind(self + BatchKind.NUMBERED_PART)
 
 
 class BatchId(msgspec.Struct, frozen=True, array_like=True):

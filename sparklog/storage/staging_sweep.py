@@ -5,6 +5,10 @@ get its manifest from a slow driver. So before its files are removed, the sweepe
 the manifest's path, which a late driver then finds. Files staged after a refusal belong to the next
 attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even later driver
 would commit files that no longer exist.
+
+Of a batch that several brokers have appended, the files are removed an hour after the receipt was
+put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
+later batch is staged; of a write with a key, for 30 days.
 """
 
 from __future__ import annotations
@@ -14,14 +18,15 @@ from collections.abc import Callable
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import manifest
-from sparklog.storage.manifest import Manifest
+from sparklog.storage.manifest import Manifest, Receipt
 from sparklog.storage.objects import Stat, Store
+from sparklog.storage.snapshot import BatchKind
 
-IsPublished = Callable[[Manifest, int], bool]
+IsPublished = Callable[[Manifest, int, Receipt | None], bool]
 """Returns whether every record of the batch is in its table, or its partition no longer exists.
 
 Called after the manifest is read, with the time at which it was put, in µs: a partition that was
-created for the batch exists by then.
+created for the batch exists by then. And with the receipt, if several brokers have appended it.
 """
 
 
@@ -82,8 +87,17 @@ def _unneeded(
     while (decided := manifests.get(manifest.name(attempt))) is not None:
         found = manifest.load(store, f"{folder}/{decided.name}")
         if not found.refused:
-            names = [stat.name for stat in stats]
-            return names if is_published(found, decided.modified_us) else []
+            receipts = [stat for stat in stats if stat.name == manifest.RECEIPT]
+            receipt = manifest.find_receipt(store, folder) if receipts else None
+            if receipts and not _are_old(receipts, limits.PARTS_KEPT_SECONDS, clock):
+                return []  # a leader may have published rows that it has not confirmed
+            if not is_published(found, decided.modified_us, receipt):
+                return []
+            names = {stat.name for stat in stats}
+            if receipts and _may_run_again(store, found, receipts, clock):
+                # With earlier, refused attempts: without them their drivers could decide again.
+                names -= {manifest.RECEIPT, *manifests}
+            return sorted(names)
         attempt += 1
     files = [stat for stat in stats if stat.name not in manifests]
     open_ones = [stat for stat in files if manifest.attempt_of(stat.name) >= attempt]
@@ -93,6 +107,15 @@ def _unneeded(
     if not open_ones and _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock):
         gone += manifests
     return gone
+
+
+def _may_run_again(store: Store, found: Manifest, receipts: list[Stat], clock: Clock) -> bool:
+    """Returns whether a rerun would look for the decision of a batch that is done."""
+    if found.kind is BatchKind.NUMBERED:
+        batches = store.folders(f"{manifest.FOLDER}/{found.query}")
+        return not any(each.isdecimal() and int(each) > found.batch for each in batches)
+    is_named = found.kind is BatchKind.NAMED
+    return is_named and not _are_old(receipts, limits.BATCH_MEMORY_SECONDS, clock)
 
 
 def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:

@@ -133,6 +133,14 @@ def query_app_id(topic_id: str, query: str) -> str:
     return f"sparklog/{topic_id}/query/{query}"
 
 
+def begun_app_id(topic_id: str, query: str) -> str:
+    """The `txn` whose version is the newest batch of a query of which a part is in the table.
+
+    Several leaders append the parts of such a batch, and commit them one after another.
+    """
+    return f"sparklog/{topic_id}/begun/{query}"
+
+
 def key_app_id(topic_id: str, key: str) -> str:
     """The `txn` of a write with an idempotency key that is in the table; its version is 0."""
     return f"sparklog/{topic_id}/key/{key}"
@@ -611,6 +619,7 @@ class TopicTable:
             for app_id, txn in self._replay.txns.items():
                 for kind, prefix in (
                     (BatchKind.NUMBERED, query_app_id(topic_id, "")),
+                    (BatchKind.NUMBERED_PART, begun_app_id(topic_id, "")),
                     (BatchKind.NAMED, key_app_id(topic_id, "")),
                 ):
                     if app_id.startswith(prefix):

@@ -25,10 +25,13 @@ from sparklog.settings import (
     LogSettings,
     PublisherSettings,
 )
+from sparklog.sinks import commit as commits
+from sparklog.storage import manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
+from tests.support.brokers import payload
 from tests.support.kafkarequests import batch, create, produce
 from tests.support.kafkas import frames
 from tests.support.waiting import wait_until
@@ -300,6 +303,36 @@ def test_producers_are_remembered(cluster: Members) -> None:
     until(lambda: offset() == 0)
     with sparklog.connect(cluster.addresses) as log:
         assert log.describe("t").partitions[number].end == 1
+
+
+def test_spark_batches_reach_all_leaders(cluster: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch begun before a member dies is completed by a rerun, over real connections, once."""
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("t", 6)
+        cluster.wait_for_topic(cluster.agents[2], "t")
+        monkeypatch.setattr(commits, "open_store", lambda *_: cluster.store)
+        monkeypatch.setattr(commits, "_connect", lambda *_: log)
+
+        def commit(batch_number: int, value: str) -> None:
+            staging = manifest.StagingWriter(
+                cluster.store, query="q", batch=batch_number, clock=CLOCK
+            )
+            for number in range(6):
+                staging.add("t", number, payload([f"{value} {number}"]))
+            sections = staging.finish()
+            commits.commit("root", {}, query="q", batch=batch_number, sections=sections)
+
+        commit(0, "first")
+        assert set(cluster.leaders("t")) == {1, 2, 3}
+        with monkeypatch.context() as driver:
+            driver.setattr(commits, "_left", lambda _: [])  # it dies after the first leader
+            commit(1, "second")
+        cluster.store.delete(["staging/q/1/appended.json"])
+        cluster.kill(3)
+        commit(1, "again")
+        batches = ("first", "second")
+        expected = {f"{each} {number}".encode() for each in batches for number in range(6)}
+        assert values(log, "t", 12) == Counter(expected)
 
 
 def test_topics_of_others(cluster: Members) -> None:

@@ -163,7 +163,7 @@ class SimulatedBroker:
         self.check_alive = check_alive
         self.leadership: takeover.Leadership | None = None
         self.failure: Exception | None = None
-        self.is_leaving = False
+        self._leaving: Task | None = None
         self.starts: dict[Place, int] = {}
         """Lower bounds of the log starts: as of before the broker started, or as it has reported.
         """
@@ -182,6 +182,10 @@ class SimulatedBroker:
     @property
     def alive(self) -> bool:
         return self.process.alive
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving is not None and not self._leaving.done
 
     @property
     def serving(self) -> bool:
@@ -226,8 +230,7 @@ class SimulatedBroker:
 
     def stop(self) -> None:
         """Leaves in good order, by a task of the broker's own."""
-        self.is_leaving = True
-        self._world.scheduler.spawn(self.process, "leave", self._agent.stop)
+        self._leaving = self._world.scheduler.spawn(self.process, "leave", self._agent.stop)
 
     def call(self, what: str, body: Callable[[Broker], Any], *, delay_seconds: float = 0.0) -> Call:
         """Runs `body` as a request in the broker; it begins when it arrives there."""

@@ -25,6 +25,7 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.readers import ReadBatch
 from sparklog.broker.log.writer import AppendResult
+from sparklog.client.connection import Backoff, Retry
 from sparklog.formats import flight_messages, record_batch
 from sparklog.formats.record import LOG_APPEND_TIME, OFFSET, TIMESTAMP
 from sparklog.sinks import commit as commits
@@ -444,7 +445,8 @@ class Query(Client):
                 return None
         topic_id, adopted = answer
         ranges = adopted.ranges.get(self._topic, {})
-        self.world.history.adopted(f"{self._query} {decision.batch}", topic_id, ranges)
+        if not self.world.profile.is_cluster:  # several leaders commit one after another
+            self.world.history.adopted(f"{self._query} {decision.batch}", topic_id, ranges)
         if adopted.skipped and self._is_shared:
             return adopted  # the rows may be those of the other driver
         for partition, (first, count) in ranges.items():
@@ -468,6 +470,8 @@ class Query(Client):
         self, decision: manifest.Manifest, *, may_be_refused: bool = False
     ) -> tuple[str, flight_messages.AppendStagedReply] | None:
         """(topic id, answer), or None where there was none."""
+        if self.world.profile.is_cluster:
+            return self._adopt_everywhere(decision, may_be_refused=may_be_refused)
         call = self.send("adopt", lambda core: self._adopt(core, decision))
         answer, error = self.receive(call)
         if isinstance(error, errors.Invalid | errors.Corrupt):
@@ -486,6 +490,44 @@ class Query(Client):
         topic_id = core.topics.describe(self._topic).topic_id
         return topic_id, core.staged.append(flight_messages.AppendStaged(manifest=decision.path))
 
+    def _adopt_everywhere(
+        self, decision: manifest.Manifest, *, may_be_refused: bool
+    ) -> tuple[str, flight_messages.AppendStagedReply] | None:
+        """As `commit` does: asks all leaders, and puts a receipt; the topic is never deleted."""
+        topic_id = self.world.topic_id_of(self._topic)
+        machine = self.world.machine(f"{self.name}-{decision.batch} driver")
+        done: list[flight_messages.AppendStagedReply] = []
+        refusals: list[errors.BadRequest] = []
+
+        def body() -> None:
+            within = manifest.folder(decision.query, decision.batch)
+            try:
+                receipt = manifest.find_receipt(machine.store, within)
+                if receipt is not None:
+                    skipped = flight_messages.AppendStagedReply(ranges=receipt.ranges, skipped=True)
+                    done.append(skipped)
+                    return
+                reply = commits.append_everywhere(
+                    _Leaders(self, machine),  # type: ignore[arg-type]
+                    decision.path,
+                )
+                if reply.topic_ids:
+                    receipt = manifest.Receipt(ranges=reply.ranges, topic_ids=reply.topic_ids)
+                    receipt.put(machine.store, decision.batch_id, machine.clock)
+                done.append(reply)
+            except (errors.Retriable, errors.OutcomeUnknown, errors.Fenced, SyncFailed) as error:
+                self.world.disk.note("not appended", str(error))
+            except errors.UnknownTopic as error:  # a member may not have seen that it was created
+                self.world.disk.note("not appended", str(error))
+            except errors.BadRequest as error:
+                self.world.disk.note("refused", str(error))
+                refusals.append(error)
+
+        task = self.world.scheduler.spawn(machine.process, "append", body)
+        self.world.scheduler.wait(lambda: task.done or not machine.process.alive)
+        ensure(may_be_refused or not refusals, f"{decision.path} is refused: {refusals}")
+        return (topic_id, done[0]) if done else None
+
     def _run_again(self, batch: int, before: flight_messages.AppendStagedReply) -> None:
         """A driver that died after the commit, or with an old checkpoint, runs the batch again.
 
@@ -500,6 +542,41 @@ class Query(Client):
             what = f"{decision.path} was appended as {before} and again as {again[1]}"
             is_skipped = again[1].skipped or not again[1].ranges
             ensure(is_skipped and _is_within(again[1].ranges, before.ranges), what)
+
+
+class _Leaders:
+    """The connection of a driver to the members of a cluster, as far as `commit` uses it."""
+
+    def __init__(self, query: Query, machine: Machine) -> None:
+        self._query = query
+        self._machine = machine
+
+    def retry(self, seconds: float) -> Retry:
+        return Retry(self._machine.clock, min(seconds, 5.0), Backoff(jitter=lambda: 0.5))
+
+    def attempt(
+        self,
+        _name: str,
+        request: flight_messages.AppendStaged,
+        *,
+        timeout_seconds: float,
+        broker: int = -1,
+    ) -> flight_messages.AppendStagedReply:
+        del timeout_seconds
+        member = self._query.world.find_member(broker)
+        call = None
+        if member is not None:
+            call = member.call("adopt", lambda core: core.staged.append(request))
+        answer, error = self._query.receive(call)
+        if error is not None:
+            raise error
+        assert isinstance(answer, flight_messages.AppendStagedReply)
+        return answer
+
+    action = attempt
+
+    def brokers(self) -> list[int]:
+        return []
 
 
 class Mirror(Client):

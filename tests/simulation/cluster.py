@@ -9,9 +9,9 @@ import random
 import re
 from collections.abc import Callable, Collection
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.formats import flight_messages
-from sparklog.storage import metadata_format, wal
+from sparklog.storage import manifest, metadata_format, wal
 from sparklog.storage.leadership import is_open
 from sparklog.storage.metadata import ClusterMetadata, Epoch, Resignation
 from sparklog.storage.metadata_store import MetadataStore
@@ -38,12 +38,11 @@ def run_cluster(seed: int, change: Callable[[Profile], Profile] = lambda drawn: 
 
 
 def as_cluster(drawn: Profile) -> Profile:
-    """Returns the seed's world with several members of a cluster, and without staged batches."""
+    """Returns the seed's world with several members of a cluster, and without large batches."""
     return dataclasses.replace(
         drawn,
         is_cluster=True,
         brokers=2 + (drawn.steps + drawn.brokers) % 3,
-        queries=0,
         clone="",
         has_mirror=False,
         has_large_batches=False,
@@ -67,6 +66,12 @@ class ClusterWorld(World):
         self.disk.watchers.append(self._note_straggler)
 
     # -------------------------------------------------------------------------- for everybody
+
+    def note_cut(self) -> None:
+        super().note_cut()
+        self._newest = MetadataStore(self.disk.base, clock=self.scheduler.clock)
+        if self._judged.version > self._newest.refresh().version:
+            self._judged = self._newest.current
 
     def find_broker(self, place: Place | None = None) -> SimulatedBroker | None:
         """Any member that serves: mostly the leader of `place`, if that is given."""
@@ -253,6 +258,15 @@ class ClusterWorld(World):
         if named and not is_open(self._newest.refresh(), (int(named[1]), int(named[2]))):
             self.disk.zombies.add(path)
 
+    def may_stay_staged(self, path: str) -> bool:
+        """Returns true also for the decision of the newest batch of a query, and its receipt."""
+        folder, _, name = path.rpartition("/")
+        query, _, batch = folder.rpartition("/")
+        is_newest = int(batch) == max(int(each) for each in self.disk.base.folders(query))
+        is_done = manifest.find_receipt(self.disk.base, folder) is not None
+        is_decision = name == manifest.RECEIPT or manifest.is_manifest(name)
+        return (is_newest and is_done and is_decision) or super().may_stay_staged(path)
+
     # -------------------------------------------------------------------------- recovery
 
     def _check(self) -> None:
@@ -310,7 +324,9 @@ class ClusterWorld(World):
         for _ in range(2):
             self._pass(1.5)
             self.scheduler.clock.advance(
-                self.profile.orphan_grace_seconds + 2 * self.profile.skew_seconds
+                self.profile.orphan_grace_seconds
+                + 2 * self.profile.skew_seconds
+                + limits.PARTS_KEPT_SECONDS
             )
         self._rest(QUIET_SECONDS)
 

@@ -309,9 +309,7 @@ class World:
         self.chance = chance
         self.profile = profile
         self.scheduler = Scheduler(chance, switch_rate=profile.switch_rate)
-        self.disk = Disk(
-            self.scheduler, chance, is_local=profile.is_local, after_cut=self.note_torn
-        )
+        self.disk = Disk(self.scheduler, chance, is_local=profile.is_local, after_cut=self.note_cut)
         self.faults = Faults(
             self.scheduler,
             chance,
@@ -368,6 +366,17 @@ class World:
         if self.closing or self.chance.random() < 0.8:
             return serving[-1]
         return self.chance.choice(serving)
+
+    def find_member(self, broker_id: int) -> SimulatedBroker | None:
+        """Returns the member of that id that serves; of -1, any."""
+        for each in self._brokers:
+            leadership = each.leadership if each.alive and each.serving else None
+            if broker_id >= 0 and leadership is not None and leadership.broker == broker_id:
+                return each
+        return self.find_broker() if broker_id < 0 else None
+
+    def topic_id_of(self, topic: str) -> str:
+        return self._metadata().topics[topic].topic_id
 
     def is_replaced(self, broker: SimulatedBroker) -> bool:
         """Returns true if a newer epoch than the broker's has been opened."""
@@ -461,8 +470,12 @@ class World:
 
         self.scheduler.spawn(Process(self.scheduler, "power"), "cut", body)
 
-    def note_torn(self) -> None:
-        """Remembers torn logs; a commit that nothing was built on may be lost in a power cut."""
+    def note_cut(self) -> None:
+        """Forgets what no process remembers, after a power cut, and remembers torn logs.
+
+        A commit that nothing was built on may be lost, and so may a version of the metadata.
+        """
+        self._follower = MetadataStore(self.disk.base, clock=self.scheduler.clock)
         for topic in self.disk.base.folders("topics"):
             if self._beyond_damage(topic):
                 self.torn.add(topic)
@@ -836,9 +849,11 @@ class World:
             ensure(named <= stored, f"{topic}: these are gone: {sorted(named - stored)}")
             ensure(stored <= named, f"{topic}: these are orphans: {sorted(stored - named)}")
         staged = [f"staging/{stat.name}" for stat in base.walk("staging")]
-        ensure(all(map(self._is_refusal, staged)), f"still staged: {staged}")
+        left = [path for path in staged if not self.may_stay_staged(path)]
+        ensure(not left, f"still staged: {left}")
 
-    def _is_refusal(self, path: str) -> bool:
+    def may_stay_staged(self, path: str) -> bool:
+        """Returns whether a staged object may be needed for ever: a refusal."""
         name = path.rpartition("/")[2]
         return manifest.is_manifest(name) and manifest.load(self.disk.base, path).refused
 

@@ -327,13 +327,6 @@ def stage(rig: Rig, *partitions: int) -> AppendStaged:
     return AppendStaged(manifest=manifest.write(rig.store, found, rig.clock).path)
 
 
-def test_a_staged_batch_for_several_leaders(members: Members) -> None:
-    """It is refused: of a rerun, each leader would know only its own part."""
-    first, _ = members
-    with pytest.raises(errors.BadRequest, match="this is broker 1, the others are \\[2\\]"):
-        first.broker.staged.append(stage(first, led(first)))
-
-
 def test_staged_files_of_partitions_that_moved(members: Members, clock: ManualClock) -> None:
     """A successor that has published its part keeps the files: another one may still need them."""
     first, second = members

@@ -560,7 +560,7 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     def sweep(*, is_published: bool) -> int:
         return staging_sweep.sweep(
             sink.store,
-            is_published=lambda _, __: is_published,
+            is_published=lambda *_: is_published,
             abandoned_seconds=0.0,
             clock=SystemClock(),
         )
@@ -594,7 +594,7 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
     assert (
         staging_sweep.sweep(
             LocalStore(tmp_path),
-            is_published=lambda _, __: True,
+            is_published=lambda *_: True,
             abandoned_seconds=3600.0,
             clock=SystemClock(),
         )

@@ -46,11 +46,11 @@ from sparklog.storage import (
     retention,
     staging_sweep,
 )
-from sparklog.storage.manifest import Manifest, Section
+from sparklog.storage.manifest import Manifest, Receipt, Section
 from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.snapshot import BatchKind, TableSnapshot
 from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
@@ -471,7 +471,7 @@ class Janitor:
         except Exception as error:
             _log.warning("cannot sweep staged files", reason=str(error) or repr(error))
 
-    def _is_published(self, batch: Manifest, decided_us: int) -> bool:
+    def _is_published(self, batch: Manifest, decided_us: int, receipt: Receipt | None) -> bool:
         """Returns whether the batch's records are in their tables, or can never be.
 
         They are if some topic holds the batch or a later one of its query, and no log entry waits
@@ -479,30 +479,49 @@ class Janitor:
         no longer be committed by then.
         """
         topics = self._meta.reload().topics
+        batch_id = batch.batch_id
+        if receipt is not None:
+            is_over = self._has_received(topics, receipt)
+            return is_over and not self._partition_table.is_staged(batch_id)
         if any(self._is_led_elsewhere(topics, each) for each in batch.sections):
             return False  # their leader may need the files for its table
-        batch_id = BatchId(batch.query, batch.batch)
         alive = [topic for each in topics.values() if (topic := self._ours(each))]
         forgotten_us = self._clock.now_us() - round(memory_seconds(batch.kind) * 1e6)
         is_over = (
             any(topic.spark_batches.is_past(batch_id) for topic in alive)
             or (batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us)
-            or any(self._has(topics, each, batch_id) for each in batch.sections)
+            or self._have(topics, batch)
             or all(self._is_gone(topics, each) for each in batch.sections)
         )
         # Checked last: a batch that is appended after this check is not over.
         return is_over and not self._partition_table.is_staged(batch_id)
 
-    def _has(
-        self, topics: Mapping[str, TopicMetadata], section: Section, batch_id: BatchId
-    ) -> bool:
-        """Returns whether the section's partition holds the batch; then all partitions do."""
-        known = topics.get(section.topic)
-        topic = self._ours(known) if known is not None else None
-        if topic is None or section.partition not in topic.partitions:
-            return False
-        with self._partition_table.lock:
-            return topic.partitions[section.partition].batches.find(batch_id) is not None
+    def _have(self, topics: Mapping[str, TopicMetadata], batch: Manifest) -> bool:
+        """Returns whether a partition of the batch has more than a part of it: then all have it.
+
+        Parts need a receipt. Without one, the driver still has to ask for the batch.
+        """
+        for section in batch.sections:
+            known = topics.get(section.topic)
+            topic = self._ours(known) if known is not None else None
+            partition = topic.partitions.get(section.partition) if topic is not None else None
+            if partition is not None:
+                with self._partition_table.lock:
+                    found = partition.batches.find(batch.batch_id)
+                if found is not None and not found.kind.is_part:
+                    return True
+        return False
+
+    def _has_received(self, topics: Mapping[str, TopicMetadata], receipt: Receipt) -> bool:
+        """Returns whether the tables have all that several brokers have appended."""
+        for name, ranges in receipt.ranges.items():
+            known = topics.get(name)
+            if known is None or known.topic_id != receipt.topic_ids.get(name):
+                continue  # deleted
+            ends = self._open_table(name).refresh().ends
+            if any(ends[number] < first + count for number, (first, count) in ranges.items()):
+                return False
+        return True
 
     def _is_led_elsewhere(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
         """Returns whether another broker leads the section's partition, or will do so."""

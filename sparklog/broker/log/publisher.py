@@ -21,6 +21,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -41,6 +42,7 @@ from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, Ta
 from sparklog.storage.table import (
     TableChange,
     TopicTable,
+    begun_app_id,
     commit_all,
     data_path,
     end_app_id,
@@ -749,15 +751,23 @@ def _failing(turn: _Turn) -> Iterator[None]:
         turn.error, turn.pending = error, None
 
 
+_APP_IDS: Final = {
+    BatchKind.NUMBERED: query_app_id,
+    BatchKind.NUMBERED_PART: begun_app_id,
+    BatchKind.NAMED: key_app_id,
+}
+"""The names of the `txn` actions of batches that a table records."""
+
+
 def _batch_txns(topic: Topic, runs: Iterable[Run], table: TopicTable) -> dict[str, int]:
     """Returns the `txn` of each Spark batch in the runs that the table must record."""
     found: dict[str, int] = {}
     for run in runs:
         for located in run.entries:
             batch_id, kind = located.entry.batch_id, located.entry.batch_kind
-            if batch_id is None or kind is BatchKind.UNNAMED:
+            name = _APP_IDS.get(kind)
+            if batch_id is None or name is None:
                 continue
-            name = query_app_id if kind is BatchKind.NUMBERED else key_app_id
             app_id = name(topic.topic_id, batch_id.query)
             before = found.get(app_id)
             if before is None:

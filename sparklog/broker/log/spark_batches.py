@@ -10,13 +10,17 @@
 - A write without a batch number is refused if it comes so long after its manifest that an earlier
   commit of it may be forgotten.
 - The offsets of a batch in each partition are kept for the latest batches only. They answer a
-  repeated commit and decide nothing.
+  repeated commit and decide nothing, if one broker has appended the whole batch.
+- A batch of several leaders is appended in parts, and each partition speaks for itself: what it
+  remembers decides. So parts are forgotten by their age alone, and a partition that remembers too
+  many refuses new ones. A part is refused if its manifest is so old that it may be forgotten.
 
 The lock of the partition table guards all of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeVar
@@ -38,10 +42,11 @@ def memory_seconds(kind: BatchKind) -> float:
 def append_within_seconds(kind: BatchKind) -> float:
     """Returns how old a manifest may be when its batch is appended.
 
-    The rest of `memory_seconds` allows for clocks that differ.
+    The rest of the time for which the batch is known allows for clocks that differ.
     """
-    unnamed = kind is BatchKind.UNNAMED
-    return limits.SINGLE_APPEND_STAGED_SECONDS if unnamed else limits.APPEND_STAGED_SECONDS
+    if kind in (BatchKind.UNNAMED, BatchKind.UNNAMED_PART, BatchKind.NAMED_PART):
+        return limits.SINGLE_APPEND_STAGED_SECONDS
+    return math.inf if kind is BatchKind.NUMBERED else limits.APPEND_STAGED_SECONDS
 
 
 class SparkBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -61,20 +66,23 @@ class SparkBatch(msgspec.Struct, frozen=True, array_like=True):
 class PartitionSparkBatches:
     """Offsets of the latest batches in one partition."""
 
-    __slots__ = ("_numbered", "_single")
+    __slots__ = ("_numbered", "_parts", "_single")
 
     def __init__(self) -> None:
-        # Both in the order of their newest batch, so that the first is the next to expire.
+        # All in the order of their newest batch, so that the first is the next to expire.
         self._numbered: dict[str, tuple[SparkBatch, ...]] = {}
         self._single: dict[str, SparkBatch] = {}
+        self._parts: dict[str, SparkBatch] = {}
+        """Parts of single writes."""
 
     def __iter__(self) -> Iterator[SparkBatch]:
         for batches in self._numbered.values():
             yield from batches
         yield from self._single.values()
+        yield from self._parts.values()
 
     def __bool__(self) -> bool:
-        return bool(self._numbered or self._single)
+        return bool(self._numbered or self._single or self._parts)
 
     def remember(self, entry: Entry, *, published: int) -> None:
         """Records rows of a batch. Entries come in the order of their offsets.
@@ -86,30 +94,46 @@ class PartitionSparkBatches:
         batch = SparkBatch(
             batch_id, entry.base_offset, entry.count, entry.arrival_us, entry.batch_kind
         )
-        if entry.batch_kind is BatchKind.NUMBERED:
+        if entry.batch_kind.is_numbered:
             known = self._numbered.pop(batch_id.query, ())
             if known and known[-1].batch_id == batch_id:
                 known, batch = known[:-1], _extended(known[-1], entry)
             self._numbered[batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
-            _drop_first(self._numbered, limits.QUERIES_REMEMBERED)
+            self._drop_queries()
             return
-        before = self._single.pop(batch_id.query, None)
+        of_kind = self._parts if entry.batch_kind.is_part else self._single
+        before = of_kind.pop(batch_id.query, None)
         if before is not None and before.batch_id == batch_id:
             batch = _extended(before, entry)
-        self._single[batch_id.query] = batch
+        of_kind[batch_id.query] = batch
         while len(self._single) > limits.SINGLES_REMEMBERED:
             oldest = next(iter(self._single.values()))
             if oldest.end > published:
                 break
             del self._single[oldest.batch_id.query]
 
+    def _drop_queries(self) -> None:
+        """Forgets the longest silent queries, if there are too many, except those in parts."""
+        if len(self._numbered) > limits.QUERIES_REMEMBERED:
+            for query, batches in self._numbered.items():
+                if not batches[-1].kind.is_part:
+                    del self._numbered[query]
+                    return
+
     def find(self, batch_id: BatchId) -> SparkBatch | None:
         """Returns the batch, or None if it is unknown or forgotten."""
         for each in self._numbered.get(batch_id.query, ()):
             if each.batch_id == batch_id:
                 return each
-        single = self._single.get(batch_id.query)
+        single = self._single.get(batch_id.query) or self._parts.get(batch_id.query)
         return single if single is not None and single.batch_id == batch_id else None
+
+    def has_space(self, batch_id: BatchId, kind: BatchKind) -> bool:
+        """Returns whether a part may be appended: it must not be forgotten before its time."""
+        if kind.is_numbered:
+            of_parts = sum(each[-1].kind.is_part for each in self._numbered.values())
+            return batch_id.query in self._numbered or of_parts < limits.QUERIES_REMEMBERED
+        return batch_id.query in self._parts or len(self._parts) < limits.PARTS_REMEMBERED
 
     def expire(self, now_us: int, *, published: int) -> bool:
         """Forgets batches that are too old, a bounded number per call. Returns whether it did."""
@@ -121,40 +145,45 @@ class PartitionSparkBatches:
             del self._numbered[batches[-1].batch_id.query]
             count += 1
         horizon_us = now_us - round(limits.SINGLE_MEMORY_SECONDS * 1e6)
-        for batch in list(islice(self._single.values(), limits.BATCHES_FORGOTTEN)):
-            if batch.arrival_us >= horizon_us or batch.end > published:
-                break
-            del self._single[batch.batch_id.query]
-            count += 1
+        for of_kind in (self._single, self._parts):
+            for batch in list(islice(of_kind.values(), limits.BATCHES_FORGOTTEN)):
+                if batch.arrival_us >= horizon_us or batch.end > published:
+                    break
+                del of_kind[batch.batch_id.query]
+                count += 1
         return bool(count)
 
     def state(self) -> dict[str, tuple[SparkBatch, ...]]:
         """Returns all batches by query, for a checkpoint."""
         found = dict(self._numbered)
-        for query, batch in self._single.items():
-            found[query] = (*found.get(query, ()), batch)
+        for of_kind in (self._single, self._parts):
+            for query, batch in of_kind.items():
+                found[query] = (*found.get(query, ()), batch)
         return found
 
     def restore(self, state: Mapping[str, tuple[SparkBatch, ...]]) -> None:
         """Adds the batches of a checkpoint."""
         for query, batches in state.items():
-            numbered = tuple(each for each in batches if each.kind is BatchKind.NUMBERED)
+            numbered = tuple(each for each in batches if each.kind.is_numbered)
             if numbered:
                 self._numbered[query] = numbered
-            self._single.update(
-                (query, each) for each in batches if each.kind is not BatchKind.NUMBERED
-            )
+            for each in batches:
+                if not each.kind.is_numbered:
+                    of_kind = self._parts if each.kind.is_part else self._single
+                    of_kind[query] = each
 
 
 class TopicSparkBatches:
     """The batches that one topic holds, in any partition."""
 
-    __slots__ = ("_keys", "_newest", "is_known")
+    __slots__ = ("_begun", "_keys", "_newest", "is_known")
 
     def __init__(self) -> None:
         self.is_known = True
         """True if the topic's table could be read."""
         self._newest: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
+        """The newest batch of each query of which the topic has a part."""
         self._keys: dict[str, int] = {}
         """When each key was last written, in µs; oldest first."""
 
@@ -163,6 +192,8 @@ class TopicSparkBatches:
         query = batch_id.query
         if kind is BatchKind.NUMBERED:
             self._newest[query] = max(self._newest.get(query, -1), batch_id.batch)
+        elif kind is BatchKind.NUMBERED_PART:
+            self._begun[query] = max(self._begun.get(query, -1), batch_id.batch)
         elif kind is BatchKind.NAMED:
             self._keys.pop(query, None)
             self._keys[query] = at_us
@@ -177,6 +208,10 @@ class TopicSparkBatches:
     def newest(self, query: str) -> int:
         """Returns the number of the query's newest batch; -1 if it has none here."""
         return self._newest.get(query, -1)
+
+    def begun(self, query: str) -> int:
+        """Returns the newest batch of which the topic has a part or the whole; -1: none."""
+        return max(self._begun.get(query, -1), self.newest(query))
 
     def has(self, batch_id: BatchId) -> bool:
         """Returns whether the topic surely holds the batch; of older ones, nothing is known."""

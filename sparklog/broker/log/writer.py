@@ -32,7 +32,7 @@ from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.flush_pace import FlushPace
 from sparklog.broker.log.hot_tail import HotRecords, HotTail
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.producer_state import (
     NO_PRODUCER,
     ProducerSequence,
@@ -304,7 +304,7 @@ class _Flush:
             )
             if batch is not None:
                 return _duplicate(append, batch.base_offset, batch.arrival_us)
-            self._check_newest(topic, append.batch_id, append.batch_kind)
+            self._check_batch(topic, partition, append.batch_id, append.batch_kind)
         _check_offsets(topic, append, base)
         producer_sequence = append.producer_sequence
         if producer_sequence is not None:
@@ -340,14 +340,28 @@ class _Flush:
             return topic.staged_bytes > self._bounds.topic_held_staged_bytes
         return topic.unpublished_bytes > self._bounds.topic_held_bytes
 
-    def _check_newest(self, topic: Topic, batch_id: BatchId, kind: BatchKind) -> None:
-        """Raises `BadRequest` for a batch that a newer commit of its query has overtaken."""
+    def _check_batch(
+        self, topic: Topic, partition: Partition, batch_id: BatchId, kind: BatchKind
+    ) -> None:
+        """Raises `BadRequest` for a batch that a newer commit of its query has overtaken.
+
+        And for a part that the partition could not remember for as long as it has to.
+        """
+        if kind.is_part and not partition.batches.has_space(batch_id, kind):
+            reason = (
+                f"{topic.name}-{partition.number} has too many Spark writes that went to several"
+                " brokers, and would forget one: write with fewer query names, or later"
+            )
+            raise errors.BadRequest(reason=reason)
         key = topic.topic_id, batch_id.query
         under_way = self._find(lambda flush: flush._newest.get(key))
-        newest = max(
-            topic.spark_batches.newest(batch_id.query), -1 if under_way is None else under_way
+        begun = max(
+            topic.spark_batches.begun(batch_id.query), -1 if under_way is None else under_way
         )
-        if kind is BatchKind.NUMBERED and batch_id.batch <= newest:
+        # Another partition may have a part of this batch already, but none may have the whole.
+        whole = topic.spark_batches.newest(batch_id.query)
+        newest = max(begun - 1, whole) if kind.is_part else begun
+        if kind.is_numbered and batch_id.batch <= newest:
             reason = (
                 f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}:"
                 " two drivers write batches of one query; stop one of them"

@@ -1,0 +1,431 @@
+"""Spark batches for topics that several brokers lead: each appends its part, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparklog import errors, limits
+from sparklog.client.connection import Backoff, Retry
+from sparklog.clock import ManualClock
+from sparklog.formats.flight_messages import AlterTopic, AppendStaged, AppendStagedReply
+from sparklog.sinks import commit as commits
+from sparklog.storage import manifest
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.snapshot import BatchId, BatchKind
+from tests.support.brokers import Rig, RigOptions, payload, rows_of_table
+
+MEMBER = RigOptions(is_member=True)
+DAY = 24 * 3600.0
+PARTITIONS = range(4)
+Members = tuple[Rig, Rig]
+
+
+@pytest.fixture(name="members")
+def _members(store: MemoryStore, clock: ManualClock) -> Members:
+    """Two members, each of which leads two of the four partitions of t."""
+    first, second = (Rig(store, clock, broker=number, options=MEMBER) for number in (1, 2))
+    first.reconciler.tick()
+    first.create("t", 4)
+    second.reconciler.tick()
+    return first, second
+
+
+class Driver:
+    """Commits batches as Spark's driver does, with members that it asks directly."""
+
+    def __init__(self, members: Sequence[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rigs = {rig.leadership.broker: rig for rig in members}
+        self.store, self.clock = members[0].store, members[0].clock
+        self.asked: list[int] = []
+        self.down: set[int] = set()
+        monkeypatch.setattr(commits, "open_store", lambda *_: self.store)
+        monkeypatch.setattr(commits, "SystemClock", lambda: self.clock)
+        monkeypatch.setattr(commits, "_connect", lambda *_: SimpleNamespace(connection=self))
+
+    def retry(self, seconds: float) -> Retry:
+        return Retry(self.clock, seconds, Backoff(jitter=lambda: 1.0))
+
+    def attempt(
+        self, name: str, request: AppendStaged, *, timeout_seconds: float, broker: int = -1
+    ) -> AppendStagedReply:
+        assert name == "batches.append_staged"
+        assert timeout_seconds > 0
+        live = [each for each in self.rigs if each not in self.down]
+        asked = live[0] if broker < 0 else broker
+        if asked not in live:
+            raise errors.BrokerUnavailable(address=f"broker {asked}", reason="it is down")
+        self.asked.append(asked)
+        return self.rigs[asked].broker.staged.append(request)
+
+    action = attempt
+
+    def brokers(self) -> list[int]:
+        return list(self.rigs)
+
+    def stage(
+        self, rows: Mapping[int, str], *, batch: int = 0, query: str = "q", **columns: Any
+    ) -> list[manifest.Section]:
+        """Stages a row for each of some partitions."""
+        writer = manifest.StagingWriter(self.store, query=query, batch=batch, clock=self.clock)
+        for number, value in rows.items():
+            writer.add("t", number, payload([value], **columns))
+        return writer.finish()
+
+    def commit(
+        self,
+        rows: Mapping[int, str],
+        *,
+        batch: int = 0,
+        query: str = "q",
+        kind: BatchKind = BatchKind.NUMBERED,
+        **columns: Any,
+    ) -> None:
+        sections = self.stage(rows, batch=batch, query=query, **columns)
+        commits.commit("root", {}, query=query, batch=batch, sections=sections, kind=kind)
+
+    def decide(self, rows: Mapping[int, str], **batch: Any) -> str:
+        """Stages a batch and puts its manifest, as a driver that dies then."""
+        sections = tuple(self.stage(rows, **batch))
+        decided = manifest.Manifest(
+            query=batch.get("query", "q"), batch=batch.get("batch", 0), sections=sections
+        )
+        return manifest.write(self.store, decided, self.clock).path
+
+    def files(self) -> list[str]:
+        """The names of all staged objects, those of data files without their random part."""
+        names = [stat.name.rpartition("/")[2] for stat in self.store.walk("staging")]
+        return sorted("rows" if each.endswith(".arrow") else each for each in names)
+
+
+@pytest.fixture(name="driver")
+def _driver(members: Members, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(members, monkeypatch)
+
+
+def rows(members: Sequence[Rig]) -> dict[int, list[bytes | None]]:
+    """The values of each partition, as its leader serves them."""
+    found = {}
+    for rig in members:
+        for number in rig.partition_table.topic("t").partitions:
+            found[number] = [value for _, value in rig.read(partition=number)]
+    return dict(sorted(found.items()))
+
+
+def _each_once(*values: bytes) -> dict[int, list[bytes]]:
+    return {number: list(values) for number in PARTITIONS}
+
+
+def _everywhere(value: str) -> dict[int, str]:
+    return dict.fromkeys(PARTITIONS, value)
+
+
+def move(first: Rig, second: Rig, *numbers: int) -> None:
+    """Gives partitions of the first member to the second."""
+    assert first.handovers.move({("t", each): second.leadership.broker for each in numbers})
+    second.reconciler.tick()
+    first.reconciler.tick()
+
+
+def _led(rig: Rig) -> list[int]:
+    return sorted(rig.partition_table.topic("t").partitions)
+
+
+def sweep(members: Members, clock: ManualClock, seconds: float) -> None:
+    """Publishes everything, lets time pass, and has the controller sweep."""
+    for rig in members:
+        rig.publish()
+        rig.confirmer.confirm()
+    clock.advance(seconds)
+    members[0].janitor.tick()
+
+
+# ------------------------------------------------------------------------------ appending
+
+
+def test_each_leader_appends_its_part(members: Members, driver: Driver) -> None:
+    """All rows are there once when the commit returns, and a receipt says where."""
+    driver.commit(_everywhere("a"))
+    assert rows(members) == _each_once(b"a")
+    assert sorted(driver.asked) == [1, 2]
+    receipt = manifest.find_receipt(driver.store, "staging/q/0")
+    assert receipt is not None
+    assert receipt.ranges == {"t": dict.fromkeys(PARTITIONS, (0, 1))}
+    driver.commit(_everywhere("b"), batch=1)
+    assert rows(members) == _each_once(b"a", b"b")
+
+
+def test_a_rerun_does_not_append_again(
+    members: Members, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own files do not count: the first manifest decides, and its receipt says it is done."""
+    driver.commit({0: "a", 1: "b"})
+    driver.asked.clear()
+    driver.commit({2: "a", 3: "b"})
+    assert rows(members) == {0: [b"a"], 1: [b"b"], 2: [], 3: []}
+    assert not driver.asked
+    assert "appended before" in caplog.text
+    assert driver.files() == ["appended.json", "manifest.json", "rows"]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_rerun_completes_what_is_missing(
+    members: Members, driver: Driver, *, moves: bool
+) -> None:
+    """A driver died after the first leader; its partitions may have moved since."""
+    first, second = members
+    path = driver.decide(_everywhere("a"))
+    reply = first.broker.staged.append(AppendStaged(manifest=path))
+    assert sorted(reply.ranges["t"]) == _led(first)
+    assert reply.elsewhere == {"t": dict.fromkeys(_led(second), 2)}
+    if moves:
+        move(first, second, *_led(first)[:1])
+    driver.commit(_everywhere("x"))
+    assert rows(members) == _each_once(b"a")
+
+
+def test_one_leader_may_get_everything(members: Members, driver: Driver) -> None:
+    """It remembers the parts that others have appended, and appends the rest alone."""
+    first, second = members
+    path = driver.decide(_everywhere("a"))
+    first.broker.staged.append(AppendStaged(manifest=path))
+    move(first, second, *_led(first))
+    driver.down = {1}
+    driver.commit(_everywhere("x"))
+    assert rows([second]) == _each_once(b"a")
+    driver.commit(_everywhere("b"), batch=1)  # it is whole now
+    assert second.partition_table.topic("t").spark_batches.newest("q") == 1
+    assert rows([second]) == _each_once(b"a", b"b")
+
+
+def test_a_successor_remembers_parts(
+    members: Members, driver: Driver, store: MemoryStore, clock: ManualClock
+) -> None:
+    """The log, its checkpoint and the table say that it has a part only."""
+    first, second = members
+    path = driver.decide(_everywhere("a"))
+    first.broker.staged.append(AppendStaged(manifest=path))
+    number = _led(first)[0]
+    first.publish()
+    first.wal_cleaner.checkpoint()
+    again = Rig(store, clock, broker=1, options=MEMBER)
+    assert again.read(partition=number) == [(0, b"a")]
+    assert again.partition_table.topic("t").spark_batches.begun("q") == 0
+    assert again.partition_table.topic("t").spark_batches.newest("q") == -1
+    driver.rigs[1] = again
+    driver.commit(_everywhere("x"))
+    assert rows([again, second]) == _each_once(b"a")
+
+
+def test_a_leader_that_is_down_is_waited_for(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """The error names the rows that were appended; a later commit completes the batch."""
+    driver.down = {2}
+    began = clock.monotonic()
+    with pytest.raises(errors.BrokerUnavailable, match="broker 2") as caught:
+        driver.commit(_everywhere("a"))
+    waited_seconds = clock.monotonic() - began
+    assert waited_seconds == pytest.approx(limits.SPARK_PATIENCE_SECONDS, rel=0.05)
+    assert "Appended so far" in caught.value.__notes__[0]
+    assert manifest.find_receipt(driver.store, "staging/q/0") is None
+    driver.down = set()
+    driver.commit(_everywhere("x"))
+    assert rows(members) == _each_once(b"a")
+
+
+def test_a_batch_waits_for_a_partition_that_moves(members: Members, driver: Driver) -> None:
+    """No broker serves it for a moment; then its new leader appends the rows."""
+    first, second = members
+    number = _led(first)[0]
+    assert first.handovers.move({("t", number): 2}) == 1
+    sleep = driver.clock.sleep
+
+    def sleep_and_follow(seconds: float) -> None:
+        sleep(seconds)
+        second.reconciler.tick()
+        first.reconciler.tick()
+
+    driver.clock.sleep = sleep_and_follow  # type: ignore[method-assign]
+    driver.commit(_everywhere("a"))
+    assert rows(members) == _each_once(b"a")
+    assert number in _led(second)
+
+
+# ------------------------------------------------------------------------------ refusing
+
+
+def test_an_outdated_batch_is_refused(members: Members, driver: Driver) -> None:
+    """A suspended driver puts a new manifest of a batch that was swept, for other partitions."""
+    first, second = members
+    driver.commit({_led(first)[0]: "a"}, batch=0)
+    driver.commit({_led(first)[0]: "b"}, batch=1)
+    driver.store.delete([f"staging/q/0/{name}" for name in ("manifest.json", "appended.json")])
+    late = driver.decide({_led(second)[0]: "late"}, batch=0)
+    with pytest.raises(errors.BadRequest, match="comes after batch 1"):
+        second.broker.staged.append(AppendStaged(manifest=late))
+    assert not any(second.end(partition=number) for number in _led(second))
+
+
+def test_a_batch_that_one_broker_appended_stays_whole(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """Its manifest is swept as ever; a leader that had no part of it knows it from the table."""
+    first, second = members
+    move(second, first, *_led(second))
+    driver.commit({0: "a"})
+    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    assert driver.files() == []
+    move(first, second, 2, 3)
+    late = driver.decide({2: "late"})
+    reply = second.broker.staged.append(AppendStaged(manifest=late))
+    assert reply.skipped
+    assert rows(members) == {0: [b"a"], 1: [], 2: [], 3: []}
+
+
+def test_what_another_leader_would_refuse_is_refused_first(
+    members: Members, driver: Driver
+) -> None:
+    """No part of such a batch is appended then."""
+    first, second = members
+    sections = driver.stage({_led(first)[0]: "a"}, batch=7)
+    sections += [msgspec.structs.replace(each, partition=9) for each in sections]
+    with pytest.raises(errors.UnknownPartition):
+        commits.commit("root", {}, query="q", batch=7, sections=sections)
+    first.broker.topics.alter(
+        AlterTopic(topic="t", config={"message.timestamp.before.max.ms": "1000"})
+    )
+    first.reconciler.tick()
+    second.reconciler.tick()
+    sections = driver.stage({_led(first)[0]: "new"}, batch=8)
+    sections += driver.stage({_led(second)[0]: "old"}, batch=8, timestamp=[0])
+    with pytest.raises(errors.BadTimestamp):
+        commits.commit("root", {}, query="q", batch=8, sections=sections)
+    assert rows(members) == {number: [] for number in PARTITIONS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        (BatchKind.NUMBERED, limits.APPEND_STAGED_SECONDS),
+        (BatchKind.NAMED, limits.SINGLE_APPEND_STAGED_SECONDS),
+    ],
+)
+def test_an_old_part_is_refused(
+    members: Members, driver: Driver, clock: ManualClock, kind: BatchKind, seconds: float
+) -> None:
+    """By then the partition may have forgotten that it has the rows."""
+    sections = tuple(driver.stage(_everywhere("a")))
+    decided = manifest.Manifest(query="q", batch=0, sections=sections, kind=kind)
+    path = manifest.write(driver.store, decided, clock).path
+    members[0].broker.staged.append(AppendStaged(manifest=path))
+    clock.advance(seconds + 1)
+    with pytest.raises(errors.BadRequest, match="so long that it may have been appended"):
+        members[1].broker.staged.append(AppendStaged(manifest=path))
+
+
+def test_a_partition_refuses_parts_that_it_would_forget(
+    members: Members, driver: Driver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses those of more queries and writes than it remembers, until the old ones expire."""
+    monkeypatch.setattr(limits, "QUERIES_REMEMBERED", 2)
+    monkeypatch.setattr(limits, "PARTS_REMEMBERED", 2)
+    for kind in (BatchKind.NUMBERED, BatchKind.NAMED):
+        for number in range(2):
+            driver.commit({0: "a"}, query=f"{kind.name}{number}", kind=kind)
+        with pytest.raises(errors.BadRequest, match="too many Spark writes"):
+            driver.commit({0: "a"}, query=f"{kind.name}2", kind=kind)
+    driver.commit({0: "a"}, query="NUMBERED0", batch=1)
+    leader = next(rig for rig in members if 0 in _led(rig))
+    leader.publish()
+    clock.advance(limits.BATCH_MEMORY_SECONDS + 1)
+    leader.wal_cleaner.checkpoint()
+    for kind in (BatchKind.NUMBERED, BatchKind.NAMED):
+        driver.commit({0: "a"}, query=f"{kind.name}3", kind=kind)
+    assert leader.end(partition=0) == 7
+
+
+# ------------------------------------------------------------------------------ sweeping
+
+
+def test_a_decision_stays_while_it_may_be_asked_for(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """Rows go an hour after all leaders have them, the manifest when a later batch is staged."""
+    driver.commit(_everywhere("a"))
+    members[0].janitor.tick()  # it sweeps first after a time
+    sweep(members, clock, limits.PARTS_KEPT_SECONDS / 2)
+    assert driver.files() == ["appended.json", "manifest.json", "rows"]
+    sweep(members, clock, limits.PARTS_KEPT_SECONDS)
+    assert driver.files() == ["appended.json", "manifest.json"]
+    driver.commit(_everywhere("x"))  # as a query does that begins again after a month
+    assert driver.files() == ["appended.json", "manifest.json"]
+    driver.commit(_everywhere("b"), batch=1)
+    sweep(members, clock, 40 * DAY)
+    assert driver.files() == ["appended.json", "manifest.json"]
+    assert driver.store.folders("staging/q") == ["1"]
+    assert [rows_of_table(driver.store, clock, partition=each) for each in PARTITIONS] == [
+        [(0, b"a"), (1, b"b")]
+    ] * 4
+
+
+@pytest.mark.parametrize("kind", [BatchKind.NAMED, BatchKind.UNNAMED])
+def test_a_single_write_is_swept_in_time(
+    members: Members, driver: Driver, clock: ManualClock, kind: BatchKind
+) -> None:
+    """One with a key is known for 30 days; only its own driver repeats one without."""
+    driver.commit(_everywhere("a"), kind=kind)
+    members[0].janitor.tick()
+    sweep(members, clock, 2 * DAY)
+    assert driver.files() == (["appended.json", "manifest.json"] if kind is BatchKind.NAMED else [])
+    sweep(members, clock, limits.BATCH_MEMORY_SECONDS)
+    assert driver.files() == []
+
+
+def test_rows_stay_until_all_leaders_have_published_them(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """Without a receipt they stay, too: a leader may not have been asked yet."""
+    first, _ = members
+    path = driver.decide(_everywhere("a"))
+    first.broker.staged.append(AppendStaged(manifest=path))
+    first.janitor.tick()
+    sweep(members, clock, 2 * DAY)
+    assert "rows" in driver.files()
+    driver.commit(_everywhere("x"))
+    first.publish()
+    clock.advance(2 * limits.PARTS_KEPT_SECONDS)
+    first.janitor.tick()
+    assert "rows" in driver.files()
+    sweep(members, clock, limits.PARTS_KEPT_SECONDS)
+    assert "rows" not in driver.files()
+    assert rows(members) == _each_once(b"a")
+
+
+def test_a_deleted_topic_keeps_nothing(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """Its rows can never be published; the decision stays for a rerun."""
+    driver.commit(_everywhere("a"))
+    members[0].broker.topics.delete("t")
+    members[0].janitor.tick()
+    clock.advance(2 * limits.PARTS_KEPT_SECONDS)
+    members[0].janitor.tick()
+    assert "rows" not in driver.files()
+
+
+def test_the_table_names_the_newest_batch_that_was_begun(members: Members, driver: Driver) -> None:
+    """Another engine, and a job that begins again, see which batch to write again."""
+    driver.commit(_everywhere("a"), batch=4)
+    for rig in members:
+        rig.publish()
+    known = MetadataStore(driver.store, clock=driver.clock).reload().topics["t"]
+    table = members[0].partition_table.topic("t").table
+    table.refresh()
+    found = [(batch_id, kind) for batch_id, kind, _ in table.batches(known.topic_id)]
+    assert found == [(BatchId("q", 4), BatchKind.NUMBERED_PART)]
