@@ -11,7 +11,8 @@ rerun of the batch cannot distribute its rows differently.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 
 from sparklog import errors
 from sparklog.broker.log.partitions import PartitionTable, Topic
@@ -69,9 +70,10 @@ class StagedBatches:
         except (errors.BadRequest, errors.MissingObject):
             # An earlier attempt may meanwhile have appended it, and its files been removed. If that
             # was another broker, which led everything, the tables have it.
-            topics = self._partition_table.topics()
-            own = self._partition_table.broker
-            self._learn_from_tables({each.name for each in topics if {*each.leaders} != {own}})
+            for topic in self._partition_table.topics():
+                if {*topic.leaders} != {self._partition_table.broker}:
+                    with contextlib.suppress(errors.Corrupt, errors.Invalid):
+                        self._learn(topic)
             remembered = self._find_whole(batch_id)
             if remembered.ranges:
                 return remembered
@@ -153,9 +155,12 @@ class StagedBatches:
         kind = staged.kind.as_part
         if missing:
             self._check_not_begun_later(staged.batch_id, kind)
-            self._learn_from_tables({section.topic for section in missing})
-            if self._find_whole(staged.batch_id).ranges:
-                return self._find_whole(staged.batch_id)
+            if staged.kind is not BatchKind.UNNAMED:
+                for name in {section.topic for section in missing}:
+                    self._learn(self._partition_table.topic(name))  # others commit to it, too
+            remembered = self._find_whole(staged.batch_id)
+            if remembered.ranges:
+                return remembered
             self._check_not_outdated(staged.batch_id)
             self._check_age(staged, kind)
             self._check_batches_known(staged, missing)
@@ -205,21 +210,19 @@ class StagedBatches:
         if batch_id.batch < newest:
             raise _outdated(batch_id, newest)
 
-    def _learn_from_tables(self, names: Collection[str] = ()) -> None:
-        """Reads the batches of tables that could not be read when this broker started.
-
-        And those of the topics in `names`, to which other leaders commit.
-        """
+    def _learn_from_tables(self) -> None:
+        """Reads the batches of tables that could not be read when this broker started."""
         for topic in self._partition_table.topics():
-            if topic.spark_batches.is_known and topic.name not in names:
-                continue
-            try:
-                check_current(topic.table.refresh(), topic)
-            except errors.SparklogError:
-                continue
-            batches = topic.table.batches(topic.topic_id)
-            with self._partition_table.lock:
-                topic.spark_batches.record_all(batches)
+            if not topic.spark_batches.is_known:
+                with contextlib.suppress(errors.SparklogError):
+                    self._learn(topic)
+
+    def _learn(self, topic: Topic) -> None:
+        """Reads the batches of a topic's table. Raises as `refresh` and `check_current`."""
+        check_current(topic.table.refresh(), topic)
+        batches = topic.table.batches(topic.topic_id)
+        with self._partition_table.lock:
+            topic.spark_batches.record_all(batches)
 
     def _check_batches_known(self, staged: manifest.Manifest, sections: Iterable[Section]) -> None:
         """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""

@@ -270,7 +270,7 @@ def test_check_files_finds_what_is_whole() -> None:
     """Names that staging gives are accepted."""
     store = MemoryStore(clock=CLOCK)
     sections = stage(store, [("t", 0, payload([b"x"] * 9)), ("u", 1, payload([b"y"]))])
-    Manifest(query=QUERY, batch=3, sections=tuple(sections)).check_files(store)
+    Manifest(query=QUERY, batch=3, sections=tuple(sections)).check_files(store, sections)
 
 
 def test_check_files_names_what_is_missing_or_short() -> None:
@@ -278,10 +278,10 @@ def test_check_files_names_what_is_missing_or_short() -> None:
     store = MemoryStore(clock=CLOCK)
     staged = Manifest(query=QUERY, batch=3, sections=(section(),))
     with pytest.raises(errors.MissingObject, match=r"a\.arrow"):
-        staged.check_files(store)
+        staged.check_files(store, staged.sections)
     store.put_new(section().path, b"nine byte")
     with pytest.raises(errors.CorruptObject, match=r"a\.arrow .* it has 9 bytes"):
-        staged.check_files(store)
+        staged.check_files(store, staged.sections)
 
 
 def test_a_section_that_rots_names_itself() -> None:

@@ -288,6 +288,32 @@ def test_a_batch_that_one_broker_appended_stays_whole(
     assert rows(members) == {0: [b"a"], 1: [], 2: [], 3: []}
 
 
+def test_a_part_is_not_appended_blindly(
+    members: Members, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the table cannot be read, a leader may not know that the batch is whole already."""
+    first, second = members
+    move(second, first, *_led(second))
+    driver.commit({0: "a"})
+    first.publish()
+    driver.store.delete(["staging/q/0/manifest.json"])
+    move(first, second, 2, 3)
+    late = driver.decide({2: "late"})
+    table = second.partition_table.topic("t").table
+    failure = errors.StorageUnavailable(operation="get", path="x", reason="no network")
+
+    def refuse() -> None:
+        raise failure
+
+    with monkeypatch.context() as outage:
+        outage.setattr(table, "refresh", refuse)
+        second.partition_table.topic("t").spark_batches._newest.clear()
+        with pytest.raises(errors.StorageUnavailable):
+            second.broker.staged.append(AppendStaged(manifest=late))
+    assert second.broker.staged.append(AppendStaged(manifest=late)).skipped
+    assert second.end(partition=2) == 0
+
+
 def test_what_another_leader_would_refuse_is_refused_first(
     members: Members, driver: Driver
 ) -> None:

@@ -131,8 +131,10 @@ class PartitionSparkBatches:
     def has_space(self, batch_id: BatchId, kind: BatchKind) -> bool:
         """Returns whether a part may be appended: it must not be forgotten before its time."""
         if kind.is_numbered:
+            if batch_id.query in self._numbered:
+                return True
             of_parts = sum(each[-1].kind.is_part for each in self._numbered.values())
-            return batch_id.query in self._numbered or of_parts < limits.QUERIES_REMEMBERED
+            return of_parts < limits.QUERIES_REMEMBERED
         return batch_id.query in self._parts or len(self._parts) < limits.PARTS_REMEMBERED
 
     def expire(self, now_us: int, *, published: int) -> bool:
