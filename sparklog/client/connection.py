@@ -461,6 +461,12 @@ class Connection:
         with self._lock:
             self._brokers = {each.broker: each.address for each in cluster.brokers}
             self._is_cluster |= len(self._brokers) > 1
+            # The groups of a broker that is down get another coordinator.
+            self._coordinators = {
+                group: broker
+                for group, broker in self._coordinators.items()
+                if broker in self._brokers
+            }
             return list(self._brokers)
 
     def _is_unknown(self, broker: int) -> bool:

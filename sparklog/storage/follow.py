@@ -57,23 +57,32 @@ class RootFollower:
         """
         names = list(topics)
         snapshots: Mapping[str, TableSnapshot] = {}
-        for attempt in range(_ATTEMPTS):
+        attempts = 0
+        judged: set[tuple[int, int]] = set()
+        while True:
+            failure: errors.SparklogError | None = None
             began = self._clock.monotonic()
             try:
                 self._read_wals(names)
                 snapshots = self._read_tables(names)
-            except (errors.MissingObject, errors.UnknownTopic):
-                if attempt == _ATTEMPTS - 1:
-                    raise
+            except (errors.MissingObject, errors.UnknownTopic) as error:
+                failure = error
             else:
                 joined = [self._join(snapshot) for snapshot in snapshots.values()]
                 seconds = self._clock.monotonic() - began
                 if all(joined) and seconds < limits.TRIM_GRACE_SECONDS:
-                    break
+                    return snapshots
             # Missing entries were published and trimmed, or are in an epoch that was closed or
             # opened meanwhile. A refresh that took too long may have missed both. List all again.
             self._listed_at = -float("inf")
-        return snapshots
+            # Brokers may start and end at each attempt; only a failure with the same epochs counts.
+            epochs = {each.id for each in self.metadata.open_epochs}
+            attempts = attempts + 1 if epochs == judged else 1
+            judged = epochs
+            if attempts == _ATTEMPTS:
+                if failure is not None:
+                    raise failure
+                return snapshots
 
     def _read_wals(self, names: Iterable[str]) -> None:
         """Reads the new entries of every open epoch, and at times lists its folder.

@@ -264,6 +264,17 @@ def test_leaders_are_found() -> None:
             assert connection.channel(-1).address == leaders.addresses[FIRST]
 
 
+def test_a_coordinator_that_is_down_is_forgotten() -> None:
+    """Requests of its groups go to the broker in use, which names another coordinator."""
+    with Leaders() as leaders, Connection.to(leaders.addresses[FIRST]) as connection:
+        assert set(connection.brokers()) == {FIRST, OTHER}
+        connection._coordinators["g"] = OTHER
+        address = leaders.addresses.pop(OTHER)
+        assert connection.brokers() == [FIRST]
+        assert connection.action("groups.find", flight_messages.GroupName(group="g"))
+        leaders.addresses[OTHER] = address
+
+
 def test_closed(broker: LiveBroker) -> None:
     """A closed connection says that it is closed."""
     connection = Connection.to(broker.address)

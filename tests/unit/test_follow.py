@@ -166,6 +166,31 @@ def test_a_reader_that_pauses_looks_again(store: MemoryStore, clock: ManualClock
     assert rows_followed(follower, store) == expected
 
 
+def test_brokers_that_come_and_go_end_no_look(store: MemoryStore, clock: ManualClock) -> None:
+    """A look is repeated as long as epochs open and close, however often that is."""
+    pausing = Pausing()
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    rig.append(["0"])
+    follower = RootFollower(store.view(pausing), clock=clock)
+    follower.refresh(["t"])
+    expected = [(0, b"0")]
+
+    def hand_over() -> None:
+        nonlocal rig
+        rig = rig.successor()
+        rig.publish()
+        rig.append([f"{len(expected)}"])
+        rig.publish()
+        rig.trim()
+        expected.append((len(expected), b"%d" % len(expected)))
+        pausing.armed = len(expected) < 10
+
+    pausing.meanwhile, pausing.armed = hand_over, True
+    assert rows_followed(follower, store) == expected
+    assert len(expected) == 10
+
+
 def test_what_precedes_a_corrupt_object_is_seen(rig: Rig, store: MemoryStore) -> None:
     """A reader gets the sound part of the log, then an error that names the damage."""
     rig.append(["a"])
