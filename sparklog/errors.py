@@ -227,6 +227,7 @@ class TopicExists(Invalid):
     """A topic of that name exists: use it, or choose another name."""
 
     code = "topic_exists"
+    needs_proof = True  # another broker may have deleted it
     template = "Topic {topic!r} already exists. Use it, or choose another name."
 
 

@@ -143,8 +143,13 @@ class LeaderMetadata:
 
     @contextmanager
     def changing(self, action: str) -> Iterator[None]:
-        """Admits one change at a time; `action` names it in an error."""
+        """Admits one change at a time; `action` names it in an error.
+
+        A member of a cluster judges it on the newest version, and raises as `follow`.
+        """
         with self._changing, self.stopping_on_sync_failure(action):
+            if self._leadership.is_member:
+                self.follow()
             yield
 
     @contextmanager

@@ -70,6 +70,8 @@ class Reconciler:
         self._seen = seen
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
+        self._compared = -1
+        """The state of the partition table's topics that was compared with the metadata."""
         self._whole_version = -1
         """The newest version of which this broker serves all that it leads."""
         self._must_write = False
@@ -85,45 +87,57 @@ class Reconciler:
     # -------------------------------------------------------------------------- topics
 
     def apply(self, metadata: ClusterMetadata) -> bool:
-        """Adds, changes and removes topics as `metadata` have them; ignores an older version.
+        """Adds, changes and removes topics as `metadata` have them, or the newest version seen.
 
         Returns whether anything has changed for clients. Raises the errors of the store; then the
         next call applies the rest.
         """
-        if metadata.version <= self._seen.version:
+        if not self._is_news(metadata):
             return False
         with self._applying:
-            seen = self._seen
-            if metadata.version <= seen.version:
+            if not self._is_news(metadata):
                 return False
+            seen = self._seen
+            metadata = max(metadata, seen, key=lambda each: each.version)
             changed = [
                 (name, known)
                 for name, known in metadata.topics.items()
                 if known is not seen.topics.get(name)
             ]
-            gone = [
-                known.topic_id
-                for name, known in seen.topics.items()
-                if (now := metadata.topics.get(name)) is None or now.topic_id != known.topic_id
-            ]
-            for topic_id in gone:
-                self._remove(topic_id)
-            for _ in in_parallel(self._store, lambda each: self._bring(seen, *each), changed):
+            are_removed = self._remove_topics(metadata)
+            for _ in in_parallel(self._store, lambda each: self._bring(metadata, *each), changed):
                 pass
             self._seen = metadata
-            return bool(changed or gone)
+            return are_removed or bool(changed)
 
-    def _remove(self, topic_id: str) -> None:
-        topic = self._partition_table.by_id(topic_id)
-        if topic is not None:
+    def _is_news(self, metadata: ClusterMetadata) -> bool:
+        """Returns whether a version is newer, or topics were added that it has to be asked for."""
+        is_newer = metadata.version > self._seen.version
+        return is_newer or self._compared != self._partition_table.topics_version
+
+    def _remove_topics(self, metadata: ClusterMetadata) -> bool:
+        """Removes the topics that another broker has deleted, and returns whether there were any.
+
+        No version that was applied may have named them: this broker has just created them itself.
+        """
+        self._compared = self._partition_table.topics_version
+        ids = {known.topic_id for known in metadata.topics.values()}
+        gone = [
+            topic
+            for topic in self._partition_table.topics()
+            if topic.topic_id not in ids and topic.named_in <= metadata.version
+        ]
+        for topic in gone:
             self._partition_table.remove_topic(topic)
             self._publisher.remove_topic(topic)
+        return bool(gone)
 
-    def _bring(self, seen: ClusterMetadata, name: str, known: TopicMetadata) -> None:
+    def _bring(self, metadata: ClusterMetadata, name: str, known: TopicMetadata) -> None:
         table = self._partition_table
         topic = table.by_id(known.topic_id)
         if topic is None:
             topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
+            topic.named_in = metadata.version
             self._add_partitions(topic, known)
             table.add_topic(topic)
             return
@@ -131,7 +145,7 @@ class Reconciler:
             self._add_partitions(topic, known)
         else:
             table.lead(topic, known)
-        before = seen.topics.get(name)
+        before = self._seen.topics.get(name)
         # A change of our own that is under way is in neither of the two.
         if before is not None and before.config != known.config:
             topic.config = dict(known.config)

@@ -278,7 +278,7 @@ class TopicAdmin:
             return
         named = self._name([each for each, _ in created.values()])
         for name, (_, table) in created.items():
-            self._serve(name, named[name], table)
+            self._serve(name, named, table)
 
     def _creation(self, new: _NewTopic, table: TopicTable) -> Decide:
         """Returns the change that creates the topic on the present version of its table.
@@ -337,7 +337,7 @@ class TopicAdmin:
                 if not self.exists(name):
                     raise errors.MetadataChanged from None
                 return self.describe(name)
-            self._serve(name, self._name([new])[name], table)
+            self._serve(name, self._name([new]), table)
         return self.describe(name)
 
     def _checked(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
@@ -382,8 +382,8 @@ class TopicAdmin:
             return None
         return delete_change(before)
 
-    def _name(self, new: Sequence[_NewTopic]) -> Mapping[str, TopicMetadata]:
-        """Names topics without records in the metadata, and returns all topics."""
+    def _name(self, new: Sequence[_NewTopic]) -> ClusterMetadata:
+        """Names topics without records in the metadata, and returns that version."""
 
         def name_them(metadata: ClusterMetadata) -> ClusterMetadata:
             topics, loads = dict(metadata.topics), Loads.of(metadata.topics.values())
@@ -399,7 +399,7 @@ class TopicAdmin:
             return msgspec.structs.replace(metadata, topics=topics)
 
         try:
-            return self._metadata.change(name_them).topics
+            return self._metadata.change(name_them)
         except errors.OutcomeUnknown:
             self._in_doubt.update(each.name for each in new)
             raise
@@ -420,10 +420,12 @@ class TopicAdmin:
             present = assign.place_more(topic_id, present, count, brokers, loads)
         return present + (self._broker_id,) * (count - len(present))
 
-    def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
+    def _serve(self, name: str, metadata: ClusterMetadata, table: TopicTable) -> None:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
-        topic = Topic(name, metadata.topic_id, dict(metadata.config), table)
-        self._partition_table.add_partitions(topic, table.snapshot, metadata)
+        known = metadata.topics[name]
+        topic = Topic(name, known.topic_id, dict(known.config), table)
+        topic.named_in = metadata.version
+        self._partition_table.add_partitions(topic, table.snapshot, known)
         self._partition_table.add_topic(topic)
 
     # -------------------------------------------------------------------------- changing
@@ -444,7 +446,7 @@ class TopicAdmin:
                 # It has more than we serve where an earlier call was cut short: that is repeated.
                 if request.partitions < check_current(before, topic).partitions:
                     raise _too_few(request, before.partitions)
-                return describe_change(before, request.partitions, topic.config)
+                return describe_change(before, request.partitions, before.config)
 
             def widen_metadata(metadata: ClusterMetadata) -> ClusterMetadata:
                 known = _entry_of(metadata.topics, topic)
@@ -519,8 +521,7 @@ class TopicAdmin:
     ) -> None:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._partition_table.topic(name)
-            was = topic.config
-            config = topic_config.check(change(was))
+            config = topic_config.check(change(topic.config))
             source = config.get(topic_config.MIRROR_SOURCE)
             becomes_mirror = bool(source) and source != topic.mirror_source
             if becomes_mirror:
@@ -529,10 +530,13 @@ class TopicAdmin:
                 return
 
             def replace(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
-                changed = msgspec.structs.replace(_entry_of(topics, topic), config=config)
+                known = _entry_of(topics, topic)
+                changed = msgspec.structs.replace(
+                    known, config=topic_config.check(change(known.config))
+                )
                 return {**topics, topic.name: changed}
 
-            topic.config = config
+            was, topic.config = topic.config, config
             try:
                 if becomes_mirror:
                     # The writer takes no other records any more; some may be under way.
@@ -543,10 +547,24 @@ class TopicAdmin:
                         check_current(before, topic), before.partitions, config
                     )
                 )
-                self._metadata.change_topics(replace)
+                topic.config = dict(self._metadata.change_topics(replace).topic(name).config)
+                if topic.config != config:
+                    topic.table.commit(lambda before: self._as_named(topic, before))
             except BaseException:
-                topic.config = was
+                known = self._metadata.known.topics.get(name)
+                is_same = known is not None and known.topic_id == topic.topic_id
+                topic.config = dict(known.config) if known is not None and is_same else was
                 raise
+
+    def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
+        """Gives the table the configuration that the metadata have, in which others take part.
+
+        The metadata are read after the table, so the last of several such commits has the newest.
+        """
+        known = _entry_of(self._metadata.reload().topics, topic)
+        if check_current(before, topic).config == known.config:
+            return None
+        return describe_change(before, before.partitions, known.config)
 
     def compact(self, name: str) -> TopicInfo:
         """Compacts the topic's table, and returns once that is done.
@@ -630,17 +648,18 @@ class TopicAdmin:
         """
         if name not in self._in_doubt:
             return
-        metadata = self._metadata.change(lambda metadata: metadata).topics.get(name)
+        metadata = self._metadata.change(lambda metadata: metadata)
+        known = metadata.topics.get(name)
         topic = self._partition_table.topic(name) if self.exists(name) else None
-        if topic is not None and metadata is not None and metadata.topic_id == topic.topic_id:
+        if topic is not None and known is not None and known.topic_id == topic.topic_id:
             topic.in_doubt = None
         elif topic is not None:
             with suppress(errors.OutcomeUnknown):  # the janitor empties its table
                 self._end(topic)
-        elif metadata is not None:
+        elif known is not None:
             table = self._open_table(name)
-            if table.refresh().topic_id != metadata.topic_id:
-                reason = f"the metadata names topic {metadata.topic_id}, and its table does not"
+            if table.refresh().topic_id != known.topic_id:
+                reason = f"the metadata names topic {known.topic_id}, and its table does not"
                 raise errors.ForeignTable(topic=name, reason=reason)
             self._serve(name, metadata, table)
         self._in_doubt.discard(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.clock import SystemClock
+from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
     ClusterSettings,
@@ -31,6 +33,7 @@ from sparklog.storage.leadership import inherited_by
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
 from tests.support.kafkarequests import batch, create, produce
 from tests.support.kafkas import frames
@@ -358,6 +361,46 @@ def test_topics_of_others(cluster: Members) -> None:
         until(lambda: not core.topics.exists("t"))
         first.create_topic("t", 3)
         assert [each.end for each in first.describe("t").partitions if each.end >= 0]
+
+
+def test_topics_that_another_broker_has_just_deleted(cluster: Members) -> None:
+    """A broker that has not seen a deletion yet looks before it says that the topic exists."""
+    first, second = (
+        sparklog.connect(cluster.agents[1].address),
+        sparklog.connect(cluster.agents[2].address),
+    )
+    with first, second:
+        for _ in range(5):
+            first.create_topic("t", 1)
+            second.delete_topic("t")
+        assert not cluster.metadata.topics
+
+
+def test_configurations_that_two_brokers_change(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two changes of a topic at the same time, none is lost, in metadata and table."""
+    first, second = cluster.agents[1]._broker, cluster.agents[2]._broker
+    assert first is not None
+    assert second is not None
+    with sparklog.connect(cluster.agents[1].address) as log:
+        log.create_topic("t", 1)
+    cluster.wait_for_topic(cluster.agents[2], "t")
+    change = first.metadata.change_topics
+
+    def change_late(edit: Any) -> ClusterMetadata:
+        other = flight_messages.AlterTopic(topic="t", config={"retention.bytes": "200000"})
+        second.topics.alter(other)
+        return change(edit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.metadata, "change_topics", change_late)
+        first.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.ms": "100000"}))
+    both = {"retention.bytes": "200000", "retention.ms": "100000"}
+    assert cluster.metadata.topics["t"].config == both
+    assert TopicTable(cluster.store, "t", clock=CLOCK).refresh().config == both
+    assert first.topics.describe("t").config == both
+    until(lambda: second.topics.describe("t").config == both)
 
 
 def test_members_and_other_brokers() -> None:

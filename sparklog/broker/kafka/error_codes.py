@@ -75,6 +75,7 @@ NEEDING_PROOF: Final = frozenset(
         ErrorCode.invalid_producer_epoch,
         ErrorCode.offset_out_of_range,
         ErrorCode.out_of_order_sequence_number,
+        ErrorCode.topic_already_exists,
         ErrorCode.unknown_member_id,
         ErrorCode.unknown_topic_id,
         ErrorCode.unknown_topic_or_partition,

@@ -160,6 +160,7 @@ class Topic:
         "leader_epochs",
         "leaders",
         "name",
+        "named_in",
         "partitions",
         "resigning",
         "spark_batches",
@@ -183,6 +184,8 @@ class Topic:
         So a commit of one is known to all without a request. No thread holds the partition table's
         lock while it waits for the table.
         """
+        self.named_in = 0
+        """A version of the metadata that names the topic: an older one says nothing about it."""
         self.last_read = NO_TABLE
         """The last version that was published or planned with. The next one may be spoilt."""
         self.leaders: tuple[int, ...] = ()
