@@ -100,6 +100,7 @@ META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five ti
 META_LARGE_TOPICS = 1_000
 FOLLOW_SECONDS = 0.1  # between two looks of a cluster's member at the metadata and the others
 FOLLOW_REMOTE_SECONDS = 1.0
+MOVE_WAIT_SECONDS = 0.25  # for which a request waits for a partition that is just moving
 BALANCE_SECONDS = 30.0  # without a move, before members level their partitions again
 DRAIN_SECONDS = 10.0  # to give partitions to other members before a stop
 SUCCESSORS = 10  # brokers that share the partitions of one that has died

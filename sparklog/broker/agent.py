@@ -133,6 +133,7 @@ class Agent:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
+        self._follow_now = threading.Event()
         self._stop_lock = threading.Lock()
         """Held by the thread that stops the broker."""
         self._heartbeat_lock = threading.Lock()
@@ -385,6 +386,7 @@ class Agent:
             open_table=open_table,
             clock=self._clock,
             seen=recovered,
+            on_change=self._follow_now.set,
         )
         broker.metadata.apply = reconciler.apply
         liveness = self.settings.liveness
@@ -422,7 +424,10 @@ class Agent:
             limits.FOLLOW_SECONDS if is_local else limits.FOLLOW_REMOTE_SECONDS,
             liveness.dead_after_seconds * PAUSE / 2,
         )
-        self._start_thread("cluster", lambda: self._repeat("the cluster", every_seconds, follow))
+        self._start_thread(
+            "cluster",
+            lambda: self._repeat("the cluster", every_seconds, follow, wake=self._follow_now),
+        )
 
     def _measure(self, broker: Broker, groups: Coordinator, flight: FlightListener) -> None:
         """Prepares the broker's figures."""
@@ -645,10 +650,26 @@ class Agent:
         if pending is not None:
             self._writer.wait(pending)
 
-    def _repeat(self, what: str, seconds: float, work: Callable[[], None]) -> None:
-        """Repeats `work`, also after errors, except those that end the broker."""
+    def _repeat(
+        self,
+        what: str,
+        seconds: float,
+        work: Callable[[], None],
+        *,
+        wake: threading.Event | None = None,
+    ) -> None:
+        """Repeats `work`, also after errors, except those that end the broker.
+
+        `wake`: set where the next repetition is due before `seconds` have passed.
+        """
         backoff, failures = RetrySchedule(self._clock, first_seconds=_RETRY_SECONDS), FailureLog()
-        while not self._stopping.wait(seconds):
+        due = wake or self._stopping
+        while True:
+            due.wait(seconds)
+            if self._stopping.is_set():
+                return
+            if wake is not None:
+                wake.clear()
             if backoff.is_waiting(what):
                 continue
             try:
@@ -836,6 +857,7 @@ class Agent:
         if self._groups is not None:
             self._groups.wake()
         self._publish_now.set()
+        self._follow_now.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()

@@ -191,6 +191,40 @@ class Broker:
         return found
 
     @property
+    def is_member(self) -> bool:
+        """True if this broker shares the root with others."""
+        return self._leadership.is_member
+
+    def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
+        """Returns the id of a partition's leader, and its leader epoch, as far as is known.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._partition_table.topic(topic)
+        leaders, epochs = found.leaders, found.leader_epochs
+        if not 0 <= partition < min(len(leaders), len(epochs)):
+            raise errors.UnknownPartition(topic=topic, partition=partition, last=len(leaders) - 1)
+        return leaders[partition], epochs[partition]
+
+    def is_moving(self, topic: str, partition: int) -> bool:
+        """Returns whether this broker is giving a partition to another one, or is getting it.
+
+        False for one that cannot be restored, or does not exist.
+        """
+        return (
+            self._partition_table.has_topic(topic)
+            and not self._partition_table.is_takeover_stuck
+            and self._partition_table.topic(topic).is_moving(partition, self.broker_id)
+        )
+
+    def watch_leaders(self, notify: Callable[[], None]) -> None:
+        """Has `notify` called when partitions have other leaders, or are served from now on.
+
+        It must not wait for anything.
+        """
+        self._partition_table.on_leaders = notify
+
+    @property
     def controller(self) -> int:
         """The id of the controller, or this broker's if no broker is known to be it."""
         controller = self.metadata.known.controller

@@ -158,10 +158,11 @@ class Controller:
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
 
         try:
-            self._metadata.change(decide)
+            changed = self._metadata.change(decide)
         except errors.LeadersChanged as error:  # it has started again: nothing has to move
             _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
             return
+        self._metadata.apply(changed)  # some of the partitions may be ours
         _log.warning(
             "failed over a dead broker",
             broker=dead,

@@ -137,11 +137,12 @@ class Handovers:
                     self._doubtful.append((topic, each))
             sequence = self._save_states()
             resigned = {each: sequence for _, each in self._doubtful}
-            self._metadata.change(
+            changed = self._metadata.change(
                 lambda newest: leadership.resign(
                     newest, self._own.broker, self._own.epoch, resigned
                 )
             )
+            self._metadata.apply(changed)  # requests that wait for it are told the new leaders
             count, self._doubtful = len(self._doubtful), []
         _log.info(
             "gave partitions to other brokers",

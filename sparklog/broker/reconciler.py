@@ -52,11 +52,12 @@ class Reconciler:
         open_table: OpenTable,
         clock: Clock,
         seen: ClusterMetadata,
+        on_change: Callable[[], None],
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
-        that it gets.
+        that it gets. `on_change` is called when `tick` has something to do.
         """
         self._store = store
         self._metadata = metadata
@@ -68,6 +69,7 @@ class Reconciler:
         self._open_table = open_table
         self._clock = clock
         self._seen = seen
+        self._on_change = on_change
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._compared = -1
@@ -108,6 +110,8 @@ class Reconciler:
             for _ in in_parallel(self._store, lambda each: self._bring(metadata, *each), changed):
                 pass
             self._seen = metadata
+            if changed:
+                self._on_change()
             return are_removed or bool(changed)
 
     def _is_news(self, metadata: ClusterMetadata) -> bool:
@@ -206,11 +210,13 @@ class Reconciler:
             raise
         except Exception as error:
             self._retries.failed(_TAKE)
+            self._partition_table.is_takeover_stuck = True
             reason = str(error) or repr(error)
             if self._failures.is_new(_TAKE, reason):
                 _log.error("cannot take over partitions of another broker", reason=reason)
         else:
             self._retries.succeeded(_TAKE)
+            self._partition_table.is_takeover_stuck = False
             self._failures.recovered(_TAKE)
 
     def _restore(self, gained: dict[str, list[int]]) -> None:

@@ -186,6 +186,7 @@ class Rig:
             open_table=open_table,
             clock=clock,
             seen=taken.metadata,
+            on_change=lambda: None,
         )
         if options.is_member:
             self.broker.metadata.apply = self.reconciler.apply

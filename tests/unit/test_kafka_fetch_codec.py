@@ -18,6 +18,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 VERSIONS: Final = range(4, 19)
+WITH_LEADERS: Final = 16
 NAMES: Final = ("t", "ümlaut", "x" * 249)
 
 
@@ -124,6 +125,14 @@ def test_damaged_requests_are_read_as_kio_reads_them_or_left_to_it(version: int)
     assert taken
 
 
+def _moved(at: random.Random, version: int) -> dict[str, Any]:
+    """The fields of a partition that another broker leads, or none."""
+    if version < WITH_LEADERS or at.random() < 0.5:
+        return {}
+    leader = {"leader_id": at.randrange(1 << 31), "leader_epoch": at.randrange(1 << 31)}
+    return {"current_leader": leader}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
     """Both write the same bytes, for records in small and large chunks, and for none."""
@@ -131,7 +140,7 @@ def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
     for count in (0, 1, 2, 3, 300):
         sizes = [at.choice([0, 1, 126, 127, 200, 5_000, 20_000]) for _ in range(3)]
         chunks = [at.randbytes(size) for size in sizes]
-        fields = {
+        fields: dict[str, Any] = {
             "throttle_time": NO_TIME,
             "error_code": ErrorCode.none,
             "session_id": at.randrange(1 << 31),
@@ -149,12 +158,18 @@ def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
                             "aborted_transactions": at.choice([None, ()]),
                             "records": messages.ChunkedBytes(chunks[: at.randrange(4)]),
                         }
+                        | _moved(at, version)
                         for _ in range(count)
                     ],
                 }
                 for _ in range(min(count, 2))
             ],
         }
+        if version >= WITH_LEADERS and count > 1:
+            fields["node_endpoints"] = [
+                {"node_id": n, "host": "h" * n, "port": 9_092, "rack": at.choice([None, "", "r"])}
+                for n in (1, 130)
+            ]
         reply = messages.FetchReply(fields, count)
         mine = messages.write_reply(1, version, 5, reply)
         theirs = messages.write_reply(1, version, 5, fields)

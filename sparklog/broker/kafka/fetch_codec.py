@@ -30,6 +30,8 @@ _WITH_SESSIONS: Final = 7
 _WITH_TOPIC_IDS: Final = 13
 _WITHOUT_REPLICA: Final = 15
 _WITH_RACKS: Final = 11
+_WITH_LEADERS: Final = 16
+"""The first version that names the leaders of partitions that have moved (KIP-951)."""
 _LONGEST_BYTES: Final = 4_096
 _SHORT_VARINT: Final = 0x80
 """Lengths from here on take more than one byte."""
@@ -39,6 +41,10 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _SESSION: Final = struct.Struct(">hi")
 """Error code and session id."""
+_CURRENT_LEADER: Final = b"\1\1\x09"
+"""One tagged field of a partition: its tag and its length."""
+_LEADER: Final = struct.Struct(">iix")
+"""Leader id, leader epoch, no tags."""
 _LENGTH_BYTES: Final = 4
 _JOINED_BYTES: Final = 4_096
 """Smaller chunks of records are copied: that costs less than another part of the system call."""
@@ -257,6 +263,27 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> list[
     return writer.finish()
 
 
+def _leader(partition: Mapping[str, Any]) -> bytes:
+    """Returns the tagged fields of a partition: the leader, if there is another one."""
+    leader = partition.get("current_leader")
+    if leader is None:
+        return b"\0"
+    return _CURRENT_LEADER + _LEADER.pack(leader["leader_id"], leader["leader_epoch"])
+
+
+def _endpoints(nodes: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns the tagged fields of a response, which are the addresses of leaders."""
+    array = wire.varint(len(nodes) + 1) + b"".join(
+        _INT32.pack(each["node_id"])
+        + wire.text(each["host"])
+        + _INT32.pack(each["port"])
+        + (b"\0" if each["rack"] is None else wire.text(each["rack"]))
+        + b"\0"
+        for each in nodes
+    )
+    return b"\1\0" + wire.varint(len(array)) + array
+
+
 class Writer:
     """Writes a response in steps: iterating writes it, and then `finish` returns the frame."""
 
@@ -293,7 +320,8 @@ class Writer:
             if is_flexible:
                 self._gathered += b"\0"
         if is_flexible:
-            self._gathered += b"\0"
+            nodes = fields.get("node_endpoints") if version >= _WITH_LEADERS else ()
+            self._gathered += _endpoints(nodes) if nodes else b"\0"
 
     def _write_partition(self, each: Mapping[str, Any]) -> None:
         version, is_flexible = self._version, self._is_flexible
@@ -317,7 +345,7 @@ class Writer:
                 self._gathered = bytearray()
                 self._chunks += chunk, self._gathered
         if is_flexible:
-            self._gathered += b"\0"
+            self._gathered += _leader(each) if version >= _WITH_LEADERS else b"\0"
 
     def finish(self) -> list[Raw]:
         """Returns the frame, with its length, in chunks. Record chunks are not copied."""

@@ -137,6 +137,8 @@ class KafkaListener:
         """True if `_wake` is scheduled."""
         self._next_wake = 0.0
         """The time from which on the next fetch may be woken."""
+        self._new_leaders: asyncio.Future[None] = self._loop.create_future()
+        """Done when partitions have moved; replaced by the next request that waits for that."""
         self._watched = 0
         """Partitions that are watched, without those of requests of few partitions."""
         self._stopping: set[asyncio.Task[None]] = set()
@@ -158,6 +160,7 @@ class KafkaListener:
     def start(self) -> None:
         """Starts the threads of the listener."""
         self._max_connections = _limit_to_open_files(self._max_connections)
+        self.broker.watch_leaders(self._note_leaders)
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),
@@ -236,6 +239,17 @@ class KafkaListener:
                 _set_outcomes([(each.outcomes, outcomes)])
             else:
                 self._pending_appends.put(each)
+
+    async def wait_for_leaders(self, timeout_seconds: float) -> None:
+        if self._new_leaders.done():
+            self._new_leaders = self._loop.create_future()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._new_leaders), timeout_seconds)
+
+    def _note_leaders(self) -> None:
+        """Wakes the requests that wait for partitions to move; called by any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(lambda: _set_done(self._new_leaders))
 
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float

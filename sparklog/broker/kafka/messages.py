@@ -22,6 +22,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import (
     Any,
     Final,
@@ -387,14 +388,13 @@ class _WritePlan(NamedTuple):
     """Makes the message with empty arrays."""
     steps: Sequence[tuple[str, Callable[[_FrameWriter, Any], None] | None, Any]]
     """(field, its writer, None), or (field, None, schema) for an array of messages."""
-    tags: frozenset[str]
-    """Tagged fields, which large replies must not have."""
+    tags: Sequence[tuple[int, str, Callable[[Any, Any], None]]]
+    """(tag, field, its writer) of the tagged fields, in order. Absent ones are left out."""
     is_flexible: bool
 
 
 def _write_steps(schema: Any, fields: Fields, frame: _FrameWriter) -> Iterator[None]:
     plan = _plan(schema)
-    assert plan.tags.isdisjoint(fields), f"{schema.__name__}: tagged fields in a large reply"
     message = plan.make(fields)
     for name, write, inner in plan.steps:
         if write is not None:
@@ -411,7 +411,11 @@ def _write_steps(schema: Any, fields: Fields, frame: _FrameWriter) -> Iterator[N
                 write_item(frame, make(item))
             yield
     if plan.is_flexible:
-        writers.write_unsigned_varint(cast("Any", frame), cast("Any", 0))
+        present = [each for each in plan.tags if each[1] in fields]
+        writers.write_unsigned_varint(cast("Any", frame), cast("Any", len(present)))
+        for tag, name, write in present:
+            value = getattr(message, name)
+            writers.write_tagged_field(cast("Any", frame), cast("Any", tag), write, value)
 
 
 def _write_count(frame: _FrameWriter, items: Sized | None, *, is_flexible: bool) -> None:
@@ -427,10 +431,13 @@ def _plan(schema: Any) -> _WritePlan:
     is_flexible = bool(schema.__flexible__)
     steps: list[tuple[str, Callable[[_FrameWriter, Any], None] | None, Any]] = []
     arrays: dict[str, tuple[()]] = {}
-    tags = []
+    tags: list[tuple[int, str, Callable[[Any, Any], None]]] = []
     for field in dataclasses.fields(schema):
         if "tag" in field.metadata:
-            tags.append(field.name)
+            tagged: Any = get_field_writer(
+                field, flexible=is_flexible, is_request_header=False, is_tag=True
+            )
+            tags.append((field.metadata["tag"], field.name, tagged))
             continue
         inner = _item_schema(field.type)
         if inner is not None:
@@ -445,7 +452,7 @@ def _plan(schema: Any) -> _WritePlan:
     return _WritePlan(
         make=lambda fields: make({**fields, **arrays}),
         steps=steps,
-        tags=frozenset(tags),
+        tags=sorted(tags, key=itemgetter(0)),
         is_flexible=is_flexible,
     )
 

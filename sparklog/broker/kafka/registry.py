@@ -91,6 +91,9 @@ class HandlerContext(Protocol):
             seen: `PartitionStatus.appended_bytes` of each partition, from which growth is counted.
         """
 
+    async def wait_for_leaders(self, timeout_seconds: float) -> None:
+        """Waits until this broker serves other partitions than now, or knows other leaders."""
+
     async def wait_fetch_turn(self) -> bool:
         """Waits for the turn of a fetch that finds few records. Returns whether it had to wait.
 

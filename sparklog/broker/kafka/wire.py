@@ -31,6 +31,12 @@ def topic_head(topic: Mapping[str, Any], name: str, *, has_id: bool, is_flexible
     return (varint(len(text) + 1) if is_flexible else _INT16.pack(len(text))) + bytes(text)
 
 
+def text(value: str) -> bytes:
+    """Returns a string of a flexible version."""
+    data = value.encode()
+    return varint(len(data) + 1) + data
+
+
 def varint(value: int) -> bytes:
     """Returns an unsigned integer in seven bits of each byte."""
     if value < _SHORT:

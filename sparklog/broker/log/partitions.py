@@ -12,7 +12,7 @@ import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -283,6 +283,14 @@ class Topic:
         """Returns whether a partition accepts no record, because its table and log differ."""
         return any(each.blocked is not None for each in self.partitions.values())
 
+    def is_moving(self, number: int, broker: int) -> bool:
+        """Returns whether `broker` is the leader in the metadata, and does not serve a partition.
+
+        It is giving it to another broker, or has just got it.
+        """
+        is_served = number in self.partitions and number not in self.resigning
+        return not is_served and 0 <= number < self.count and self.leaders[number] == broker
+
     def partition(self, number: int) -> Partition:
         """Returns a partition that this broker leads. Raises `UnknownPartition`, `NotLeader`."""
         found = self.partitions.get(number)
@@ -464,6 +472,10 @@ class PartitionTable:
         """The number of partitions with an unpublished entry, of all topics."""
         self.topics_version = 0
         """Rises when a topic is added or removed."""
+        self.on_leaders: Callable[[], None] = lambda: None
+        """Called when partitions have other leaders, or are served from now on."""
+        self.is_takeover_stuck = False
+        """True while partitions that this broker has got cannot be restored."""
         self._commits: dict[str, int] = {}
         """The number of our commits since `take_commits`, by topic id."""
         self._blocked: dict[str, Topic] = {}
@@ -562,6 +574,7 @@ class PartitionTable:
                 # In this order: `count` is that of the leaders, and is read without the lock.
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders
+        self.on_leaders()
 
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic, if it is there. The entries of a deleted topic count as published."""
@@ -640,6 +653,7 @@ class PartitionTable:
                 self._with_batches[partition] = topic
             partition.growth = Growth()
             topic.partitions = dict(sorted({**topic.partitions, number: partition}.items()))
+        self.on_leaders()
 
     def given(self) -> list[tuple[str, int]]:
         """Returns (topic id, number) of the partitions that were given to other brokers."""

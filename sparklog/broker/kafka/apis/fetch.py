@@ -22,7 +22,9 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.broker import Fetched
+from sparklog.broker.kafka import leaders
 from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.leaders import Leader
 from sparklog.broker.kafka.messages import ChunkedBytes, FetchReply, Fields, LazyArray, Raw, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.sessions import FetchSession, Key
@@ -174,10 +176,7 @@ async def _collect(
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     has_turn = False
     while True:
-        has_records = False
-        async for partition in context.scheduler.iterate(partitions):
-            _refresh(context, partition, request.version)
-            has_records |= not partition.code and partition.offset < partition.end
+        has_records = await _refresh_all(context, partitions, request.version)
         if has_records and not has_turn and _finds_little(context, partitions):
             has_turn = True
             if await context.wait_fetch_turn():
@@ -373,6 +372,22 @@ class _ReadAhead:
         self._end = next(unread, (self._end, None))[0]
 
 
+async def _refresh_all(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], version: int
+) -> bool:
+    """Looks up the partitions, once more those that are just moving. Returns if one has records."""
+    moving = []
+    async for partition in context.scheduler.iterate(partitions):
+        _refresh(context, partition, version)
+        if partition.code == ErrorCode.not_leader_or_follower:
+            moving.append(partition)
+    if moving:
+        await leaders.settle(context, [(each.name, each.number) for each in moving])
+        async for partition in context.scheduler.iterate(moving):
+            _refresh(context, partition, version)
+    return any(not each.code and each.offset < each.end for each in partitions)
+
+
 def _refresh(context: HandlerContext, partition: _FetchPartition, version: int) -> None:
     """Looks up the current offsets of a partition, or the error for the response."""
     partition.code, partition.chunks, partition.size = ErrorCode.none, (), 0
@@ -440,6 +455,11 @@ class _SentPartition(NamedTuple):
     start: int
     end: int
     chunks: Sequence[Raw]
+    leader: Leader | None
+    """The broker that leads it, where the client has asked another one."""
+
+
+_OTHER_LEADER: Final = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 
 
 async def _reply(
@@ -450,37 +470,51 @@ async def _reply(
 ) -> Fields:
     make = partial(_partition_fields, body.isolation_level == _READ_COMMITTED)
     topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_SentPartition]]] = {}
+    others: list[Leader | None] = []
     async for each in context.scheduler.iterate(partitions):
         _, sent = topics.setdefault(each.identity, (each.topic, []))
-        sent.append(_SentPartition(each.number, each.code, each.start, each.end, each.chunks))
+        leader = None
+        if each.code in _OTHER_LEADER:
+            leader = leaders.leader_of(context.broker, each.name, each.number)
+            others.append(leader)
+        sent.append(
+            _SentPartition(each.number, each.code, each.start, each.end, each.chunks, leader)
+        )
         each.last_sent, each.chunks = (each.start, each.end), ()
     return _fields(
         ErrorCode.none,
         session.session_id if session is not None else 0,
         [{**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()],
         len(topics) + len(partitions),
+        leaders.endpoints(context, others),
     )
 
 
 def _error_reply(code: ErrorCode) -> Fields:
-    return _fields(code, 0, (), 0)
+    return _fields(code, 0, (), 0, ())
 
 
 def _fields(
-    code: ErrorCode, session_id: int, responses: Sequence[Fields], items: int
+    code: ErrorCode,
+    session_id: int,
+    responses: Sequence[Fields],
+    items: int,
+    endpoints: Sequence[Fields],
 ) -> FetchReply:
-    fields = {
+    fields: dict[str, Any] = {
         "throttle_time": NO_TIME,
         "error_code": code,
         "session_id": session_id,
         "responses": responses,
     }
+    if endpoints:
+        fields["node_endpoints"] = endpoints
     return FetchReply(fields, items)
 
 
 def _partition_fields(is_committed: bool, sent: _SentPartition) -> Fields:
     is_error = sent.code != ErrorCode.none
-    return {
+    fields: dict[str, Any] = {
         "partition_index": sent.number,
         "error_code": sent.code,
         "high_watermark": -1 if is_error else sent.end,
@@ -489,6 +523,9 @@ def _partition_fields(is_committed: bool, sent: _SentPartition) -> Fields:
         "aborted_transactions": _aborted_transactions(is_committed, sent.code),
         "records": ChunkedBytes(sent.chunks),
     }
+    if sent.leader is not None:
+        fields["current_leader"] = sent.leader.fields()
+    return fields
 
 
 def _aborted_transactions(is_committed: bool, code: ErrorCode) -> tuple[()] | None:

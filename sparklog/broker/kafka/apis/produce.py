@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,10 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.broker import Append, PendingAppend, WouldBlock
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.kafka import leaders
 from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.leaders import Leader
 from sparklog.broker.kafka.messages import Fields, LazyArray, PlainProduceReply, Request
 from sparklog.broker.kafka.registry import HandlerContext, Outcome, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
@@ -76,24 +79,41 @@ async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics
     body = request.body
     refusal = _refusal(body)
     prepared: _PreparedTopics = []
+    moving: list[tuple[list[tuple[int, Append | errors.SparklogError]], int, Any]] = []
     for topic in body.topic_data:
-        partitions = []
+        partitions: list[tuple[int, Append | errors.SparklogError]] = []
         async for each in context.scheduler.iterate(topic.partition_data):
-            outcome: Append | errors.SparklogError
-            try:
-                if refusal is not None:
-                    raise refusal
-                name = topic_name(context.broker, topic)
-                if not each.records:
-                    raise errors.BadBatch(reason="the partition has no records")
-                if request.version < _FIRST_WITH_ZSTD:
-                    _check_codec(each.records, request.version)
-                outcome = await _checked(context, name, each.index, bytes(each.records))
-            except errors.SparklogError as error:
-                outcome = errors.bare(error)
+            outcome = refusal or await _outcome(context, request.version, topic, each)
+            if isinstance(outcome, errors.NotLeader):
+                moving.append((partitions, len(partitions), (topic, each)))
             partitions.append((each.index, outcome))
         prepared.append((topic, partitions))
+    if moving:
+        await leaders.settle(context, [_place(of[at][1]) for of, at, _ in moving])
+        async for of, at, (topic, each) in context.scheduler.iterate(moving):
+            of[at] = each.index, await _outcome(context, request.version, topic, each)
     return prepared
+
+
+def _place(error: Append | errors.SparklogError) -> TopicPartition:
+    """Returns the partition that a `NotLeader` names."""
+    assert isinstance(error, errors.NotLeader)
+    return error.facts["topic"], error.facts["partition"]
+
+
+async def _outcome(
+    context: HandlerContext, version: int, topic: Any, each: Any
+) -> Append | errors.SparklogError:
+    """Returns the checked batch of a partition, or why it is refused."""
+    try:
+        name = topic_name(context.broker, topic)
+        if not each.records:
+            raise errors.BadBatch(reason="the partition has no records")
+        if version < _FIRST_WITH_ZSTD:
+            _check_codec(each.records, version)
+        return await _checked(context, name, each.index, bytes(each.records))
+    except errors.SparklogError as error:
+        return errors.bare(error)
 
 
 def _check_codec(data: bytes, version: int) -> None:
@@ -163,8 +183,9 @@ async def _reply(
     context: HandlerContext, queued: _QueuedTopics, durable: asyncio.Future[list[Outcome]]
 ) -> Reply:
     outcomes = iter(await durable)
-    responses = []
+    ended: list[tuple[Any, list[tuple[int, Outcome]]]] = []
     items, is_plain = len(queued), True
+    moved: list[TopicPartition] = []
     for topic, partitions in queued:
         results = [
             (index, each if isinstance(each, Exception) else next(outcomes))
@@ -172,18 +193,38 @@ async def _reply(
         ]
         items += len(results)
         is_plain = is_plain and not any(isinstance(each, Exception) for _, each in results)
-        partition_responses = LazyArray(partial(_partition_fields, context, topic), results)
-        responses.append({**identity_fields(topic), "partition_responses": partition_responses})
+        moved += [_place(each) for _, each in results if isinstance(each, errors.NotLeader)]
+        ended.append((topic, results))
+    found: dict[TopicPartition, Leader | None] = {}
+    if moved:
+        await leaders.settle(context, moved)
+        found = {each: leaders.leader_of(context.broker, *each) for each in moved}
+    responses = [
+        {
+            **identity_fields(topic),
+            "partition_responses": LazyArray(
+                partial(_partition_fields, context, topic, found), results
+            ),
+        }
+        for topic, results in ended
+    ]
     fields = {"responses": responses, "throttle_time": NO_TIME}
+    if named := leaders.endpoints(context, found.values()):
+        fields["node_endpoints"] = named
     return PlainProduceReply(fields) if is_plain and items <= KAFKA_LITTLE_ITEMS else fields
 
 
-def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Outcome]) -> Fields:
+def _partition_fields(
+    context: HandlerContext,
+    topic: Any,
+    found: Mapping[TopicPartition, Leader | None],
+    ended: tuple[int, Outcome],
+) -> Fields:
     index, outcome = ended
     if isinstance(outcome, Exception):
         code = code_of(outcome)
         context.counts.errors[0, code.name] += 1
-        return {
+        fields: dict[str, Any] = {
             "index": index,
             "error_code": code,
             "base_offset": -1,
@@ -195,6 +236,10 @@ def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Out
             ],
             "error_message": str(outcome),
         }
+        leader = found.get(_place(outcome)) if isinstance(outcome, errors.NotLeader) else None
+        if leader is not None:
+            fields["current_leader"] = leader.fields()
+        return fields
     (result,) = outcome
     append_time = result.timestamp_type == LOG_APPEND_TIME
     return {

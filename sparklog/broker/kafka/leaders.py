@@ -1,0 +1,75 @@
+"""Partitions that another broker leads: those that are just moving, and their leaders (KIP-951).
+
+A client that has asked the wrong broker waits before it asks again, longer each time. So a request
+for a partition that this broker does not serve is not refused before a look at the metadata, nor
+while the partition is on its way to this broker, or from it. The refusal then names the leader and
+its address, which the client asks next without a request for metadata.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from sparklog import errors
+from sparklog.broker.broker import Broker
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.kafka.messages import Fields
+from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
+from sparklog.broker.kafka.topics import nodes
+from sparklog.limits import MOVE_WAIT_SECONDS
+
+
+class Leader(NamedTuple):
+    """The broker that leads a partition, and its leader epoch."""
+
+    broker: int
+    epoch: int
+
+    def fields(self) -> Fields:
+        """Returns the fields of `current_leader`."""
+        return {"leader_id": self.broker, "leader_epoch": self.epoch}
+
+
+async def settle(context: HandlerContext, partitions: Collection[TopicPartition]) -> None:
+    """Waits until it is known who leads partitions that this broker does not serve.
+
+    Returns after `limits.MOVE_WAIT_SECONDS` in any case: other partitions of the request wait too.
+    """
+    broker = context.broker
+    if not broker.is_member:
+        return
+    deadline = time.monotonic() + MOVE_WAIT_SECONDS
+    if not _are_moving(broker, partitions):
+        # It raises `MetadataChanged` where the client knew more than this broker.
+        with suppress(errors.SparklogError):
+            await context.run_blocking(WorkerPool.PROOF, broker.prove_leadership, broker.looks)
+    while _are_moving(broker, partitions) and (left := deadline - time.monotonic()) > 0:
+        await context.wait_for_leaders(left)
+
+
+def _are_moving(broker: Broker, partitions: Iterable[TopicPartition]) -> bool:
+    return any(broker.is_moving(topic, number) for topic, number in partitions)
+
+
+def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
+    """Returns the leader of a partition if it is another broker, and up."""
+    with suppress(errors.Invalid):
+        leader = Leader(*broker.leader_of(topic, number))
+        if leader.broker != broker.broker_id and leader.broker in broker.members():
+            return leader
+    return None
+
+
+def endpoints(context: HandlerContext, leaders: Iterable[Leader | None]) -> list[Fields]:
+    """Returns the `node_endpoints` of a reply that names these leaders, each once."""
+    wanted = {each.broker for each in leaders if each is not None}
+    if not wanted:
+        return []
+    return [
+        {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
+        for each in nodes(context.broker, context.host, context.port)
+        if each.broker in wanted
+    ]
