@@ -498,12 +498,12 @@ class NotInstalled(Invalid):
 
 
 class BrokerAlive(Invalid):
-    """Another broker serves the root: use it, stop it, or replace it."""
+    """Another broker serves the root, or has the same id: use it, stop it, or replace it."""
 
     code = "broker_alive"
     template = (
         "Root {root} already has a broker: {leader}. Use that broker, stop it first, or replace"
-        " it with --take-over."
+        " it with --take-over. Brokers with different --id share a root."
     )
 
 

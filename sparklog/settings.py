@@ -155,7 +155,7 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sharing the root with other brokers (`join`), and the failure domain (`rack`)."""
 
-    join: bool = False
+    join: bool = True
     rack: str = ""
 
 

@@ -13,6 +13,7 @@ import functools
 import gc
 import importlib.util
 import itertools
+import random
 import signal
 import socket
 import sys
@@ -47,7 +48,7 @@ from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
-from sparklog.broker.logging import configure
+from sparklog.broker.logging import LogFile, configure
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.reconciler import Reconciler
@@ -85,6 +86,8 @@ _RETRY_SECONDS = 1.0
 _SLOW_SECONDS = 3.0
 _LEAVING_SECONDS = 0.7
 """Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
+_RETURN_SECONDS: Final = (1.0, 3.0)
+"""The bounds of the pause before a broker that was fenced joins its cluster again."""
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits while the publisher computes."""
 
@@ -795,6 +798,29 @@ class Agent:
             raise self.failure
         return stopped
 
+    def may_return(self) -> bool:
+        """Returns whether this broker, which was fenced, may join its cluster in a new epoch.
+
+        The others have found it dead, for example after a suspension, and have its partitions. It
+        stays away where another process has taken its id over, or where one broker leads alone:
+        both would take turns for ever. Returns once this broker has closed its ports.
+        """
+        self._stopped.wait()
+        if not self._is_member:
+            return False
+        try:
+            metadata = self._meta.reload()
+        except errors.SparklogError:
+            return False
+        known = metadata.brokers.get(self._leadership.broker)
+        controller = metadata.brokers.get(metadata.controller)
+        return (
+            known is not None
+            and known.epoch == self._leadership.epoch
+            and controller is not None
+            and controller.is_member
+        )
+
     def _on_failure(self, error: BaseException) -> None:
         if self._stopping.is_set():
             return
@@ -1036,24 +1062,42 @@ def run_broker(
     pandas_import.block()
     # A broker that leaves when it is idle was started on demand, and gives way to any other.
     kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
-    agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
+    is_stopping = threading.Event()
+    try:
+        while True:
+            _on_signals(_stop_early)
+            agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
+            try:
+                _run(agent, log_file, is_stopping)
+            except errors.BrokerFenced as error:
+                _on_signals(_stop_early)
+                if is_stopping.is_set() or not agent.may_return():
+                    raise
+                seconds = random.uniform(*_RETURN_SECONDS)
+                _log.warning("joining again", reason=str(error), in_seconds=round(seconds, 1))
+                time.sleep(seconds)
+                take_over = False
+            else:
+                return
+    except _StoppedEarly as reason:
+        _log.info("stopped before it served", reason=str(reason), root=settings.root)
+
+
+def _run(agent: Agent, log_file: LogFile | None, is_stopping: threading.Event) -> None:
+    """Runs one agent until it ends, or a signal ends it, which sets `is_stopping`."""
+    settings = agent.settings
 
     def stop_on_signal(received: int, _frame: object) -> None:
+        is_stopping.set()
         stop = functools.partial(agent.stop, reason=signal.Signals(received).name)
         threading.Thread(target=stop, name="sparklog-stop").start()
 
-    def stop_early(received: int, _frame: object) -> None:
-        _on_signals(signal.SIG_IGN)
-        raise _StoppedEarly(signal.Signals(received).name)
-
-    _on_signals(stop_early)
     try:
         agent.start()
         _on_signals(stop_on_signal)
     except _StoppedEarly as reason:  # a start may take long, and the next broker waits for the mark
         agent.stop(reason=str(reason))
-        _log.info("stopped before it served", reason=str(reason), root=settings.root)
-        return
+        raise
     if log_file is not None:
         log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
@@ -1070,6 +1114,11 @@ def run_broker(
 
 class _StoppedEarly(BaseException):
     """Raised by a signal that arrives while the broker starts."""
+
+
+def _stop_early(received: int, _frame: object) -> None:
+    _on_signals(signal.SIG_IGN)
+    raise _StoppedEarly(signal.Signals(received).name)
 
 
 def _on_signals(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:

@@ -64,19 +64,11 @@ def broker(
             show_default=False,
         ),
     ] = None,
-    join: Annotated[
-        bool,
-        typer.Option(
-            "--join",
-            help="Share the root with other brokers that have this option, or the setting"
-            " cluster.join. Each needs an id of its own. Experimental.",
-        ),
-    ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
             "--take-over",
-            help="Replace the broker that serves the root; it stops. Brokers that programs run for"
+            help="Replace the live broker with this id; it stops. Brokers that programs run for"
             " themselves are replaced without this option.",
         ),
     ] = False,
@@ -90,9 +82,9 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
 
-    It refuses to start while another broker serves the root, unless --take-over is given, or both
-    have --join; and in a folder that is neither empty nor a root, unless --allow-non-empty is
-    given.
+    Brokers with different --id share a root, and take over from each other. A broker refuses to
+    start while another one with its id is alive, unless --take-over is given, and in a folder that
+    is neither empty nor a root, unless --allow-non-empty is given.
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
@@ -107,7 +99,6 @@ def broker(
         "id": number,
         "flight.listen": flight,
         "kafka.listen": kafka,
-        "cluster.join": True if join else None,
     }
     run_broker(
         load_settings(config, os.environ, given),

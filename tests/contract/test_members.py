@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import errors
-from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
-from sparklog.cli import app
+from sparklog.broker.kafka import leaders
+from sparklog.broker.log import recovery
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import (
@@ -35,12 +37,12 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
-from tests.support.kafkarequests import batch, create, produce
+from tests.support.kafkarequests import batch, create, fetch_fields, produce, produce_fields
 from tests.support.kafkas import frames
 from tests.support.waiting import wait_until
 
 CLOCK = SystemClock()
-METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 3, 10, 60
+PRODUCE, FETCH, METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 0, 1, 3, 10, 60
 
 
 def until(is_reached: Callable[[], bool]) -> None:
@@ -139,16 +141,6 @@ def write(log: sparklog.Log, topic: str, wanted: range, partitions: int) -> None
         for number in wanted:
             producer.send(topic, b"%d" % number, partition=number % partitions)
         producer.flush(30.0)
-
-
-def test_the_option_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--join` is the setting `cluster.join`, which is off."""
-    found: list[BrokerSettings] = []
-    monkeypatch.setattr(agents, "run_broker", lambda given, **_: found.append(given))
-    for options in ([], ["--join"]):
-        result = CliRunner().invoke(app, ["broker", "--root", "memory://x", *options])
-        assert result.exit_code == 0, result.output
-    assert [each.cluster.join for each in found] == [False, True]
 
 
 def test_partitions_are_dealt_out(cluster: Members) -> None:
@@ -308,6 +300,132 @@ def test_producers_are_remembered(cluster: Members) -> None:
         assert log.describe("t").partitions[number].end == 1
 
 
+def other_than(cluster: Members, leader: int) -> Agent:
+    """A member that does not lead, and serves the topic."""
+    found = next(agent for broker, agent in cluster.agents.items() if broker != leader)
+    cluster.wait_for_topic(found, "t")
+    return found
+
+
+def fetch_of_any_version(topic: str) -> dict[str, Any]:
+    """Fetch from the beginning of the first partition."""
+    return fetch_fields(topic, 0, 0) | {"forgotten_topics_data": (), "rack_id": ""}
+
+
+def named_leader(reply: Any, part: Any) -> tuple[int, str]:
+    """The leader that a reply names for a partition, and its address."""
+    (node,) = reply.node_endpoints
+    assert node.node_id == part.current_leader.leader_id
+    return node.node_id, f"{node.host}:{node.port}"
+
+
+def test_refusals_name_the_leader(cluster: Members) -> None:
+    """A client that asks the wrong broker learns the leader and its address (KIP-951)."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 1)
+    (leader,) = cluster.leaders("t")
+    wanted = leader, cluster.agents[leader].kafka_address
+    with frames(other_than(cluster, leader)) as client:
+        reply = client.ask(PRODUCE, 10, produce_fields("t", 0, batch([b"x"])))
+        ((part,),) = (each.partition_responses for each in reply.responses)
+        assert part.error_code == ErrorCode.not_leader_or_follower
+        assert part.current_leader.leader_epoch == 0
+        assert named_leader(reply, part) == wanted
+        older = client.ask(PRODUCE, 9, produce_fields("t", 0, batch([b"x"])))
+        assert older.responses[0].partition_responses[0].error_code == part.error_code
+        asked = {
+            "topics": [{"name": "t", "topic_id": None}],
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
+        }
+        topic_id = client.ask(METADATA, 12, asked).topics[0].topic_id
+        fields = fetch_of_any_version("t")
+        fields["topics"][0]["topic_id"] = topic_id
+        for version in (15, 16, 17):
+            reply = client.ask(FETCH, version, fields)
+            ((part,),) = (each.partitions for each in reply.responses)
+            assert part.error_code == ErrorCode.not_leader_or_follower
+            if version >= 16:
+                assert named_leader(reply, part) == wanted
+
+
+class Held:
+    """A step of a move that waits."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, *values: Any) -> Any:
+        self.begun.set()
+        assert self.may_end.wait(20.0)
+        return self._step(*values)
+
+
+@pytest.fixture(name="patience")
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits long for a partition that moves."""
+    monkeypatch.setattr(leaders, "MOVE_WAIT_SECONDS", 20.0)
+
+
+@pytest.mark.usefixtures("patience")
+def test_requests_wait_for_the_end_of_a_move(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old leader answers when it knows the new one, and names it."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 1)
+    (giver,) = cluster.leaders("t")
+    cluster.wait_for_topic(cluster.agents[giver], "t")
+    target = next(each for each in cluster.agents if each != giver)
+    handovers = cluster.agents[giver]._handovers
+    assert handovers is not None
+    held = Held(handovers._save_states)
+    monkeypatch.setattr(handovers, "_save_states", held)
+    with ThreadPoolExecutor() as pool, frames(cluster.agents[giver]) as client:
+        move = pool.submit(handovers.move, {("t", 0): target})
+        assert held.begun.wait(20.0)
+        asked = pool.submit(client.ask, PRODUCE, 10, produce_fields("t", 0, batch([b"x"])))
+        with pytest.raises(TimeoutError):
+            asked.result(0.3)
+        held.may_end.set()
+        assert move.result(20.0) == 1
+        reply = asked.result(20.0)
+    ((part,),) = (each.partition_responses for each in reply.responses)
+    assert part.error_code == ErrorCode.not_leader_or_follower
+    assert part.current_leader.leader_epoch == 1
+    assert named_leader(reply, part) == (target, cluster.agents[target].kafka_address)
+
+
+@pytest.mark.usefixtures("patience")
+def test_requests_wait_until_a_partition_is_restored(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that comes early to the new leader is served once that is possible, not refused."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 1)
+    (giver,) = cluster.leaders("t")
+    cluster.wait_for_topic(cluster.agents[giver], "t")
+    target = next(each for each in cluster.agents if each != giver)
+    handovers = cluster.agents[giver]._handovers
+    assert handovers is not None
+    held = Held(recovery.restore)
+    monkeypatch.setattr(recovery, "restore", held)
+    with ThreadPoolExecutor() as pool, frames(cluster.agents[target]) as client:
+        assert handovers.move({("t", 0): target}) == 1
+        assert held.begun.wait(20.0)
+        fetched = pool.submit(client.ask, FETCH, 12, fetch_of_any_version("t"))
+        with frames(cluster.agents[target]) as other:
+            asked = pool.submit(other.ask, PRODUCE, 10, produce_fields("t", 0, batch([b"x"])))
+            with pytest.raises(TimeoutError):
+                asked.result(0.3)
+            held.may_end.set()
+            ((part,),) = (each.partition_responses for each in asked.result(20.0).responses)
+        assert (part.error_code, part.base_offset) == (ErrorCode.none, 0)
+        ((found,),) = (each.partitions for each in fetched.result(20.0).responses)
+        assert found.error_code == ErrorCode.none
+
+
 def test_spark_batches_reach_all_leaders(cluster: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch begun before a member dies is completed by a rerun, over real connections, once."""
     with sparklog.connect(cluster.addresses) as log:
@@ -401,6 +519,26 @@ def test_configurations_that_two_brokers_change(
     assert TopicTable(cluster.store, "t", clock=CLOCK).refresh().config == both
     assert first.topics.describe("t").config == both
     until(lambda: second.topics.describe("t").config == both)
+
+
+def test_a_member_that_was_fenced_may_return(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was silent for too long joins again, unless another process has its id."""
+    silent = cluster.agents.pop(2)
+    monkeypatch.setattr(silent, "_write_heartbeat", lambda **_: None)
+    with pytest.raises(errors.BrokerFenced):
+        silent.wait(20.0)
+    assert silent.may_return()
+    again = cluster.start(2)
+    cluster.wait_for_members(again)
+    assert not silent.may_return()
+    newer = Agent(settings(2), store=cluster.store, take_over=True)
+    newer.start()
+    cluster.agents[2] = newer
+    with pytest.raises(errors.BrokerFenced):
+        again.wait(20.0)
+    assert not again.may_return()
 
 
 def test_members_and_other_brokers() -> None:
