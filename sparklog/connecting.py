@@ -277,7 +277,9 @@ class _RootSession:
         self._watch = LeaderWatch(
             self._store,
             clock=self._clock,
-            dead_after_seconds=self._settings.liveness.dead_after_seconds,
+            dead_after_seconds=self._settings.liveness.on(
+                local=self._store.is_local
+            ).dead_after_seconds,
         )
         self._lock = threading.Lock()
         self._agent: Agent | None = None

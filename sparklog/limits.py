@@ -95,7 +95,9 @@ FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow
 
 # ---- broker: being alive
 HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_REMOTE_SECONDS = 2.0
 DEAD_AFTER_SECONDS = 5.0
+DEAD_AFTER_REMOTE_SECONDS = 10.0
 META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five times as many
 META_LARGE_TOPICS = 1_000
 FOLLOW_SECONDS = 0.1  # between two looks of a cluster's member at the metadata and the others
@@ -147,6 +149,7 @@ LOG_FILES_KEPT = 3  # older log files
 JANITOR_INTERVAL_SECONDS = 1.0
 UPKEEP_SECONDS = 1.0  # after which a tick leaves the other topics to the next one
 UPKEEP_ROUND_SECONDS = 60.0  # in which each topic has its turn
+UPKEEP_QUIET_REMOTE_SECONDS = 20.0  # between two looks at a table to which nothing was committed
 UPKEEP_TOPICS = 20  # that have their turn in each tick, if there are no more
 UPKEEP_BESIDE = 1  # compactions by key that run beside the janitor
 TABLE_CHECKPOINT_EVERY = 100

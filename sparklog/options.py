@@ -137,6 +137,11 @@ def _is_host(text: str) -> bool:
 # ------------------------------------------------------------------------------ object stores
 
 
+def is_folder(root: str) -> bool:
+    """Returns whether a root is a folder of this machine."""
+    return "://" not in root or root.startswith("file:")
+
+
 def storage_options(
     root: str, given: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:

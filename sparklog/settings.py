@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits
-from sparklog.options import check_root, is_address, is_service_link
+from sparklog.options import check_root, is_address, is_folder, is_service_link
 
 _PREFIX = "SPARKLOG_"
 
@@ -36,6 +36,8 @@ _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
+_DEFAULT = -1.0
+_IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=limits.INTERVAL_MAX_SECONDS)]
 # Publishers assume the default, so that a sweeper may wait longer but not less.
 _OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
@@ -147,9 +149,24 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Heartbeats, takeover and the exit of an idle broker (`idle_exit_seconds` 0: never)."""
 
-    heartbeat_seconds: _Interval = limits.HEARTBEAT_SECONDS
-    dead_after_seconds: _Interval = limits.DEAD_AFTER_SECONDS
+    heartbeat_seconds: _IntervalOrDefault = _DEFAULT
+    dead_after_seconds: _IntervalOrDefault = _DEFAULT
     idle_exit_seconds: _Grace = 0.0
+
+    def on(self, *, local: bool) -> LivenessSettings:
+        """Returns them without -1: the defaults are longer where each request costs money."""
+        heartbeat_seconds, dead_after_seconds = (
+            (limits.HEARTBEAT_SECONDS, limits.DEAD_AFTER_SECONDS)
+            if local
+            else (limits.HEARTBEAT_REMOTE_SECONDS, limits.DEAD_AFTER_REMOTE_SECONDS)
+        )
+        if self.heartbeat_seconds != _DEFAULT:
+            heartbeat_seconds = self.heartbeat_seconds
+        if self.dead_after_seconds != _DEFAULT:
+            dead_after_seconds = self.dead_after_seconds
+        return msgspec.structs.replace(
+            self, heartbeat_seconds=heartbeat_seconds, dead_after_seconds=dead_after_seconds
+        )
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -373,7 +390,11 @@ def _check_together(settings: BrokerSettings) -> None:
             reason = f"must not be above {high} = {bound}"
             raise errors.BadOption(option=low, value=value, reason=reason)
 
-    liveness = settings.liveness
+    for name in ("liveness.heartbeat_seconds", "liveness.dead_after_seconds"):
+        value = attrgetter(name)(settings)
+        if value <= 0 and value != _DEFAULT:
+            raise errors.BadOption(option=name, value=value, reason="expected more than 0, or -1")
+    liveness = settings.liveness.on(local=is_folder(settings.root))
     if liveness.dead_after_seconds < 2 * liveness.heartbeat_seconds:
         raise errors.BadOption(
             option="liveness.dead_after_seconds",

@@ -86,6 +86,8 @@ _RETRY_SECONDS = 1.0
 _SLOW_SECONDS = 3.0
 _LEAVING_SECONDS = 0.7
 """Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
+_LOOK: Final = 0.15
+"""The pause between two looks at heartbeats on an object store, in shares of the time of death."""
 _RETURN_SECONDS: Final = (1.0, 3.0)
 """The bounds of the pause before a broker that was fenced joins its cluster again."""
 _SWITCH_INTERVAL_SECONDS = 0.001
@@ -126,11 +128,12 @@ class Agent:
         self._hooks = hooks
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
+        self._liveness = settings.liveness.on(local=self._store.is_local)
         self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
         self._watch = watch or LeaderWatch(
             self._store,
             clock=self._clock,
-            dead_after_seconds=settings.liveness.dead_after_seconds,
+            dead_after_seconds=self._liveness.dead_after_seconds,
             broker=settings.id if self._is_member else None,
         )
         self._stopping = threading.Event()
@@ -212,7 +215,7 @@ class Agent:
                 rack=settings.cluster.rack,
                 is_member=self._is_member,
                 clock=clock,
-                dead_after_seconds=settings.liveness.dead_after_seconds,
+                dead_after_seconds=self._liveness.dead_after_seconds,
                 kind=self.kind,
                 process=this_process(),
                 take_over=self._take_over,
@@ -338,7 +341,7 @@ class Agent:
         self._writer.open()
         takeover.check_opened(self._meta, self._leadership)
         # A broker that has just been replaced needs a moment to close its ports.
-        patience_seconds = self.settings.liveness.dead_after_seconds
+        patience_seconds = self._liveness.dead_after_seconds
         for each in self._ports():
             each.bind(patience_seconds=patience_seconds)
         groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
@@ -392,7 +395,7 @@ class Agent:
             on_change=self._follow_now.set,
         )
         broker.metadata.apply = reconciler.apply
-        liveness = self.settings.liveness
+        liveness = self._liveness
 
         def has_beaten() -> bool:
             silent_seconds = self._clock.monotonic() - self._beat_at
@@ -404,6 +407,7 @@ class Agent:
             self._leadership,
             clock=self._clock,
             dead_after_seconds=liveness.dead_after_seconds,
+            every_seconds=0.0 if self._store.is_local else liveness.dead_after_seconds * _LOOK,
             is_sound=has_beaten,
         )
 
@@ -589,6 +593,7 @@ class Agent:
             workers=self._compactors,
             counts=self._upkeep,
             owns=self._owns_table,
+            quiet_seconds=0.0 if store.is_local else limits.UPKEEP_QUIET_REMOTE_SECONDS,
             is_controller=self._is_controller,
         )
         return broker
@@ -713,12 +718,14 @@ class Agent:
         )
 
     def _heartbeat_loop(self) -> None:
-        liveness = self.settings.liveness
+        liveness = self._liveness
         busy_at, calls = time.monotonic(), -1
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
                 # A successor with our id writes the same heartbeat file.
-                takeover.check_leadership(self._meta.refresh(), self._leadership)
+                if self._meta.look_age_seconds > liveness.heartbeat_seconds:
+                    self._meta.refresh()
+                takeover.check_leadership(self._meta.current, self._leadership)
                 self._write_heartbeat()
             except ENDS_THE_BROKER:
                 raise

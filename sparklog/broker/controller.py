@@ -42,13 +42,18 @@ class Controller:
         clock: Clock,
         dead_after_seconds: float,
         is_sound: Callable[[], bool],
+        every_seconds: float = 0.0,
     ) -> None:
-        """`is_sound`: whether our own heartbeats reach the store; else we judge no broker."""
+        """`every_seconds`: the least time between two looks, each of which costs requests.
+
+        `is_sound`: whether our own heartbeats reach the store; else we judge no broker."""
         self._store = store
         self._metadata = metadata
         self._own = own
         self._clock = clock
         self._is_sound = is_sound
+        self._every_seconds = every_seconds
+        self._looked_at = -float("inf")
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
         """The brokers that the controller watches, as of a version of the metadata."""
@@ -62,6 +67,10 @@ class Controller:
         if not self._is_sound():
             self._observer.forget()
             return
+        now = self._clock.monotonic()
+        if now - self._looked_at < self._every_seconds:
+            return
+        self._looked_at = now
         metadata = self._metadata.known
         if metadata.controller == self._own.broker:
             self._vacant_since = None

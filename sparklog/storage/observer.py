@@ -23,7 +23,7 @@ from sparklog.storage.processes import Fate, fate_of
 
 _LOOKS: Final = 5
 """A silent broker is dead only after so many looks at the same heartbeat."""
-PAUSE: Final = 0.25
+PAUSE: Final = 1 / 3
 """The longest pause between two looks, as a share of the time after which a broker is dead."""
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -34,7 +36,8 @@ from sparklog.storage import manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import MemoryStore
+from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
 from tests.support.kafkarequests import batch, create, fetch_fields, produce, produce_fields
@@ -519,6 +522,42 @@ def test_configurations_that_two_brokers_change(
     assert TopicTable(cluster.store, "t", clock=CLOCK).refresh().config == both
     assert first.topics.describe("t").config == both
     until(lambda: second.topics.describe("t").config == both)
+
+
+class Requests(NoFaults):
+    """Counts the requests to an object store."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        self.counts[operation, path.partition("/")[0]] += 1
+
+
+def test_an_idle_cluster_costs_little() -> None:
+    """Three members without clients make at most eight requests a second to an object store."""
+    cluster, requests = Members(), Requests()
+    liveness = LivenessSettings()
+    for broker in (1, 2, 3):
+        usual = msgspec.structs.replace(settings(broker), liveness=liveness)
+        agent = Agent(usual, store=cluster.store.view(requests))
+        cluster.agents[broker] = agent
+        agent.start()
+    try:
+        for agent in cluster.agents.values():
+            cluster.wait_for_members(agent)
+        with sparklog.connect(cluster.agents[1].address) as log:
+            log.create_topic("t", 6)
+            write(log, "t", range(60), 6)
+            log.flush_to_table()
+        time.sleep(2.0)  # the last checkpoints
+        requests.counts.clear()
+        time.sleep(6.0)
+        assert requests.counts.total() <= 8 * 6, requests.counts
+        assert requests.counts["put", "heartbeats"] >= 3
+    finally:
+        for agent in cluster.agents.values():
+            agent.stop()
 
 
 def test_a_member_that_was_fenced_may_return(

@@ -248,6 +248,8 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("root", "~/data", "only a shell expands ~ to the home folder"),
         ("kafka.listen", "127.0.0.1:8815", "flight.listen has the same address"),
         ("liveness.dead_after_seconds", 1.5, "must be at least twice liveness.heartbeat_seconds"),
+        ("liveness.dead_after_seconds", 0, "expected more than 0, or -1"),
+        ("liveness.heartbeat_seconds", -0.5, "expected more than 0, or -1"),
         ("writer.max_record_bytes", 2**27, "must not be above writer.max_batch_bytes = 67108864"),
         ("publisher.unpublished_bytes", 1, "must not be above publisher.unpublished_bytes = 1"),
     ],
@@ -320,3 +322,22 @@ def test_linger_depends_on_the_root_only_when_unset(
 ) -> None:
     """-1 is 0 on a local root and 10 on an object store; any other value is itself."""
     assert WriterSettings(linger_ms=linger_ms).linger_ms_on(local=local) == resolved
+
+
+def test_liveness_costs_less_on_object_stores() -> None:
+    """Unless they are set, its times are longer where each heartbeat is a request."""
+    settings = load_settings(None, {}, ROOT).liveness
+    local, remote = settings.on(local=True), settings.on(local=False)
+    assert (local.heartbeat_seconds, local.dead_after_seconds) == (1.0, 5.0)
+    assert (remote.heartbeat_seconds, remote.dead_after_seconds) == (2.0, 10.0)
+    given = load_settings(None, {}, ROOT | {"liveness.heartbeat_seconds": 2.5}).liveness
+    assert given.on(local=True).heartbeat_seconds == given.on(local=False).heartbeat_seconds == 2.5
+    assert given.on(local=False).dead_after_seconds == 10.0
+
+
+def test_times_that_only_fit_an_object_store() -> None:
+    """Defaults are those of the root's kind where settings are compared."""
+    late = {"liveness.heartbeat_seconds": 4}
+    assert load_settings(None, {}, {"root": "s3://bucket/log"} | late)
+    with pytest.raises(errors.BadOption, match="at least twice"):
+        load_settings(None, {}, ROOT | late)

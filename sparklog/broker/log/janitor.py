@@ -95,13 +95,15 @@ class Janitor:
         counts: UpkeepCounts | None = None,
         owns: Callable[[Topic], bool] = lambda _topic: True,
         is_controller: Callable[[], bool] = lambda: True,
+        quiet_seconds: float = 0.0,
     ) -> None:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
         `settle_doubts` finds out whether the topics in doubt still exist. `workers` remove
         superseded records; without them the caller of `tick` does. `owns`: whether this broker
         maintains a topic's table; `is_controller`: whether it maintains the rest of the root. It
-        is no harm if several do, or none for a while.
+        is no harm if several do, or none for a while. `quiet_seconds`: a table to which this broker
+        has committed nothing is looked at so much later, because a look costs requests.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
@@ -115,6 +117,7 @@ class Janitor:
         self._counts = counts or UpkeepCounts()
         self._owns = owns
         self._is_controller = is_controller
+        self._quiet_seconds = quiet_seconds
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
         """Ids of all topics, the longest not looked at first."""
@@ -192,6 +195,10 @@ class Janitor:
             if not state.compacting.done():
                 return  # it works on the same files
             state.compacting = None
+        now = self._clock.monotonic()
+        if not state.commits and now < state.due.get("look", 0.0):
+            return
+        state.due["look"] = now + self._quiet_seconds
         state.commits = 0
         if not self._owns(topic):
             self._try(topic, state, "starts", self._follow_starts, is_over)
