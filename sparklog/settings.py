@@ -9,6 +9,8 @@ error with the name that the user wrote. `conf/broker.toml` documents every key.
 from __future__ import annotations
 
 import difflib
+import re
+import socket
 import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
@@ -22,6 +24,9 @@ from sparklog import errors, limits
 from sparklog.options import check_root, is_address, is_folder, is_service_link
 
 _PREFIX = "SPARKLOG_"
+_AUTO_ID = "auto"
+_ORDINAL = re.compile(r"-([0-9]+)$")
+"""The end of a host name as Kubernetes numbers the pods of a StatefulSet."""
 
 _NOT_ABOVE = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
@@ -255,13 +260,16 @@ def load_settings(
     Raises:
         errors.UnknownOption: a name is not that of a setting; the error has the most similar one.
         errors.BadOption: a file cannot be read, a value has the wrong type or is out of bounds,
-            the root is missing, or two values contradict each other.
+            the root is missing, two values contradict each other, or the id is "auto" and this
+            machine's host name has no ordinal.
     """
     values: dict[str, Any] = dict(defaults or {})
     if file is not None:
         values |= _from_file(file)
     values |= _from_environment(environment)
     values |= _from_overrides(overrides)
+    if values.get("id") == _AUTO_ID:
+        values["id"] = _id_of(socket.gethostname())
 
     tree: dict[str, Any] = {}
     for name, value in values.items():
@@ -339,13 +347,29 @@ def _resembles_setting(variable: str) -> bool:
 def _checked(shown: str, name: str, value: Any, *, strict: bool) -> Any:
     """Returns `value` as the type of the key `name`; an error calls it `shown`, as the user did."""
     kind = _KEYS.get(name, str)
+    if name == "id" and value == _AUTO_ID:
+        return value  # `load_settings` replaces it, unless another source has a number
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         # A storage option may be a secret, and errors are logged.
         seen = "…" if name.startswith("storage.") else value
-        reason = f"expected {_expectation(kind)}"
+        reason = f"expected {_expectation(kind)}" + (f", or {_AUTO_ID!r}" if name == "id" else "")
         raise errors.BadOption(option=shown, value=seen, reason=reason) from error
+
+
+def _id_of(host: str) -> int:
+    """Returns the ordinal at the end of a host name, or of its first label: 2 for `sparklog-2`."""
+    found = _ORDINAL.search(host.partition(".")[0])
+    if found is None or int(found[1]) > limits.BROKER_ID_MAX:
+        raise errors.BadOption(
+            option="id",
+            value=_AUTO_ID,
+            reason=f"the host name {host!r} does not end in an ordinal up to"
+            f" {limits.BROKER_ID_MAX}, such as the 2 of sparklog-2; set id to a number, or name the"
+            " host as a StatefulSet of Kubernetes does",
+        )
+    return int(found[1])
 
 
 def _expectation(kind: Any) -> str:

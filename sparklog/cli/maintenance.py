@@ -28,11 +28,12 @@ def broker(
         ),
     ] = None,
     number: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--id",
             metavar="N",
-            help="The id of the broker in the cluster. Default: SPARKLOG_ID, or 0.",
+            help="The id of the broker in the cluster; auto: the ordinal at the end of the host"
+            " name. Default: SPARKLOG_ID, or 0.",
             show_default=False,
         ),
     ] = None,

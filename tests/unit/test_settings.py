@@ -224,7 +224,8 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("id", -1, "expected an integer from 0 to 2147483647"),
+        ("id", -1, "expected an integer from 0 to 2147483647, or 'auto'"),
+        ("id", "Auto", "expected an integer from 0 to 2147483647, or 'auto'"),
         ("id", True, "expected an integer from 0 to 2147483647"),
         ("writer.linger_ms", -2, "expected an integer from -1 to 60000"),
         ("writer.linger_ms", "soon", "expected an integer from -1 to 60000"),
@@ -297,6 +298,60 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> 
     with pytest.raises(errors.BadOption) as caught:
         load_settings(file, {}, ROOT)
     assert caught.value.value == str(file)
+
+
+# ------------------------------------------------------------------------------ the id
+
+
+def named(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Gives this machine that host name."""
+    monkeypatch.setattr("sparklog.settings.socket.gethostname", lambda: host)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("sparklog-2", 2),
+        ("sparklog-0", 0),
+        ("log-2024-11", 11),
+        ("sparklog-2.sparklog.default.svc.cluster.local", 2),
+        ("sparklog-2147483647", 2_147_483_647),
+    ],
+)
+def test_id_is_the_ordinal_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, expected: int
+) -> None:
+    """With "auto" from any source, the id is the number at the end of the host name."""
+    named(monkeypatch, host)
+    sources: list[tuple[Path | None, dict[str, str], dict[str, Any]]] = [
+        (file_of(tmp_path, "id = 'auto'"), {}, {}),
+        (None, {"SPARKLOG_ID": "auto"}, {}),
+        (None, {}, {"id": "auto"}),
+    ]
+    for file, environment, given in sources:
+        settings = load_settings(file, environment, ROOT | given)
+        assert settings == BrokerSettings(root="/data", id=expected)
+        assert type(settings.id) is int
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["broker", "", "broker2", "2", "-", "sparklog-2a", "a.b-2", "sparklog-٣", "x-2147483648"],
+)
+def test_host_without_an_ordinal_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """The error names the host, and what to do; an ordinal of the domain is not the host's."""
+    named(monkeypatch, host)
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(None, {"SPARKLOG_ID": "auto"}, ROOT)
+    assert caught.value.option == "id"
+    assert f"the host name {host!r} does not end in an ordinal" in caught.value.reason
+    assert "set id to a number" in caught.value.reason
+
+
+def test_number_of_a_higher_source_wins_over_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host name is then not looked at, so that an embedded broker starts anywhere."""
+    named(monkeypatch, "laptop")
+    assert load_settings(None, {"SPARKLOG_ID": "auto"}, ROOT | {"id": 7}).id == 7
 
 
 # ------------------------------------------------------------------------------ the values
