@@ -182,6 +182,8 @@ class Agent:
         """Returns the text of the metrics; set once the broker serves."""
         self._sources: Sources | None = None
         """The sources of figures, once the broker serves."""
+        self._is_serving = False
+        """Set while all listeners serve clients."""
         self._flushes = FlushCounts()
         self._upkeep = UpkeepCounts()
         self.failure: BaseException | None = None
@@ -376,6 +378,7 @@ class Agent:
             self._start_thread("janitor", self._janitor_loop)
         if self._is_member:
             self._join_cluster(broker, taken.metadata, open_table)
+        self._is_serving = True
 
     def _join_cluster(
         self, broker: Broker, recovered: ClusterMetadata, open_table: OpenTable
@@ -479,7 +482,7 @@ class Agent:
             self._metrics_listener.listen(patience_seconds=patience_seconds),
             collect=lambda: self._collect() if self._collect is not None else None,
             is_healthy=lambda: self.failure is None,
-            is_ready=lambda: self._collect is not None and not self._stopping.is_set(),
+            is_ready=lambda: self._is_serving and not self._stopping.is_set(),
         )
         self._metrics.start()
 
@@ -864,6 +867,7 @@ class Agent:
             if self._stopped.is_set() or self._broker is None:
                 return
             _log.info("stopping", reason=reason, root=self._store.uri)
+            self._is_serving = False
             self._drain()
             self._stopping.set()
             self._writer.close(errors.BrokerClosing(broker=self._leadership.broker))

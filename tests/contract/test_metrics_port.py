@@ -18,7 +18,10 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.metrics.server import MetricsServer
+from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.objects.memory import NoFaults, Operation
 from tests.support.waiting import wait_until
 
 ANYWHERE = "127.0.0.1:0"
@@ -128,6 +131,88 @@ def test_a_broker_that_replaces_another_takes_its_port(tmp_path: Path) -> None:
             assert new.metrics_address == address
             build = 'sparklog_build_info{broker="0",epoch="2"'
             wait_until(lambda: build in get(address)[1], "the new broker has figures")
+
+
+# ------------------------------------------------------------------------------ probes
+
+
+class Outage(NoFaults):
+    """A store that refuses every request while it is away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if self.is_away:
+            raise errors.StorageUnavailable(operation=operation, path=path, reason="away")
+
+
+def test_a_store_that_is_away_does_not_fail_the_process(tmp_path: Path) -> None:
+    """A supervisor has no reason to start the broker again, and it serves when the store is back.
+
+    The outage is longer than the time after which a broker counts as dead.
+    """
+    outage = Outage()
+    settings = load_settings(
+        None,
+        {},
+        {
+            "root": "memory://outage",
+            "flight.listen": ANYWHERE,
+            "kafka.listen": "",
+            "metrics.listen": ANYWHERE,
+            "cluster.join": True,
+            "liveness.heartbeat_seconds": 0.1,
+            "liveness.dead_after_seconds": 0.5,
+            "log.level": "error",
+        },
+    )
+    store = MemoryStore(SystemClock()).view(outage)
+    with Agent(settings, store=store) as agent, sparklog.connect(agent.address) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.send("t", value=b"before").result()
+            outage.is_away = True
+            refused = producer.send("t", value=b"during")
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                assert get(agent.metrics_address, "/healthz") == (200, "healthy\n")
+                time.sleep(0.1)
+            outage.is_away = False
+            refused.result(30.0)
+        assert get(agent.metrics_address, "/healthz") == (200, "healthy\n")
+        assert get(agent.metrics_address, "/readyz") == (200, "ready\n")
+        assert agent.failure is None
+
+
+def test_ready_while_all_listeners_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker is healthy but not ready before its Kafka listener serves, and while it drains."""
+    compiles, goes_on = threading.Event(), threading.Event()
+    states: list[int] = []
+
+    def compile_loops() -> None:
+        compiles.set()
+        assert goes_on.wait(30.0)
+
+    monkeypatch.setattr(agents, "_compile_loops", compile_loops)
+    agent = agent_on(tmp_path)
+    monkeypatch.setattr(
+        agent, "_drain", lambda: states.append(get(agent.metrics_address, "/readyz")[0])
+    )
+    starting = threading.Thread(target=agent.start)
+    starting.start()
+    try:
+        assert compiles.wait(30.0)
+        assert get(agent.metrics_address, "/healthz") == (200, "healthy\n")
+        assert get(agent.metrics_address, "/readyz") == (503, "the broker does not serve\n")
+        goes_on.set()
+        starting.join()
+        assert get(agent.metrics_address, "/readyz") == (200, "ready\n")
+    finally:
+        goes_on.set()
+        starting.join()
+        agent.stop()
+    assert states == [503]
 
 
 # ------------------------------------------------------------------------------ hostile clients
