@@ -1,4 +1,4 @@
-"""The container guide against the program: what its files name exists, and its entry point serves.
+"""The image of deploy/ and its guide against the program: what they name exists, and it serves.
 
 No container engine is needed: the entry point runs as a process, with the environment that the
 Dockerfile and `docker run` give it. `tests/interop/test_installation.py` runs the image's pip line.
@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import yaml
 from kafka import KafkaAdminClient
 
 import sparklog
@@ -33,8 +34,8 @@ _SECONDS: Final = 60.0
 
 
 def docker_commands() -> list[list[str]]:
-    """The commands of the page, as words."""
-    (block,) = (each for each in fences.fences(_PAGE) if each.language == "bash")
+    """The commands of the page that build and run the image, as words."""
+    (block,) = (each for each in fences.fences(_PAGE) if each.code.startswith("docker build "))
     return [shlex.split(line) for line in block.code.replace("\\\n", " ").splitlines()]
 
 
@@ -60,56 +61,42 @@ def environment_of_the_run() -> dict[str, str]:
     return containers.environment() | given
 
 
-def manifests() -> dict[str, Any]:
-    """The objects for Kubernetes by their kind."""
-    found = [yaml.safe_load(each.code) for each in fences.fences(_PAGE) if each.language == "yaml"]
-    return {each["kind"]: each for each in found}
-
-
 def ports_of(environment: Mapping[str, str]) -> set[int]:
     """The ports at which a broker with that environment listens."""
     settings = load_settings(None, environment, {})
-    addresses = (settings.kafka.listen, settings.flight.listen)
+    addresses = (settings.kafka.listen, settings.flight.listen, settings.metrics.listen)
     return {int(address.rpartition(":")[2]) for address in addresses}
 
 
 def test_ports_of_the_page_are_those_of_the_listeners() -> None:
-    """The ports that are exposed, published, probed and routed are those that the broker opens."""
+    """The ports that are exposed and published are those that the broker opens."""
     listened = ports_of(environment_of_the_run())
     assert {int(port) for port in containers.instructions("EXPOSE")[0].split()} == listened
     published = [each.split(":") for each in run_options()["--publish"]]
-    assert {int(inner) for *_, inner in published} == listened
+    assert {int(inner) for *_, inner in published} == listened - {9404}
     assert {f"localhost:{outer}" for _, outer, _ in published} == {
         environment_of_the_run()[f"SPARKLOG_{each}_ADVERTISED"] for each in ("KAFKA", "FLIGHT")
     }
-    container = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["readinessProbe"]["tcpSocket"]["port"] in listened
-    assert {each["port"] for each in manifests()["Service"]["spec"]["ports"]} == listened
 
 
-def test_settings_of_kubernetes_are_settings() -> None:
-    """The pod's variables are settings, and the advertised name is that of the Service."""
-    deployment, service = manifests()["Deployment"], manifests()["Service"]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    given = {each["name"]: each["value"] for each in container["env"]}
-    links = {"SPARKLOG_SERVICE_HOST": "10.0.0.1", "SPARKLOG_PORT_9092_TCP": "tcp://10.0.0.1:9092"}
-    settings = load_settings(None, containers.environment() | given | links, {})
-    name = service["metadata"]["name"]
-    assert {settings.kafka.advertised, settings.flight.advertised} == {
-        f"{name}:{each['port']}" for each in service["spec"]["ports"]
-    }
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
-    tag = docker_commands()[0]
-    assert container["image"] == tag[tag.index("--tag") + 1] == docker_commands()[1][-1]
+def test_page_builds_the_image_of_the_file() -> None:
+    """`docker build` names the Dockerfile and the top folder, and `docker run` the built tag."""
+    build, run = docker_commands()
+    assert build[-1] == "."
+    assert build[build.index("--file") + 1] == str(containers.DOCKERFILE.relative_to(fences.ROOT))
+    assert build[build.index("--tag") + 1] == run[-1]
 
 
-def test_containers_wait_for_the_stop() -> None:
-    """Docker and Kubernetes give a broker longer to stop than it takes at most."""
+def test_variables_of_the_image_are_settings() -> None:
+    """Each variable of the image that begins like a setting is one."""
+    assert containers.unknown_variables(containers.environment()) == set()
+    assert containers.unknown_variables({"SPARKLOG_KAFKA_LISTENS": "x"}) != set()
+
+
+def test_container_waits_for_the_stop() -> None:
+    """Docker gives a broker longer to stop than it takes at most."""
     (seconds,) = run_options()["--stop-timeout"]
-    assert int(seconds) > limits.STOP_SECONDS
-    pod = manifests()["Deployment"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > limits.STOP_SECONDS
+    assert int(seconds) > limits.STOP_SECONDS + limits.DRAIN_SECONDS
 
 
 def test_image_installs_an_extra_that_exists() -> None:
@@ -128,9 +115,42 @@ def test_volume_is_the_root() -> None:
     assert containers.instructions("VOLUME") == [root]
     (volume,) = run_options()["--volume"]
     assert volume.endswith(f":{root}")
-    (user,) = containers.instructions("USER")
+    (number,) = containers.instructions("USER")
     makes = [each for each in containers.instructions("RUN") if "useradd" in each]
-    assert makes == [f"useradd --uid 1000 {user} && mkdir {root} && chown {user} {root}"]
+    assert makes == [f"useradd --uid {number} sparklog && mkdir {root} && chown sparklog {root}"]
+
+
+def test_context_has_what_the_package_is_built_from(tmp_path: Path) -> None:
+    """The files that the image's build gets are enough for a wheel, and the wheel is whole."""
+    ignored, *kept = [
+        line
+        for line in Path(f"{containers.DOCKERFILE}.dockerignore").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    ]
+    assert ignored == "*"
+    source = tmp_path / "src"
+    source.mkdir()
+    for name in (each.removeprefix("!") for each in kept if each.startswith("!")):
+        path = fences.ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--no-index", "--wheel-dir", str(tmp_path), str(source)],
+        check=True, timeout=_SECONDS, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        packed = {name for name in opened.namelist() if not fnmatch(name, "*.dist-info/*")}
+    packages = [fences.ROOT / "sparklog", fences.ROOT / "pyspark_sparklog"]
+    assert packed == {
+        str(path.relative_to(fences.ROOT))
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command")
@@ -145,10 +165,8 @@ def test_docker_knows_the_options() -> None:
 
 def test_entry_point_serves_under_the_advertised_addresses(tmp_path: Path) -> None:
     """With the page's environment the broker serves both ports to clients, and stops in time."""
-    free = {port: fences.free_port() for port in ("9092", "8815")}
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("SPARKLOG_")
-    }
+    free = {port: fences.free_port() for port in ("9092", "8815", "9404")}
+    environment = containers.without_settings(os.environ)
     for name, value in environment_of_the_run().items():
         if name.startswith("SPARKLOG_"):
             host, colon, port = value.rpartition(":")

@@ -14,8 +14,6 @@ import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from sparklog import errors
 from sparklog.clock import ManualClock
@@ -32,40 +30,16 @@ from sparklog.storage.objects import (
     claim_all,
     open_store,
 )
+from tests.support.s3 import s3_server
 
 BUCKET = "sparklog-contract"
 
 
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, str]]:
-    """The options that open a bucket on a server of this machine.
-
-    The server answers one request at a time: moto checks and then puts, so with several threads a
-    conditional put might have two winners.
-    """
-    app = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, app, threaded=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    options = {
-        "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
-        "aws_access_key_id": "test",
-        "aws_secret_access_key": "test",
-        "aws_region": "us-east-1",
-        "allow_http": "true",
-    }
-    client = boto3.client(
-        "s3",
-        endpoint_url=options["aws_endpoint"],
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    )
-    client.create_bucket(Bucket=BUCKET)
-    yield options
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """The options that open a bucket on a server of this machine."""
+    with s3_server(BUCKET) as options:
+        yield options
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
