@@ -239,13 +239,14 @@ class Container:
             assert self.process.stdout is not None
             self.process.stdout.close()
 
-    def run(self, code: str) -> str:
-        """Runs commands of a client of the cluster; returns their output."""
-        environment = {
-            name: value
-            for name, value in self._environment.items()
-            if not name.startswith("SPARKLOG_")
-        }
+    def run(self, code: str, *, inside: bool = False) -> str:
+        """Runs commands of a client of the cluster on the host, or in the container.
+
+        Returns their output.
+        """
+        environment = (
+            self._environment if inside else containers.without_settings(self._environment)
+        )
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code], cwd=self._folder, env=environment,
             capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -377,6 +378,8 @@ def test_brokers_serve_together(cluster: Cluster) -> None:
     wait_until(lambda: members(admin) == expected, "all members are seen again")
     output = stopped.run(cluster.commands())
     assert "the first order" in output
+    status = json.loads(stopped.run("sparklog status --json", inside=True))
+    assert status["state"] == "served"
     assert [each.stop() for each in cluster.brokers.values()] == [0, 0, 0]
 
 

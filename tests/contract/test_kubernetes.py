@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +60,18 @@ def test_folder_has_manifests_only() -> None:
     assert {path.suffix for path in containers.manifest_files()} == {".yaml"}
     folder = f"{containers.MANIFESTS.relative_to(fences.ROOT)}/"
     assert f"kubectl apply --filename {folder}\n" in containers.PAGE.read_text("utf-8")
+
+
+def test_page_names_the_objects() -> None:
+    """The commands of the page are about objects of these files."""
+    page = containers.PAGE.read_text("utf-8")
+    commands = "\n".join(re.findall(r"kubectl .*", page))
+    assert {*re.findall(r"statefulset/([\w-]+)", commands)} == {"sparklog"}
+    assert re.findall(r"set image \S+ (\w+)=", commands) == [containers.container()["name"]]
+    assert re.findall(r"--selector (\S+)=(\S+)", commands) == [*APP.items()]
+    assert {*re.findall(r" (sparklog-\d+)", commands)} == {"sparklog-0"}
+    files = set(re.findall(r"^\| `([\w.]+\.yaml)` \|", page, re.MULTILINE))
+    assert files == {path.name for path in containers.manifest_files()}
 
 
 # ------------------------------------------------------------------------------ the settings

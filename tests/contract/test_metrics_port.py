@@ -177,6 +177,7 @@ def test_a_store_that_is_away_does_not_fail_the_process(tmp_path: Path) -> None:
             until = time.monotonic() + 1.5
             while time.monotonic() < until:
                 assert get(agent.metrics_address, "/healthz") == (200, "healthy\n")
+                assert get(agent.metrics_address, "/readyz") == (200, "ready\n")
                 time.sleep(0.1)
             outage.is_away = False
             refused.result(30.0)

@@ -100,7 +100,7 @@ def test_base_install_is_a_client(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(2 * INSTALL_SECONDS)
 def test_broker_install_serves_kafka(tmp_path: Path) -> None:
-    """With the container guide's extra, a broker serves Kafka's and its own clients."""
+    """With the extra of the image, a broker serves Kafka's and its own clients."""
     assert containers.pip_line() == ["pip", "install", "--no-cache-dir", "/src[broker]"]
     installed = Installed(tmp_path, f"[{containers.extra()}]")
     assert installed.run("python", "-m", "pip", "check").stdout == "No broken requirements found.\n"
