@@ -50,7 +50,7 @@ class _Brokers:
         return ",".join(self.addresses.values())
 
     def start(self, broker: int) -> None:
-        settings = {"SPARKLOG_ID": str(broker), "SPARKLOG_CLUSTER_JOIN": "true"}
+        settings = {"SPARKLOG_ID": str(broker)}
         process = BrokerProcess(self._root, settings, kafka=self.addresses[broker])
         self.running[broker] = process.start()
 

@@ -161,7 +161,6 @@ def test_a_store_that_is_away_does_not_fail_the_process(tmp_path: Path) -> None:
             "flight.listen": ANYWHERE,
             "kafka.listen": "",
             "metrics.listen": ANYWHERE,
-            "cluster.join": True,
             "liveness.heartbeat_seconds": 0.1,
             "liveness.dead_after_seconds": 0.5,
             "log.level": "error",
