@@ -6,10 +6,14 @@ streaming query of Spark reads the topic and keeps each carrier's delays. In the
 checked: the records as the client reads them, the query's figures against pandas', and the topic's
 Delta table as readers see it that have never heard of sparklog.
 
-    python -m examples.flights_demo [--root DIR]
+    python -m examples.flights_demo [--root DIR] [--cluster]
 
 When a first few flights have woken the query up, half of the year comes at a steady pace, to see
 how soon records are acked, and the rest as fast as it goes, to see how many.
+
+With --cluster three brokers lead the root together. In the middle of the steady half, the one that
+leads most partitions is killed, and the others take over. The checks stay the same, and one more
+says whether each acked record is where its ack says.
 
 Ends with 0 if all is right, 1 if anything is wrong or missing, 130 after Ctrl-C.
 """
@@ -26,11 +30,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +47,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import sparklog
+from sparklog import RecordMetadata
 from sparklog.client.log import Log
 from sparklog.errors import SparklogError
 
@@ -49,8 +55,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_OnProgress: TypeAlias = Callable[[int], None]
+"""Gets the number of flights that are sent."""
+
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
+MEMBERS: Final = (1, 2, 3)
+"""Ids of the brokers of the cluster."""
 DISK_TARGET: Final = 0.13
 """The table's bytes, once compacted, against those of the JSON."""
 
@@ -96,20 +107,33 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """When a record was sent and when acked, by `time.perf_counter`."""
+
+    partition: int
+    sent: float
+    acked: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
     """Result of sending some records."""
 
     records: int
     seconds: float
-    latencies_ms: Sequence[float]
-    """From `send` to the ack, of every fiftieth record."""
+    acks: Sequence[Ack]
+    """Of every fiftieth record."""
+    places: Sequence[tuple[int, int]]
+    """Partition and offset of each record, by its ack."""
 
     @property
     def per_second(self) -> float:
         return self.records / self.seconds
 
     def latency_ms(self, percentile: float) -> float:
-        return float(np.percentile(self.latencies_ms, percentile))
+        return 1e3 * float(
+            np.percentile([each.acked - each.sent for each in self.acks], percentile)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +151,8 @@ class Places:
     def checkpoint(self) -> Path:
         return self.scratch / "checkpoint"
 
-    @property
-    def broker_log(self) -> Path:
-        return self.scratch / "broker.log"
+    def broker_log(self, broker: int) -> Path:
+        return self.scratch / f"broker-{broker}.log"
 
     @property
     def spark_log(self) -> Path:
@@ -178,40 +201,126 @@ def delays_by_pandas(flights: Flights) -> dict[str, Delays]:
 # ------------------------------------------------------------------------------ the broker
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """A broker that serves, as its own process."""
+
+    id: int
+    address: str
+    process: subprocess.Popen[str]
+
+
 @contextmanager
-def running_broker(places: Places) -> Iterator[str]:
-    """A broker as its own process, on any free port; its address. Stopped in good order."""
+def one_broker(places: Places) -> Iterator[list[Broker]]:
+    """A broker that is alone on the root."""
+    # Should this program be killed, the broker leaves by itself.
+    settings = {"SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "60"}
+    # Ctrl-C is for us; the broker stops after its clients.
+    with running_broker(places, 0, settings, start_new_session=True) as broker:
+        yield [broker]
+
+
+@contextmanager
+def cluster(places: Places) -> Iterator[list[Broker]]:
+    """Brokers that lead the root together."""
+    with process_group() as group, ExitStack() as stack:
+        brokers = []
+        for member in MEMBERS:
+            settings = {"SPARKLOG_CLUSTER_JOIN": "true", "SPARKLOG_ID": str(member)}
+            started = running_broker(places, member, settings, process_group=group)
+            brokers.append(stack.enter_context(started))
+        yield brokers
+
+
+@contextmanager
+def running_broker(
+    places: Places, broker: int, settings: Mapping[str, str], **options: Any
+) -> Iterator[Broker]:
+    """A broker on any free port, stopped in good order; `options` are those of the process."""
     command = [sys.executable, "-m", "sparklog", "broker", "--flight", "127.0.0.1:0", "--kafka", ""]
     command += ["--root", str(places.root)]
     environment = {
         **os.environ,
         # So short a run would end before the janitor finds enough files to be worth a merge.
         "SPARKLOG_JANITOR_COMPACT_FILES": "4",
-        # Should this program be killed, the broker leaves by itself.
-        "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "60",
+        **settings,
     }
-    with places.broker_log.open("wb") as complaints:
+    log = places.broker_log(broker)
+    with log.open("wb") as complaints:
         process = subprocess.Popen(
             command,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=complaints,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us; the broker stops after its clients
+            **options,
         )
     with process:
         try:
             assert process.stdout is not None
             greeting = process.stdout.readline()
             if not greeting:
-                raise SystemExit(f"no broker: {places.broker_log.read_text().strip()}")
-            yield greeting.split()[-1]
+                raise SystemExit(f"no broker: {log.read_text().strip()}")
+            yield Broker(id=broker, address=greeting.split()[-1], process=process)
         finally:
             process.terminate()
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@contextmanager
+def process_group() -> Iterator[int]:
+    """A group for processes that end with this program, even if it is killed.
+
+    Ctrl-C does not reach them.
+    """
+    # The shell waits for the end of a pipe that this program alone holds open.
+    command = ["sh", "-c", "read _; kill -KILL 0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as guard:
+        try:
+            yield guard.pid
+        finally:
+            os.killpg(guard.pid, signal.SIGKILL)
+
+
+class Kill:
+    """`kill -9` of the broker that leads most partitions, once so many flights are sent."""
+
+    def __init__(self, log: Log, brokers: Sequence[Broker], *, after: int) -> None:
+        self._log = log
+        self._brokers = brokers
+        self._after = after
+        self._killed: Broker | None = None
+        self._led: list[int] = []
+        self._at = math.inf
+
+    def is_due(self, sent: int) -> bool:
+        return self._killed is None and sent >= self._after
+
+    def do(self) -> str:
+        """Kills it; says which one that was."""
+        leaders = {each.partition: each.leader for each in self._log.describe(TOPIC).partitions}
+        [(most, _)] = Counter(leaders.values()).most_common(1)
+        self._killed = next(each for each in self._brokers if each.id == most)
+        self._led = [partition for partition, leader in leaders.items() if leader == most]
+        self._at = time.perf_counter()
+        self._killed.process.kill()
+        return f"broker {most}, which leads partitions {self._led}"
+
+    def seconds_without_ack(self, acks: Sequence[Ack]) -> float:
+        """From the kill until each of its partitions has acked a record that was sent later."""
+        later = [each for each in acks if each.sent > self._at]
+        return max(
+            min(each.acked for each in later if each.partition == partition) - self._at
+            for partition in self._led
+        )
+
+    def others_ended(self) -> list[int]:
+        """Ids of other brokers whose process is not there any more."""
+        others = [each for each in self._brokers if each is not self._killed]
+        return [each.id for each in others if each.process.poll() is not None]
 
 
 # ------------------------------------------------------------------------------ sending
@@ -223,10 +332,10 @@ def send(
     rows: range,
     *,
     pace_per_second: float | None,
-    on_progress: Callable[[int], None],
+    on_progress: _OnProgress,
 ) -> Sent:
     """Sends a record for each of these flights; raises what refused one."""
-    latencies_ms: list[float] = []
+    acks: list[Ack] = []
     futures = []
     began = time.perf_counter()
     with log.producer() as producer:
@@ -242,21 +351,31 @@ def send(
                 flights.values[row],
                 key=flights.carriers[row].encode(),
                 timestamp=flights.times_ms[row],
-                on_delivery=_stopwatch(latencies_ms) if is_sample else None,
+                on_delivery=_stopwatch(acks) if is_sample else None,
             )
             futures.append(future)
         producer.flush()
     seconds = time.perf_counter() - began
-    for future in futures:
-        future.result()
+    acked = [future.result() for future in futures]
     on_progress(rows.stop)
-    return Sent(records=len(rows), seconds=seconds, latencies_ms=latencies_ms)
+    return Sent(
+        records=len(rows),
+        seconds=seconds,
+        acks=acks,
+        places=[(each.partition, each.offset) for each in acked],
+    )
 
 
-def _stopwatch(latencies_ms: list[float]) -> Callable[[object, object], None]:
+def _stopwatch(acks: list[Ack]) -> Callable[[object, RecordMetadata | None], None]:
     """Begins now, ends when it is called."""
-    began = time.perf_counter()
-    return lambda _error, _metadata: latencies_ms.append((time.perf_counter() - began) * 1e3)
+    sent = time.perf_counter()
+
+    def end(_error: object, metadata: RecordMetadata | None) -> None:
+        if metadata is not None:
+            acked = time.perf_counter()
+            acks.append(Ack(partition=metadata.partition, sent=sent, acked=acked))
+
+    return end
 
 
 # ------------------------------------------------------------------------------ the query
@@ -458,6 +577,22 @@ def _same(found: pa.ChunkedArray, expected: pa.Array) -> bool:
     return found.equals(pa.chunked_array([expected]))
 
 
+def check_acks(log: Log, flights: Flights, places: Sequence[tuple[int, int]], kill: Kill) -> Check:
+    """Each acked record at the partition and offset of its ack, and the other brokers alive."""
+    rows = log.read(TOPIC, columns=["partition", "offset", "value"])
+    partitions, offsets, values = (column.to_pylist() for column in rows.columns)
+    there = dict(zip(zip(partitions, offsets, strict=True), values, strict=True))
+    acked = zip(places, flights.values, strict=True)
+    right = sum(there.get(place) == value for place, value in acked)
+    ended = kill.others_ended()
+    found = f"{right:,} of {len(places):,} records are where their acks say"
+    return Check(
+        what="nothing acked is lost by the kill",
+        holds=right == len(places) and not ended,
+        found=found + (f"; brokers {ended} have ended too" if ended else ""),
+    )
+
+
 def check_delays(found: Mapping[str, Delays], expected: Mapping[str, Delays]) -> Check:
     """The query's figures against pandas'."""
     different = [
@@ -551,28 +686,40 @@ def check_disk(disk: Disk, json_bytes: int) -> Check:
 # ------------------------------------------------------------------------------ all of it
 
 
-def run(places: Places, flights: Flights, console: Console) -> bool:
+def run(places: Places, flights: Flights, console: Console, *, with_cluster: bool = False) -> bool:
     """The whole demonstration; whether all checks hold."""
     console.print(f"{len(flights):,} flights of 2013, {flights.json_bytes / 1e6:.1f} MB of JSON")
     with ExitStack() as stack:
-        address = stack.enter_context(running_broker(places))
-        console.print(f"a broker serves {places.root} at {address}")
+        brokers = stack.enter_context(cluster(places) if with_cluster else one_broker(places))
+        address = ",".join(each.address for each in brokers)
+        serve = f"{len(brokers)} brokers serve" if with_cluster else "a broker serves"
+        console.print(f"{serve} {places.root} at {address}", soft_wrap=with_cluster)
         log = stack.enter_context(sparklog.connect(address))
         log.create_topic(TOPIC, partitions=PARTITIONS)
+        kill = Kill(log, brokers, after=len(flights) // 4) if with_cluster else None
 
         if not any(Path.home().glob(".ivy2*/jars/*delta-spark*")):
             console.print("Spark downloads Delta's jars first, once: half a minute")
         with console.status("Spark starts"):
             spark = stack.enter_context(spark_session(places))
         board = Board(total=len(flights))
+
+        def on_progress(count: int) -> None:
+            board.show_sent(count)
+            if kill is not None and kill.is_due(count):
+                console.print(f"kill -9 of {kill.do()}, after {count:,} flights")
+
         with delay_query(spark, places, board.show_result) as query, shown(board, console):
-            steady, burst = send_year(log, flights, board, query)
+            first, steady, burst = send_year(log, flights, board, query, on_progress)
             board.wait_until_counted(len(flights), query)
         console.print(
             f"at {steady.per_second:,.0f} records/s acked after p50 {steady.latency_ms(50):.1f} ms,"
             f" p99 {steady.latency_ms(99):.1f} ms; as fast as it goes {burst.per_second:,.0f}/s",
             soft_wrap=True,
         )
+        if kill is not None:
+            seconds = kill.seconds_without_ack([*steady.acks, *burst.acks])
+            console.print(f"the killed broker's partitions were without an ack for {seconds:.2f} s")
 
         with console.status("everything is checked"):
             log.flush_to_table(TOPIC)
@@ -582,24 +729,28 @@ def run(places: Places, flights: Flights, console: Console) -> bool:
                 *check_table(spark, places.table, len(flights)),
                 check_disk(disk_after_compaction(places.table), flights.json_bytes),
             ]
+            if kill is not None:
+                places_acked = [*first.places, *steady.places, *burst.places]
+                checks.append(check_acks(log, flights, places_acked, kill))
     for check in checks:
         mark = "[green]right[/]  " if check.holds else "[bold red]WRONG[/]  "
         console.print(f"{mark}  {check.what}: {check.found}", soft_wrap=True)
     return all(check.holds for check in checks)
 
 
-def send_year(log: Log, flights: Flights, board: Board, query: StreamingQuery) -> tuple[Sent, Sent]:
-    """Sends the year, first at a steady pace, then at full speed."""
+def send_year(
+    log: Log, flights: Flights, board: Board, query: StreamingQuery, on_progress: _OnProgress
+) -> tuple[Sent, Sent, Sent]:
+    """Sends the year: a first few flights, then at a steady pace, then at full speed."""
 
     def send_rows(rows: range, *, pace_per_second: float | None) -> Sent:
-        return send(
-            log, flights, rows, pace_per_second=pace_per_second, on_progress=board.show_sent
-        )
+        return send(log, flights, rows, pace_per_second=pace_per_second, on_progress=on_progress)
 
     first, half, end = _PACE_RECORDS, len(flights) // 2, len(flights)
-    send_rows(range(first), pace_per_second=None)
+    few = send_rows(range(first), pace_per_second=None)
     board.wait_until_counted(first, query)
     return (
+        few,
         send_rows(range(first, half), pace_per_second=PACE_PER_SECOND),
         send_rows(range(half, end), pace_per_second=None),
     )
@@ -620,6 +771,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description="Flights through a log and back out of its table.")
     parser.add_argument("--root", type=Path, help="keep the data there; else it is removed")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help=f"with {len(MEMBERS)} brokers, one of which is killed in the middle of the sending",
+    )
     parser.add_argument("--limit", type=int, help="only the first so many flights")
     options = parser.parse_args(arguments)
     if options.limit is not None and options.limit < _LEAST_FLIGHTS:
@@ -631,7 +787,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="sparklog-demo-") as scratch:
             root = options.root or Path(scratch, "root")
             places = Places(root=root.absolute(), scratch=Path(scratch))
-            all_right = run(places, load_flights(options.limit), console)
+            all_right = run(
+                places, load_flights(options.limit), console, with_cluster=options.cluster
+            )
     except SparklogError as error:
         console.print(f"[bold red]failed[/]  {error}", soft_wrap=True)
         return 1
