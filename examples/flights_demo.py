@@ -289,12 +289,13 @@ class Kill:
     """`kill -9` of the broker that leads most partitions, once so many flights are sent."""
 
     def __init__(self, log: Log, brokers: Sequence[Broker], *, after: int) -> None:
+        self.brokers = brokers
+        self.at = math.inf
+        """When it happened, by `time.perf_counter`."""
         self._log = log
-        self._brokers = brokers
         self._after = after
         self._killed: Broker | None = None
         self._led: list[int] = []
-        self._at = math.inf
 
     def is_due(self, sent: int) -> bool:
         return self._killed is None and sent >= self._after
@@ -303,23 +304,24 @@ class Kill:
         """Kills it; says which one that was."""
         leaders = {each.partition: each.leader for each in self._log.describe(TOPIC).partitions}
         [(most, _)] = Counter(leaders.values()).most_common(1)
-        self._killed = next(each for each in self._brokers if each.id == most)
+        self._killed = next(each for each in self.brokers if each.id == most)
         self._led = [partition for partition, leader in leaders.items() if leader == most]
-        self._at = time.perf_counter()
+        self.at = time.perf_counter()
         self._killed.process.kill()
         return f"broker {most}, which leads partitions {self._led}"
 
     def seconds_without_ack(self, acks: Sequence[Ack]) -> float:
         """From the kill until each of its partitions has acked a record that was sent later."""
-        later = [each for each in acks if each.sent > self._at]
-        return max(
-            min(each.acked for each in later if each.partition == partition) - self._at
+        later = [each for each in acks if each.sent > self.at]
+        firsts = [
+            min((each.acked for each in later if each.partition == partition), default=math.inf)
             for partition in self._led
-        )
+        ]
+        return max(firsts) - self.at
 
     def others_ended(self) -> list[int]:
         """Ids of other brokers whose process is not there any more."""
-        others = [each for each in self._brokers if each is not self._killed]
+        others = [each for each in self.brokers if each is not self._killed]
         return [each.id for each in others if each.process.poll() is not None]
 
 

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 from examples import flights_demo as demo
-from examples.flights_demo import Delays, Disk, Flights
+from examples.flights_demo import Ack, Broker, Delays, Disk, Flights, Kill
 from sparklog.client.log import Log
+from sparklog.formats.flight_messages import PartitionInfo, TopicInfo
 from sparklog.formats.record import ROW_SCHEMA
 
 CARRIERS = ["UA", "AA", "UA", "B6", "AA", "UA"]
@@ -29,11 +31,33 @@ FLIGHTS = Flights(
 class ReadLog:
     """A log that returns these rows to every reader."""
 
-    def __init__(self, rows: list[dict[str, object]]) -> None:
+    def __init__(self, rows: list[dict[str, object]], leaders: Sequence[int] = ()) -> None:
         self.rows = rows
+        self.leaders = leaders
 
-    def read(self, _topic: str) -> pa.Table:
-        return pa.Table.from_pylist(self.rows, ROW_SCHEMA)
+    def read(self, _topic: str, columns: list[str] | None = None) -> pa.Table:
+        rows = pa.Table.from_pylist(self.rows, ROW_SCHEMA)
+        return rows if columns is None else rows.select(columns)
+
+    def describe(self, topic: str) -> TopicInfo:
+        partitions = [
+            PartitionInfo(partition=number, leader=leader)
+            for number, leader in enumerate(self.leaders)
+        ]
+        return TopicInfo(topic=topic, topic_id="", partitions=partitions)
+
+
+class Process:
+    """A process that runs until it is killed."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def poll(self) -> int | None:
+        return self.code
 
 
 def stored() -> list[dict[str, object]]:
@@ -115,6 +139,87 @@ def test_wrong_records(spoil: Callable[[list[dict[str, object]]], None]) -> None
     rows = stored()
     spoil(rows)
     assert not holds(rows)
+
+
+def kill_with(rows: list[dict[str, object]], *, leaders: Sequence[int] = (1, 2, 3, 2)) -> Kill:
+    """Returns a kill that is due after three records; broker 2 leads most partitions."""
+    brokers = [
+        Broker(id=member, address="", process=cast("subprocess.Popen[str]", Process()))
+        for member in demo.MEMBERS
+    ]
+    return Kill(cast("Log", ReadLog(rows, leaders)), brokers, after=3)
+
+
+def places(rows: list[dict[str, object]]) -> list[tuple[int, int]]:
+    """Returns partition and offset of each record of `FLIGHTS`, by its value."""
+    found = {row["value"]: cast("Any", (row["partition"], row["offset"])) for row in rows}
+    return [found[value] for value in FLIGHTS.values]
+
+
+def check_acks(rows: list[dict[str, object]], kill: Kill) -> demo.Check:
+    """Returns the check of these rows against the acks of those that were `stored`."""
+    return demo.check_acks(cast("Log", ReadLog(rows)), FLIGHTS, places(stored()), kill)
+
+
+def test_kill_of_the_broker_that_leads_most() -> None:
+    """It happens once, when it is due, and to that broker only."""
+    kill = kill_with(stored())
+    assert not kill.is_due(2)
+    assert kill.is_due(4)
+    assert kill.do() == "broker 2, which leads partitions [1, 3]"
+    assert not kill.is_due(5)
+    assert [each.process.poll() for each in kill.brokers] == [None, -9, None]
+    assert kill.others_ended() == []
+    kill.brokers[2].process.kill()
+    assert kill.others_ended() == [3]
+
+
+def test_time_without_an_ack() -> None:
+    """It ends when each partition of the killed broker has acked a record that was sent later."""
+    kill = kill_with(stored())
+    kill.do()
+    at = kill.at
+
+    def ack(partition: int, sent: float, acked: float) -> Ack:
+        return Ack(partition=partition, sent=at + sent, acked=at + acked)
+
+    acks = [
+        ack(1, -0.5, -0.4),
+        ack(1, -0.1, 0.001),  # by the killed broker, on its way at the time
+        ack(0, 0.1, 0.2),  # another broker leads the partition
+        ack(3, 0.1, 0.75),
+        ack(1, 0.2, 1.5),
+        ack(1, 0.1, 1.25),
+        ack(1, 2.0, 2.1),
+    ]
+    assert kill.seconds_without_ack(acks) == pytest.approx(1.25)
+    assert kill.seconds_without_ack(acks[:4]) == math.inf
+
+
+def test_acked_records_are_where_their_acks_say() -> None:
+    """All of them are counted, and no other broker may have ended."""
+    kill = kill_with(stored())
+    kill.do()
+    right = check_acks(stored(), kill)
+    assert (right.holds, right.found) == (True, "6 of 6 records are where their acks say")
+    kill.brokers[0].process.kill()
+    ended = check_acks(stored(), kill)
+    assert not ended.holds
+    assert ended.found.endswith("; brokers [1] have ended too")
+
+
+@pytest.mark.parametrize(
+    "spoil", [_change_value, _swap_order, _swap_offsets, _lose_last, _lose_carrier, _split_carrier]
+)
+def test_acked_records_that_are_elsewhere(
+    spoil: Callable[[list[dict[str, object]]], None],
+) -> None:
+    """A record that is changed, lost or moved after its ack is noticed."""
+    kill = kill_with(stored())
+    kill.do()
+    rows = stored()
+    spoil(rows)
+    assert not check_acks(rows, kill).holds
 
 
 def test_delays_by_pandas() -> None:
