@@ -122,7 +122,7 @@ class Sent:
     records: int
     seconds: float
     acks: Sequence[Ack]
-    """Of every fiftieth record."""
+    """Acks of every fiftieth record."""
     places: Sequence[tuple[int, int]]
     """Partition and offset of each record, by its ack."""
 

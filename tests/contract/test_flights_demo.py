@@ -1,4 +1,4 @@
-"""The brokers of the flights demo: real processes, and what is left of them."""
+"""The brokers of the flights demo: real processes, of which nothing is left."""
 
 from __future__ import annotations
 
