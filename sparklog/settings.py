@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,7 @@ _AUTO_ID = "auto"
 _ORDINAL = re.compile(r"-([0-9]+)$")
 """The end of a host name as Kubernetes numbers the pods of a StatefulSet."""
 
-_NOT_ABOVE = (
+NOT_ABOVE: Final = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
     ("writer.max_batch_bytes", "writer.queue_bytes"),
     ("publisher.publish_bytes", "publisher.unpublished_bytes"),
@@ -383,7 +383,7 @@ def _expectation(kind: Any) -> str:
     return "true or false" if kind is bool else "text"
 
 
-_ANYWHERE = {"", "0.0.0.0", "::"}
+ANY_HOST: Final = {"", "0.0.0.0", "::"}
 """Hosts to listen on that no client can connect to."""
 
 
@@ -401,14 +401,14 @@ def _check_together(settings: BrokerSettings) -> None:
         if address:
             _check_address(option, address, lowest_port=lowest_port)
     host = settings.kafka.listen.rpartition(":")[0]
-    if host.strip("[]") in _ANYWHERE and settings.kafka.listen and not settings.kafka.advertised:
+    if host.strip("[]") in ANY_HOST and settings.kafka.listen and not settings.kafka.advertised:
         raise errors.BadOption(
             option="kafka.listen",
             value=settings.kafka.listen,
             reason="clients cannot connect to this host; set kafka.advertised to one that they can",
         )
 
-    for low, high in _NOT_ABOVE:
+    for low, high in NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)
         if value > bound:
             reason = f"must not be above {high} = {bound}"

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib.util
 import itertools
-import random
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
 
 import structlog
 
-from sparklog import errors, limits, pandas_import
+from sparklog import errors, limits
 from sparklog.broker import ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
@@ -37,7 +33,6 @@ from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.handover import Handovers
-from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.hot_tail import HotTail
@@ -48,7 +43,6 @@ from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
-from sparklog.broker.logging import LogFile, configure
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.reconciler import Reconciler
@@ -88,8 +82,6 @@ _LEAVING_SECONDS = 0.7
 """Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
 _LOOK: Final = 0.15
 """The pause between two looks at heartbeats on an object store, in shares of the time of death."""
-_RETURN_SECONDS: Final = (1.0, 3.0)
-"""The bounds of the pause before a broker that was fenced joins its cluster again."""
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits while the publisher computes."""
 
@@ -858,17 +850,17 @@ class Agent:
                 self._stopping.set()
                 self._finish(str(self.failure))
 
-    def stop(self, reason: str = "stop was called") -> None:
+    def stop(self, reason: str = "stop was called", *, leaving: Collection[int] = ()) -> None:
         """Stops in order: refuses new records, publishes all, trims, and marks the heartbeat.
 
-        `reason` is logged.
+        `reason` is logged. A member gives its partitions to other members, except to `leaving`.
         """
         with self._stop_lock:
             if self._stopped.is_set() or self._broker is None:
                 return
             _log.info("stopping", reason=reason, root=self._store.uri)
             self._is_serving = False
-            self._drain()
+            self._drain(leaving)
             self._stopping.set()
             self._writer.close(errors.BrokerClosing(broker=self._leadership.broker))
             self._join_threads()
@@ -881,12 +873,13 @@ class Agent:
             finally:
                 self._finish(reason)
 
-    def _drain(self) -> None:
+    def _drain(self, leaving: Collection[int]) -> None:
         """Gives the partitions of a member to others, which serve them at once."""
         if self._handovers is None or self._stopping.is_set():
             return
         try:
-            self._handovers.drain(self._clock.monotonic() + limits.DRAIN_SECONDS)
+            deadline = self._clock.monotonic() + limits.DRAIN_SECONDS
+            self._handovers.drain(deadline, leaving=leaving)
         except Exception as error:
             _log.warning("stopped without giving all partitions away", reason=str(error))
 
@@ -1059,91 +1052,3 @@ def _kafka_server(
         max_connections=settings.max_connections,
         max_connections_per_address=settings.max_connections_per_address,
     )
-
-
-def run_broker(
-    settings: BrokerSettings, *, take_over: bool = False, allow_non_empty: bool = False
-) -> None:
-    """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
-
-    `take_over` and `allow_non_empty` are as for `Agent`. Raises what `Agent.start` and `Agent.wait`
-    raise.
-    """
-    log_file = configure(settings.log)
-    pandas_import.block()
-    # A broker that leaves when it is idle was started on demand, and gives way to any other.
-    kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
-    is_stopping = threading.Event()
-    try:
-        while True:
-            _on_signals(_stop_early)
-            agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
-            try:
-                _run(agent, log_file, is_stopping)
-            except errors.BrokerFenced as error:
-                _on_signals(_stop_early)
-                if is_stopping.is_set() or not agent.may_return():
-                    raise
-                seconds = random.uniform(*_RETURN_SECONDS)
-                _log.warning("joining again", reason=str(error), in_seconds=round(seconds, 1))
-                time.sleep(seconds)
-                take_over = False
-            else:
-                return
-    except _StoppedEarly as reason:
-        _log.info("stopped before it served", reason=str(reason), root=settings.root)
-
-
-def _run(agent: Agent, log_file: LogFile | None, is_stopping: threading.Event) -> None:
-    """Runs one agent until it ends, or a signal ends it, which sets `is_stopping`."""
-    settings = agent.settings
-
-    def stop_on_signal(received: int, _frame: object) -> None:
-        is_stopping.set()
-        stop = functools.partial(agent.stop, reason=signal.Signals(received).name)
-        threading.Thread(target=stop, name="sparklog-stop").start()
-
-    try:
-        agent.start()
-        _on_signals(stop_on_signal)
-    except _StoppedEarly as reason:  # a start may take long, and the next broker waits for the mark
-        agent.stop(reason=str(reason))
-        raise
-    if log_file is not None:
-        log_file.take_stderr()
-    kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
-    metrics = f", metrics at http://{agent.metrics_address}/" if agent.metrics_address else ""
-    served = f"sparklog broker {settings.id} serves {settings.root}{kafka}{metrics}"
-    _freeze_objects()
-    sys.stdout.write(f"{served}, Flight at {agent.address}\n")
-    sys.stdout.flush()
-    heap = HeapTrimmer.of_glibc()
-    while not agent.wait(1.0):  # a wait without a timeout would block the handling of signals
-        if heap is not None:
-            heap.tick(time.monotonic())
-
-
-class _StoppedEarly(BaseException):
-    """Raised by a signal that arrives while the broker starts."""
-
-
-def _stop_early(received: int, _frame: object) -> None:
-    _on_signals(signal.SIG_IGN)
-    raise _StoppedEarly(signal.Signals(received).name)
-
-
-def _on_signals(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, handle)
-
-
-def _freeze_objects() -> None:
-    """Exempts the present objects, most of them of modules, from garbage collection.
-
-    The collector would visit half a million objects that live as long as the process, for a tenth
-    of a second, and delay an ack by it. Of later objects it finds hardly any in old cycles, so it
-    visits all of them less often. It was off until now.
-    """
-    gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], limits.GC_FULL_EVERY)
-    gc.enable()

@@ -19,7 +19,7 @@ on the same metadata (`storage/assign.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -89,15 +89,16 @@ class Handovers:
         moves = {(each.topic, each.partition): each.target for each in found}
         self.move(moves)
 
-    def drain(self, deadline: float) -> None:
+    def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> None:
         """Gives all partitions to other members, until `deadline` in monotonic seconds.
 
-        Those that are left have to wait until this broker has stopped.
+        Those that are left have to wait until this broker has stopped. `leaving`: members that stop
+        at the same time, and get none.
         """
         while self._clock.monotonic() < deadline:
             try:
                 self._settle()
-                moves = self._all_to_others(self._metadata.reload())
+                moves = self._all_to_others(self._metadata.reload(), leaving)
                 if not moves:
                     return
                 if self.move(moves):
@@ -106,8 +107,9 @@ class Handovers:
                 _log.warning("not all partitions are given yet", reason=str(error))
             self._clock.sleep(_DRAIN_PAUSE_SECONDS)
 
-    def _all_to_others(self, metadata: ClusterMetadata) -> Moves:
-        brokers = [each for each in assign.candidates(metadata) if each.broker != self._own.broker]
+    def _all_to_others(self, metadata: ClusterMetadata, leaving: Collection[int]) -> Moves:
+        gone = {self._own.broker, *leaving}
+        brokers = [each for each in assign.candidates(metadata) if each.broker not in gone]
         loads = Loads.of(metadata.topics.values())
         return assign.successors(metadata.topics, self._own.broker, brokers, loads)
 

@@ -21,10 +21,11 @@ from sparklog import errors, limits
 from sparklog.settings import LogSettings
 
 
-def configure(settings: LogSettings) -> LogFile | None:
+def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile | None:
     """Configures structlog, in a process that has not configured it itself.
 
-    Returns the log file, if there is one. Raises `BadOption` where it cannot be written.
+    `broker_id` is in every line then, because several brokers write to one place. Returns the log
+    file, if there is one. Raises `BadOption` where it cannot be written.
     """
     in_file = LogFile(Path(settings.file)) if settings.file else None
     to_terminal = in_file is None and sys.stderr.isatty()
@@ -34,8 +35,12 @@ def configure(settings: LogSettings) -> LogFile | None:
         if as_console
         else structlog.processors.JSONRenderer()
     )
+    name_broker: list[structlog.typing.Processor] = []
+    if broker_id is not None:
+        name_broker = [lambda _logger, _method, line: {"broker_id": broker_id, **line}]
     structlog.configure(
         processors=[
+            *name_broker,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

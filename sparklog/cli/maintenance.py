@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sparklog import limits
 from sparklog.cli.shared import ExitCode
 from sparklog.options import ROOT_VARIABLE, storage_options
 
@@ -65,6 +66,18 @@ def broker(
             show_default=False,
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=limits.BROKER_PROCESSES,
+            help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
+            " of the first; bounds on memory and connections are for all of them together. One that"
+            " dies is started again. Default: this process is the only broker.",
+            show_default=False,
+        ),
+    ] = 0,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -80,6 +93,7 @@ def broker(
             help="Create the root in a folder that holds other files. Needed only once.",
         ),
     ] = False,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
 
@@ -87,12 +101,14 @@ def broker(
     start while another one with its id is alive, unless --take-over is given, and in a folder that
     is neither empty nor a root, unless --allow-non-empty is given.
 
-    Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
+    With --processes 3, brokers 0, 1 and 2 listen for Kafka clients at the ports 9092, 9093 and
+    9094, and for Flight clients at 8815, 8816 and 8817.
+
+    Example: sparklog broker --root ./data --kafka 127.0.0.1:9092 --processes 3
     """
-    # Until the broker serves, nearly all new objects are of modules: a search for unused ones would
-    # make the start a tenth longer. `run_broker` enables it again.
-    gc.disable()
-    from sparklog.broker.agent import run_broker
+    if supervised:
+        _run_supervised()
+        return
     from sparklog.settings import load_settings
 
     given: dict[str, Any] = {
@@ -101,11 +117,39 @@ def broker(
         "flight.listen": flight,
         "kafka.listen": kafka,
     }
+    settings = load_settings(config, os.environ, given)
+    if processes:
+        from sparklog.broker.supervisor import supervise
+
+        raise typer.Exit(
+            supervise(settings, processes, take_over=take_over, allow_non_empty=allow_non_empty)
+        )
+    _prepare_start()
+    from sparklog.broker.running import run_broker
+
+    run_broker(settings, take_over=take_over, allow_non_empty=allow_non_empty)
+
+
+def _run_supervised() -> None:
+    """Runs one of the brokers of `--processes`."""
+    from sparklog.broker.supervisor import read_assignment
+
+    assignment = read_assignment()
+    _prepare_start()
+    from sparklog.broker.running import run_broker
+
     run_broker(
-        load_settings(config, os.environ, given),
-        take_over=take_over,
-        allow_non_empty=allow_non_empty,
+        assignment.settings,
+        take_over=assignment.take_over,
+        allow_non_empty=assignment.allow_non_empty,
+        stops_with=assignment.stops_with,
     )
+
+
+def _prepare_start() -> None:
+    # Until the broker serves, nearly all new objects are of modules: a search for unused ones would
+    # make the start a tenth longer. `run_broker` enables it again.
+    gc.disable()
 
 
 def doctor(

@@ -413,7 +413,7 @@ def test_trouble_outside_is_one_line(
         assert not allow_non_empty
         raise error
 
-    monkeypatch.setattr("sparklog.broker.agent.run_broker", fail)
+    monkeypatch.setattr("sparklog.broker.running.run_broker", fail)
     result = run("broker", "--root", "a")
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.endswith(f"{told}\n")
@@ -1142,7 +1142,7 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def take(settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
         taken.append((settings, take_over, allow_non_empty))
 
-    monkeypatch.setattr("sparklog.broker.agent.run_broker", take)
+    monkeypatch.setattr("sparklog.broker.running.run_broker", take)
     options = ("--config", str(file), "--id", "3", "--take-over")
     result = run("broker", *options, SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
     assert result.exit_code == ExitCode.OK

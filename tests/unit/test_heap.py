@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from sparklog.broker.agent import _freeze_objects
 from sparklog.broker.heap import HeapTrimmer
+from sparklog.broker.running import _freeze_objects
 from sparklog.limits import GC_FULL_EVERY, IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS
 
 
