@@ -1151,6 +1151,30 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "0.0.0.0:2")
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_several_brokers(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """`--processes` runs a supervisor, whose exit code is the command's; 0 means one broker."""
+    taken: list[tuple[int, int, bool, bool]] = []
+
+    def supervise(
+        settings: BrokerSettings, processes: int, *, take_over: bool, allow_non_empty: bool
+    ) -> int:
+        taken.append((settings.id, processes, take_over, allow_non_empty))
+        return code
+
+    def take(settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
+        taken.append((settings.id, 0, take_over, allow_non_empty))
+
+    monkeypatch.setattr("sparklog.broker.supervisor.supervise", supervise)
+    monkeypatch.setattr("sparklog.broker.agent.run_broker", take)
+    options = ("--root", "a", "--id", "4", "--allow-non-empty")
+    assert run("broker", *options, "--processes", "3").exit_code == code
+    assert run("broker", *options, "--processes", "1").exit_code == code
+    assert run("broker", *options, "--processes", "0").exit_code == ExitCode.OK
+    assert taken == [(4, 3, False, True), (4, 1, False, True), (4, 0, False, True)]
+    assert run("broker", *options, "--processes", "-1").exit_code == ExitCode.USAGE
+
+
 def test_broker_without_a_root() -> None:
     """A setting that is missing or wrong is one line and exit code 1."""
     result = run("broker")

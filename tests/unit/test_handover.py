@@ -262,6 +262,19 @@ def test_the_writer_has_ended(members: Members) -> None:
     assert not first.partition_table.given()
 
 
+def test_members_that_stop_together(members: Members, clock: ManualClock) -> None:
+    """A member gives nothing to those that stop at the same time, and does not wait for others."""
+    first, _ = members
+    before = first.meta.reload().version, clock.monotonic()
+    first.handovers.drain(clock.monotonic() + 10.0, leaving={2})
+    assert (first.meta.reload().version, clock.monotonic()) == before
+    assert len(first.partition_table.topic("t").partitions) == 2
+    third = Rig(first.store, first.clock, broker=3, options=MEMBER)
+    first.handovers.drain(clock.monotonic() + 10.0, leaving={2})
+    third.reconciler.tick()
+    assert len(third.partition_table.topic("t").partitions) == 2
+
+
 def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
     """After a while without a move, a member gives partitions to one that leads fewer."""
     first, second = members

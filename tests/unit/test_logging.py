@@ -37,6 +37,16 @@ def test_lines_follow_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
         error.close()
 
 
+def test_lines_of_several_brokers_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line names its broker where several write to one place, and no broker otherwise."""
+    for broker_id in (2, None):
+        configure(LogSettings(format="json", level="info"), broker_id=broker_id)
+        structlog.get_logger("sparklog.test").info("serving")
+    first, second = map(msgspec.json.decode, capsys.readouterr().err.splitlines())
+    assert (first["broker_id"], first["event"]) == (2, "serving")
+    assert "broker_id" not in second
+
+
 def test_a_log_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is full becomes the first of the older ones, of which the oldest goes."""
     monkeypatch.setattr(limits, "LOG_FILE_BYTES", 2_000)
