@@ -1,8 +1,8 @@
 """Several brokers on one machine: a process that starts them, watches them, and ends with them.
 
 - Each broker is a child process that reads its settings from its standard input, a pipe that stays
-  open. Its end means that all brokers of the supervisor stop. So it also tells them that the
-  supervisor was killed, on every system, and no broker is left behind.
+  open. Its end means that all brokers of the supervisor stop. It also comes when the supervisor is
+  killed, on every system, so no broker is left behind.
 - At such a stop the brokers give no partitions to each other: those would move again and again, and
   would all be led by the broker that stops last. Brokers that the supervisor has not started get
   them, as at any other stop. A broker that is stopped by itself gives its partitions to all others.
@@ -106,7 +106,7 @@ class _Member:
     """None if its present process does not serve yet."""
     has_served: bool = False
     failures: int = 0
-    """How often in a row it has ended soon after its start."""
+    """Its ends in a row, each soon after its start."""
     starts_at: float = field(default=-float("inf"))
     """When its next process is due, in monotonic seconds."""
 
@@ -337,7 +337,7 @@ def supervise(
 
 
 def _print(line: str) -> None:
-    with contextlib.suppress(OSError):  # the brokers serve even if nobody reads this any more
+    with contextlib.suppress(OSError):  # the brokers serve even if no program reads this any more
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 

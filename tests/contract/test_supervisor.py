@@ -141,7 +141,12 @@ class Records:
 
     def __init__(self, bootstrap: str) -> None:
         self._producer = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1}
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "log_level": 0,  # it retries addresses of brokers that have ended
+            }
         )
         self._sent = 0
         self.acked: list[tuple[int, int, bytes]] = []
@@ -175,7 +180,7 @@ def create_topic(bootstrap: str) -> None:
 
 
 def log_lines(told: str) -> list[dict[str, Any]]:
-    """The lines of the log among what was written to standard error."""
+    """The log lines in a text of standard error."""
     return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
 
 
@@ -272,6 +277,23 @@ def test_brokers_notice_that_their_supervisor_was_killed(tmp_path: Path) -> None
         found.send(signal.SIGKILL)
         found.await_end()
         assert not any(map(is_running, pids))
+
+
+@pytest.mark.slow
+def test_a_second_signal_kills_a_broker_that_hangs(tmp_path: Path) -> None:
+    """The first signal stops the other broker cleanly, and waits; the exit code is not 0."""
+    with supervised(tmp_path, 2) as found:
+        found.await_all()
+        pids = found.pids()
+        os.kill(pids[2], signal.SIGSTOP)
+        found.send(signal.SIGTERM)
+        wait_until(lambda: not is_running(pids[1]), "the other broker has stopped")
+        assert is_running(pids[2])
+        found.send(signal.SIGTERM)
+        code, told = found.await_end()
+    assert code == 128 + signal.SIGKILL
+    (unclean,) = [each for each in log_lines(told) if "did not stop cleanly" in each["event"]]
+    assert (unclean["broker_id"], unclean["exit_code"]) == (2, -signal.SIGKILL)
 
 
 @pytest.mark.slow

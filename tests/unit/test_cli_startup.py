@@ -94,6 +94,16 @@ def test_a_command_loads_only_what_it_needs(
     assert loaded & _HEAVY == needed
 
 
+def test_a_supervisor_is_small() -> None:
+    """It runs beside its brokers as long as they do, and loads none of what they need."""
+    program = "import sys, sparklog.broker.supervisor; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    of_structlog = {"asyncio", "rich", "structlog"}
+    assert not set(done.stdout.split()) & ((_HEAVY - of_structlog) | {"pyarrow"})
+
+
 def test_topics_are_listed_without_a_broker(tmp_path: Path) -> None:
     """`topics list --root` reads the metadata: it starts no broker, and loads none."""
     with sparklog.connect(tmp_path) as log:

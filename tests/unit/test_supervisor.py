@@ -49,12 +49,12 @@ class Machine:
 
     @property
     def starts(self) -> list[int]:
-        """How often each broker was started."""
+        """The number of starts of each broker."""
         return [len(found) for found in self.children.values()]
 
     @property
     def calls(self) -> list[list[str]]:
-        """What was done to the newest process of each broker."""
+        """The calls that the newest process of each broker got."""
         return [found[-1].calls for found in self.children.values()]
 
     def handle(self, *events: Event) -> None:
@@ -219,7 +219,7 @@ def test_an_unclean_stop_is_told(serving: Machine) -> None:
 
 
 def test_a_second_signal_kills(serving: Machine) -> None:
-    """Those that still stop are killed, and the exit code tells."""
+    """Those that still stop are killed, and the exit code says so."""
     serving.stop("SIGINT")
     serving.end(1, 0)
     serving.stop("SIGINT")
