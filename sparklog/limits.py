@@ -146,6 +146,8 @@ PROCESS_RETRY_SECONDS = 0.5  # before a process that ends again and again is sta
 PROCESS_RETRY_MAX_SECONDS = 10.0
 PROCESS_STEADY_SECONDS = 60.0  # that a broker has served, after which its end is the first again
 STATUS_TOPICS = 1_000  # held-back topics in one reply
+OVERVIEW_PAUSE_SECONDS = 0.25  # between two looks at the heartbeat of a member that may be dead
+STATUS_PARTITIONS = 1_000  # partitions without a live leader in one reply
 LOG_FILE_BYTES = 10 * MIB  # of a log file before the next one begins
 LOG_FILES_KEPT = 3  # older log files
 

@@ -50,7 +50,13 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
-from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write_heartbeat
+from sparklog.storage.liveness import (
+    Heartbeat,
+    LeaderState,
+    LeaderWatch,
+    Phase,
+    write_heartbeat,
+)
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
@@ -136,6 +142,7 @@ class Agent:
         """Held by the thread that stops the broker."""
         self._heartbeat_lock = threading.Lock()
         self._is_marked_stopped = False
+        self._phase = Phase.STARTING
         self._beat_at = -float("inf")
         """When the last heartbeat was written, in monotonic seconds."""
         self._wal = ""
@@ -229,6 +236,7 @@ class Agent:
             if self._metrics_listener is not None and self._metrics_listener.is_bound:
                 self._start_metrics(patience_seconds=0.0)
             self._start_serving()
+            self._phase = Phase.SERVING
             with contextlib.suppress(errors.Retriable, PutUnresolved):
                 self._write_heartbeat()  # with the addresses of its listeners
         except BaseException as error:
@@ -774,6 +782,7 @@ class Agent:
                     log=self.settings.log.file,
                     newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
                     stopped=stopped,
+                    phase=self._phase,
                 ),
             )
             self._beat_at = self._clock.monotonic()
@@ -877,6 +886,9 @@ class Agent:
         """Gives the partitions of a member to others, which serve them at once."""
         if self._handovers is None or self._stopping.is_set():
             return
+        self._phase = Phase.DRAINING
+        with contextlib.suppress(Exception):  # it is for display only
+            self._write_heartbeat()
         try:
             deadline = self._clock.monotonic() + limits.DRAIN_SECONDS
             self._handovers.drain(deadline, leaving=leaving)

@@ -13,6 +13,7 @@ from functools import partial
 import pyarrow as pa
 
 from sparklog import errors, limits
+from sparklog.broker.cluster_admin import ClusterAdmin
 from sparklog.broker.config import described
 from sparklog.broker.config.described import ConfigEntry, ConfigSource
 from sparklog.broker.config.topic_config import ConfigType, Edit
@@ -140,6 +141,9 @@ class Broker:
             partition_table, publisher, clock=clock, check_open=self._check_open
         )
         self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
+        self.cluster_admin = ClusterAdmin(
+            store, self.metadata, leadership, clock=clock, check_open=self._check_open
+        )
         self._members: tuple[ClusterMetadata | None, Mapping[int, BrokerRegistration]] = (None, {})
         """The members, as of a version of the metadata."""
         self.serving: flight_messages.BrokerInfo | None = None

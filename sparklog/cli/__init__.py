@@ -6,8 +6,9 @@ A command that uses a log takes `--root URI` or `--bootstrap HOST:PORT`; the def
     0    success
     1    an error, printed as one line on standard error; or `check` found an anomaly
     2    a usage error
-    3    `doctor` found a problem; or `status` found topics that are held back, or a silent broker
-    4    `status` or `top` found no broker
+    3    `doctor` found a problem; or `status` found topics that are held back, or a silent broker;
+         or `cluster describe` found partitions without a live leader
+    4    `status`, `top` or `cluster describe` found no broker
     130  interrupted by Ctrl-C
     141  the reader of a pipe has exited
 """
@@ -19,7 +20,7 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import groups, jobs, maintenance, topics
+from sparklog.cli import cluster, groups, jobs, maintenance, topics
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.callback()(maintenance.common)
 app.command(cls=Command)(maintenance.broker)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
 app.add_typer(jobs.app, name="jobs")

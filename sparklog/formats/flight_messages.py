@@ -181,6 +181,78 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """At most `limits.STATUS_TOPICS` of them."""
 
 
+class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topics: bool = False
+    """Also return the leaders of each topic."""
+
+
+class BrokerDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker as the metadata and its last heartbeat have it. Every field is sent."""
+
+    broker: int
+    epoch: int
+    state: str
+    """`up`, `starting`, `draining`, `stopped` or `dead`."""
+    partitions: int = 0
+    """The partitions that it leads."""
+    kind: str = ""
+    """`standing`, `embedded` or `detached`."""
+    address: str = ""
+    """Address of the Flight listener, `host:port`."""
+    kafka: str = ""
+    """Address of the Kafka listener; empty if it is closed or not known."""
+    rack: str = ""
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    """Empty if it is not known."""
+    heartbeat_age_seconds: float | None = None
+    """Age of the last heartbeat, for display only: the clocks of two hosts may differ. None if the
+    epoch has no heartbeat."""
+
+
+class EpochDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A write-ahead log that may still be needed. Every field is sent."""
+
+    broker: int
+    epoch: int
+    log: str
+    """The storage of the log: `objects` or `segments`."""
+    fenced: bool
+    """True if nothing can be written to the log any more."""
+    heirs: list[int]
+    """Ids of the brokers that may need entries of the log."""
+
+
+class LostPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition whose leader serves no client. Every field is sent."""
+
+    topic: str
+    partition: int
+    leader: int
+
+
+class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The brokers of a root, and what they lead. Every field is sent."""
+
+    cluster_id: str
+    root: str
+    controller: int
+    """-1 if no broker has led the root yet."""
+    brokers: list[BrokerDescription]
+    """All that the metadata name, by id: also those that have stopped for good."""
+    epochs: list[EpochDescription]
+    """In the order in which they were opened."""
+    topics: int
+    partitions: int
+    lost_partitions: int
+    """The number of partitions whose leader is neither up nor draining."""
+    lost: list[LostPartition]
+    """At most `limits.STATUS_PARTITIONS` of them."""
+    leaders: dict[str, list[int]] | None = None
+    """The leader of each partition, by topic; None if they were not asked for."""
+
+
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A topic's counts since its leader serves it, and its state."""
 
@@ -537,6 +609,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
+    "cluster.describe": (DescribeCluster, ClusterDescription),
     "status": (Empty, BrokerStatus),
     "figures": (Empty, BrokerFigures),
     "topics.list": (Empty, TopicNames),

@@ -34,6 +34,16 @@ _LOOK_LOCAL_SECONDS: Final = 0.05
 _LOOK_REMOTE_SECONDS: Final = 0.25
 
 
+class Phase(enum.StrEnum):
+    """Phase of a live broker's life. A broker of an older release names none: it serves."""
+
+    STARTING = "starting"
+    """It recovers, and serves no client yet."""
+    SERVING = ""
+    DRAINING = "draining"
+    """It gives its partitions away, and stops then."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`heartbeats/<broker>.json`: that a broker runs, and where. The broker overwrites it."""
 
@@ -55,6 +65,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     newest_sequence: int = -1
     stopped: bool = False
     """True if the broker was shut down in order; no wait is needed then."""
+    phase: str = Phase.SERVING
+    """One of `Phase`; for display only."""
 
 
 def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:

@@ -96,6 +96,7 @@ class FlightListener:
         self._counting = threading.Lock()
         self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
             "cluster": lambda _: broker.cluster(),
+            "cluster.describe": broker.cluster_admin.describe,
             "status": lambda _: broker.status(),
             "figures": lambda _: broker.figures(),
             "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),

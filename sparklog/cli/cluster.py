@@ -1,0 +1,180 @@
+"""`sparklog cluster`: describes the brokers that share a root."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sparklog.cli.shared import (
+    BootstrapOption,
+    Command,
+    ExitCode,
+    JsonOption,
+    RootOption,
+    log_target,
+    print_columns,
+)
+from sparklog.options import check_bootstrap, storage_options
+
+if TYPE_CHECKING:
+    from sparklog.cluster import View
+    from sparklog.formats.flight_messages import BrokerDescription, ClusterDescription
+    from sparklog.storage.liveness import Leader
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show the brokers that share a root.",
+)
+
+_NONE: Final = "-"
+_LOST_SHOWN: Final = 20
+
+
+@app.command(cls=Command)
+def describe(
+    topics: Annotated[
+        bool, typer.Option("--topics", "-v", help="Also show the leaders of each topic.")
+    ] = False,
+    as_json: JsonOption = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Show the brokers of a cluster and what they lead.
+
+    The command starts no broker. Exits with 0 if every partition has a live leader, with 3 if one
+    has none, and with 4 if no broker is alive.
+
+    The heartbeat's age is for orientation: it depends on the clocks of two hosts. Logs of brokers
+    that have ended are kept, with their heirs, until the heirs need nothing of them any more.
+
+    Example: sparklog cluster describe --root ./data
+    """
+    import msgspec
+
+    found = view(root, bootstrap).describe(topics=topics)
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+    else:
+        _print(found)
+    raise typer.Exit(_exit_code(found))
+
+
+def view(root: str | None, bootstrap: str | None) -> View:
+    """Returns the cluster that the command line or the environment names."""
+    from sparklog.clock import SystemClock
+    from sparklog.cluster import BrokerView, RootView
+    from sparklog.storage.objects import open_store
+
+    root, bootstrap = log_target(root, bootstrap)
+    if bootstrap is not None:
+        return BrokerView(check_bootstrap("bootstrap", bootstrap))
+    assert root is not None
+
+    def waits(leaders: Sequence[Leader], seconds: float) -> None:
+        named = ", ".join(str(each.broker) for each in leaders)
+        waiting = f"waiting up to {seconds:g} s to see whether these brokers are alive: {named}"
+        typer.echo(f"sparklog: {waiting}", err=True)
+
+    return RootView(open_store(root, storage_options(root)), SystemClock(), waits=waits)
+
+
+def _exit_code(cluster: ClusterDescription) -> ExitCode:
+    from sparklog.storage.overview import BrokerState
+
+    ended = (BrokerState.STOPPED, BrokerState.DEAD)
+    if all(each.state in ended for each in cluster.brokers):
+        return ExitCode.NO_BROKER
+    return ExitCode.UNHEALTHY if cluster.lost_partitions else ExitCode.OK
+
+
+def _print(cluster: ClusterDescription) -> None:
+    for name, words in _lines(cluster):
+        typer.echo(f"{name:<12} {words}")
+    if cluster.brokers:
+        typer.echo()
+        print_columns([_HEADING, *map(_row, cluster.brokers)])
+    states = {each.broker: each.state for each in cluster.brokers}
+    waiting = [each for each in cluster.epochs if each.heirs]
+    if waiting:
+        typer.echo()
+        print_columns(
+            [
+                ("log of", "epoch", "fenced", "heirs"),
+                *(
+                    (
+                        f"broker {each.broker}",
+                        each.epoch,
+                        "yes" if each.fenced else "no",
+                        ", ".join(_heir(heir, states.get(heir, "unknown")) for heir in each.heirs),
+                    )
+                    for each in waiting
+                ),
+            ]
+        )
+    if cluster.leaders is not None:
+        typer.echo()
+        rows = [(name, len(led), _counts(led)) for name, led in cluster.leaders.items()]
+        print_columns([("topic", "partitions", "leaders"), *rows])
+
+
+_HEADING: Final = (
+    "broker",
+    "state",
+    "epoch",
+    "leads",
+    "kind",
+    "Flight",
+    "Kafka",
+    "rack",
+    "process",
+    "version",
+    "heartbeat",
+)
+
+
+def _row(broker: BrokerDescription) -> tuple[object, ...]:
+    return (
+        broker.broker,
+        broker.state,
+        broker.epoch,
+        broker.partitions,
+        broker.kind,
+        broker.address or _NONE,
+        broker.kafka or _NONE,
+        broker.rack or _NONE,
+        f"{broker.pid}@{broker.host}" if broker.pid else _NONE,
+        broker.version or _NONE,
+        _age(broker.heartbeat_age_seconds),
+    )
+
+
+def _age(seconds: float | None) -> str:
+    from sparklog.storage.liveness import age
+
+    return _NONE if seconds is None else f"{age(round(seconds * 1e6))} ago"
+
+
+def _heir(broker: int, state: str) -> str:
+    return str(broker) if state == "up" else f"{broker} ({state})"
+
+
+def _counts(leaders: Sequence[int]) -> str:
+    counts = sorted(Counter(leaders).items())
+    return ", ".join(f"{count} by broker {broker}" for broker, count in counts)
+
+
+def _lines(cluster: ClusterDescription) -> Iterator[tuple[str, str]]:
+    yield "root", cluster.root
+    yield "cluster", cluster.cluster_id
+    controller = f"broker {cluster.controller}" if cluster.controller >= 0 else "no broker yet"
+    yield "controller", controller
+    yield "topics", f"{cluster.topics}, of {cluster.partitions} partitions"
+    shown = cluster.lost[:_LOST_SHOWN]
+    for each in shown:
+        yield "no leader", f"{each.topic}-{each.partition}: broker {each.leader} does not serve it"
+    if cluster.lost_partitions > len(shown):
+        yield "no leader", f"and {cluster.lost_partitions - len(shown)} more partitions"
