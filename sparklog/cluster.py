@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -10,7 +12,13 @@ import msgspec
 from sparklog import errors
 from sparklog.client.connection import Connection, is_of_the_broker
 from sparklog.clock import Clock
-from sparklog.formats.flight_messages import ClusterDescription, DescribeCluster
+from sparklog.formats.flight_messages import (
+    NO_OTHER_BROKER,
+    BrokerDescription,
+    ClusterDescription,
+    DescribeCluster,
+    DrainBroker,
+)
 from sparklog.storage import overview
 from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader
@@ -20,6 +28,9 @@ from sparklog.storage.overview import SERVING, BrokerState
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
+_LOOK_SECONDS: Final = 0.25
+"""Between two looks at a cluster that changes."""
+_ENDED: Final = (BrokerState.STOPPED, BrokerState.DEAD)
 
 Waits = Callable[[Sequence[Leader], float], object]
 """Is called if it takes time to see whether brokers are alive: with these, and the longest wait."""
@@ -83,6 +94,108 @@ class BrokerView:
             self._known = [address, *serving]
             return found
         raise failures[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """A broker that has stopped, and what became of its partitions."""
+
+    moved: Mapping[int, int]
+    """The number of partitions that each other broker leads now, by its id."""
+    left: int
+    """Partitions that no other broker has taken."""
+
+
+def drain(
+    view: View,
+    clock: Clock,
+    broker: int,
+    *,
+    alone: bool = False,
+    timeout_seconds: float = 120.0,
+    progress: Callable[[int], object] = lambda _partitions: None,
+) -> Drained:
+    """Stops a broker, and returns once others lead its partitions.
+
+    If it is the only one and `alone` is true, its partitions wait for the next broker. Raises
+    `CannotDrain`; and `TimedOut` if the broker has not stopped in time, or others have not taken
+    its partitions: both continue.
+
+    `progress` is called again and again with the number of partitions that the broker leads.
+    """
+    before = view.describe(topics=True)
+    target = _to_drain(before, broker, alone=alone)
+    deadline = clock.monotonic() + timeout_seconds
+    progress(target.partitions)
+    if target.state != BrokerState.DRAINING:
+        request = DrainBroker(
+            cluster_id=before.cluster_id, broker=broker, epoch=target.epoch, alone=alone
+        )
+        ask(target.address, "broker.drain", request)
+    left = target.partitions
+    while True:
+        try:
+            now = view.describe(topics=True)
+        except errors.Retriable as error:
+            if is_of_the_broker(error) and not _others_up(before, broker):
+                return Drained(moved={}, left=left)  # it was the only one that could answer
+        else:
+            known = next(each for each in now.brokers if each.broker == broker)
+            left = known.partitions
+            progress(left)
+            if _has_ended(now, target):
+                return Drained(moved=_moved(before, now, broker), left=left)
+        if clock.monotonic() >= deadline:
+            raise errors.TimedOut(
+                what=f"the drain of broker {broker}, which leads {left} partitions",
+                timeout_seconds=timeout_seconds,
+            )
+        clock.sleep(_LOOK_SECONDS)
+
+
+def _to_drain(cluster: ClusterDescription, broker: int, *, alone: bool) -> BrokerDescription:
+    """Returns the broker. Raises `CannotDrain`."""
+    found = {each.broker: each for each in cluster.brokers}
+    target = found.get(broker)
+    if target is None:
+        ids = ", ".join(map(str, found)) or "none"
+        reason = f"the cluster has no broker of this id; its brokers are {ids}"
+    elif target.state in _ENDED:
+        reason = f"it is {target.state} already"
+    elif not alone and not _others_up(cluster, broker):
+        reason = NO_OTHER_BROKER
+    else:
+        return target
+    raise errors.CannotDrain(broker=broker, reason=reason)
+
+
+def _has_ended(cluster: ClusterDescription, target: BrokerDescription) -> bool:
+    """Returns whether the broker has stopped, and others have done what they do then.
+
+    They fence its log, and take the partitions that it could not give them.
+    """
+    known = next(each for each in cluster.brokers if each.broker == target.broker)
+    if known.epoch != target.epoch:
+        return True  # a supervisor has started it again
+    if known.state not in _ENDED:
+        return False
+    own = target.broker, target.epoch
+    is_fenced = all(each.fenced for each in cluster.epochs if (each.broker, each.epoch) == own)
+    return (is_fenced and not known.partitions) or not _others_up(cluster, target.broker)
+
+
+def _others_up(cluster: ClusterDescription, broker: int) -> bool:
+    return any(each != broker for each in up(cluster))
+
+
+def _moved(before: ClusterDescription, after: ClusterDescription, broker: int) -> dict[int, int]:
+    """Returns how many partitions of the broker each other one leads afterwards."""
+    found: Counter[int] = Counter()
+    for name, leaders in (before.leaders or {}).items():
+        later = (after.leaders or {}).get(name, [])
+        places = zip(leaders, later, strict=False)  # a topic may have been created again
+        found.update(now for then, now in places if then == broker != now)
+    return dict(found)
 
 
 def ask(

@@ -507,6 +507,13 @@ class BrokerAlive(Invalid):
     )
 
 
+class CannotDrain(Invalid):
+    """A broker cannot give its partitions away and stop: choose another, or stop it otherwise."""
+
+    code = "cannot_drain"
+    template = "Broker {broker} cannot be drained: {reason}."
+
+
 class RootNotWritable(Invalid):
     """The process may not write below the root: grant it the rights, or use another root."""
 

@@ -55,6 +55,7 @@ from sparklog.storage.liveness import (
     LeaderState,
     LeaderWatch,
     Phase,
+    leaving,
     write_heartbeat,
 )
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
@@ -237,6 +238,7 @@ class Agent:
                 self._start_metrics(patience_seconds=0.0)
             self._start_serving()
             self._phase = Phase.SERVING
+            self._accept_drains()
             with contextlib.suppress(errors.Retriable, PutUnresolved):
                 self._write_heartbeat()  # with the addresses of its listeners
         except BaseException as error:
@@ -421,6 +423,7 @@ class Agent:
             self._writer,
             self._wal_cleaner,
             clock=self._clock,
+            leaving=functools.partial(leaving, self._store),
         )
         handovers = self._handovers
 
@@ -744,8 +747,7 @@ class Agent:
             is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
             if is_idle and not self._requests_publication():
                 reason = f"no client for {idle_seconds:.0f} s"
-                stop = functools.partial(self.stop, reason=reason)
-                threading.Thread(target=stop, name="sparklog-stop").start()
+                self.stop_soon(reason)
                 return
 
     def _requests_publication(self) -> bool:
@@ -881,6 +883,16 @@ class Agent:
                 _log.warning("stopped without publishing everything", reason=str(error))
             finally:
                 self._finish(reason)
+
+    def _accept_drains(self) -> None:
+        """Lets an operator stop this broker, unless it belongs to a program."""
+        if self._broker is not None and self.kind is not BrokerKind.EMBEDDED:
+            self._broker.cluster_admin.stop = self.stop_soon
+
+    def stop_soon(self, reason: str, *, leaving: Collection[int] = ()) -> None:
+        """Stops in a thread of its own; for the arguments see `stop`."""
+        stop = functools.partial(self.stop, reason=reason, leaving=leaving)
+        threading.Thread(target=stop, name="sparklog-stop").start()
 
     def _drain(self, leaving: Collection[int]) -> None:
         """Gives the partitions of a member to others, which serve them at once."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
-from sparklog.storage import overview
+from sparklog.storage import assign, overview
 from sparklog.storage.objects import Store
 
 
 class ClusterAdmin:
-    """Describes the cluster, as one of its brokers sees it. May be called from any thread."""
+    """Describes the cluster, and stops this broker. May be called from any thread."""
 
     def __init__(
         self,
@@ -31,6 +32,11 @@ class ClusterAdmin:
         self._own = own
         self._clock = clock
         self._check_open = check_open
+        self.stop: Callable[[str], None] | None = None
+        """Begins to stop this broker, and logs the reason; None while it starts, and of a broker
+        that ends with its program."""
+        self._stopping = threading.Lock()
+        """Taken by the first request to stop, and never released."""
 
     def describe(
         self, request: flight_messages.DescribeCluster
@@ -59,3 +65,26 @@ class ClusterAdmin:
             clock=self._clock,
             with_topics=request.topics,
         )
+
+    def drain(self, request: flight_messages.DrainBroker) -> None:
+        """Begins to give all partitions to other members, and to stop. Returns at once.
+
+        Raises `CannotDrain` if another broker is meant, if no other one takes the partitions, or if
+        this one belongs to a program; and `BrokerFenced` and the errors of the store.
+        """
+        own = self._own
+        wanted = request.cluster_id, request.broker, request.epoch
+        if wanted != (own.cluster.cluster_id, own.broker, own.epoch):
+            reason = (
+                f"broker {own.broker} (epoch {own.epoch}) of cluster {own.cluster.cluster_id} has"
+                " its address now; describe the cluster again"
+            )
+            raise errors.CannotDrain(broker=request.broker, reason=reason)
+        if self.stop is None:
+            reason = "it is starting, or belongs to a program, with which it ends"
+            raise errors.CannotDrain(broker=own.broker, reason=reason)
+        others = {each.broker for each in assign.candidates(self._metadata.reload())} - {own.broker}
+        if not ((others and own.is_member) or request.alone):
+            raise errors.CannotDrain(broker=own.broker, reason=flight_messages.NO_OTHER_BROKER)
+        if self._stopping.acquire(blocking=False):
+            self.stop("an operator drains the broker")

@@ -19,7 +19,8 @@ on the same metadata (`storage/assign.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -32,7 +33,7 @@ from sparklog.broker.log.wal_cleaner import WalCleaner
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Loads
+from sparklog.storage.assign import Candidate, Loads
 from sparklog.storage.leadership import Handover
 from sparklog.storage.metadata import ClusterMetadata
 
@@ -41,6 +42,8 @@ _DRAIN_PAUSE_SECONDS: Final = 0.05
 
 Moves = Mapping[tuple[str, int], int]
 """The broker that gets each (topic, partition)."""
+
+Leaving = Callable[[ClusterMetadata, Iterable[int]], Collection[int]]
 
 
 class Handovers:
@@ -55,13 +58,16 @@ class Handovers:
         wal_cleaner: WalCleaner,
         *,
         clock: Clock,
+        leaving: Leaving = lambda _metadata, _brokers: (),
     ) -> None:
+        """`leaving` returns those of the brokers that are up in the metadata, but about to stop."""
         self._metadata = metadata
         self._own = own
         self._partition_table = partition_table
         self._writer = writer
         self._wal_cleaner = wal_cleaner
         self._clock = clock
+        self._leaving = leaving
         self._moving = threading.Lock()
         """Held while partitions move."""
         self._doubtful: list[tuple[Topic, Handover]] = []
@@ -84,10 +90,15 @@ class Handovers:
         if now - self._level_since < limits.BALANCE_SECONDS:
             return
         self._level_since = now
+        self.move(self._level(metadata))
+
+    def _level(self, metadata: ClusterMetadata) -> Moves:
+        """Returns moves of all members that level them."""
         loads = Loads.of(metadata.topics.values())
         found = assign.balance(metadata.topics, assign.candidates(metadata), loads)
-        moves = {(each.topic, each.partition): each.target for each in found}
-        self.move(moves)
+        if found:  # else the heartbeats need not be read
+            found = assign.balance(metadata.topics, self._candidates(metadata), loads)
+        return {(each.topic, each.partition): each.target for each in found}
 
     def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> None:
         """Gives all partitions to other members, until `deadline` in monotonic seconds.
@@ -107,9 +118,15 @@ class Handovers:
                 _log.warning("not all partitions are given yet", reason=str(error))
             self._clock.sleep(_DRAIN_PAUSE_SECONDS)
 
+    def _candidates(self, metadata: ClusterMetadata) -> list[Candidate]:
+        """Returns the members that are up. Those that are about to stop take nothing."""
+        found = assign.candidates(metadata)
+        leaving = self._leaving(metadata, [each.broker for each in found])
+        return [replace(each, takes=each.broker not in leaving) for each in found]
+
     def _all_to_others(self, metadata: ClusterMetadata, leaving: Collection[int]) -> Moves:
         gone = {self._own.broker, *leaving}
-        brokers = [each for each in assign.candidates(metadata) if each.broker not in gone]
+        brokers = [each for each in self._candidates(metadata) if each.broker not in gone]
         loads = Loads.of(metadata.topics.values())
         return assign.successors(metadata.topics, self._own.broker, brokers, loads)
 

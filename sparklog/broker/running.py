@@ -136,8 +136,7 @@ class _Signals:
     def _stop(self, agent: Agent, received: int, _frame: object) -> None:
         self.is_stopping = True
         leaving = self._stops_with if self._all_stop.is_set() else ()
-        stop = functools.partial(agent.stop, reason=self._reason(received), leaving=leaving)
-        threading.Thread(target=stop, name="sparklog-stop").start()
+        agent.stop_soon(self._reason(received), leaving=leaving)
 
     def _reason(self, received: int) -> str:
         return "its supervisor stops" if self._all_stop.is_set() else signal.Signals(received).name

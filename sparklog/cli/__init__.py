@@ -20,7 +20,7 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import cluster, groups, jobs, maintenance, topics
+from sparklog.cli import broker, cluster, groups, jobs, maintenance, topics
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -40,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(maintenance.common)
-app.command(cls=Command)(maintenance.broker)
+app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")

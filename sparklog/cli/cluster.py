@@ -13,11 +13,10 @@ from sparklog.cli.shared import (
     Command,
     ExitCode,
     JsonOption,
-    RootOption,
     log_target,
     print_columns,
 )
-from sparklog.options import check_bootstrap, storage_options
+from sparklog.options import ROOT_VARIABLE, STORAGE_PREFIX, check_bootstrap, storage_options
 
 if TYPE_CHECKING:
     from sparklog.cluster import View
@@ -30,6 +29,18 @@ app = typer.Typer(
     help="Show the brokers that share a root.",
 )
 
+ClusterRootOption = Annotated[
+    str | None,
+    typer.Option(
+        "--root",
+        metavar="URI",
+        help="The root of the cluster: a folder, or s3://…, gs://…, az://…. No broker is started."
+        f" Default: {ROOT_VARIABLE}. Options of the object store come from"
+        f" {STORAGE_PREFIX}<OPTION>.",
+        show_default=False,
+    ),
+]
+
 _NONE: Final = "-"
 _LOST_SHOWN: Final = 20
 
@@ -40,7 +51,7 @@ def describe(
         bool, typer.Option("--topics", "-v", help="Also show the leaders of each topic.")
     ] = False,
     as_json: JsonOption = False,
-    root: RootOption = None,
+    root: ClusterRootOption = None,
     bootstrap: BootstrapOption = None,
 ) -> None:
     """Show the brokers of a cluster and what they lead.

@@ -70,32 +70,56 @@ class Command(TyperCommand):
     """A command whose help is plain text, with its example on a line of its own."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [
-            piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
-        ]
+        return _plain_usage(super().collect_usage_pieces(ctx))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
-        text, _, example = inspect.cleandoc(self.help or "").partition(_EXAMPLE)
-        for paragraph in filter(None, text.split("\n\n")):
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write_text(" ".join(paragraph.split()))
-        if example:
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write(f"{'':>{formatter.current_indent}}{_EXAMPLE}{example}\n")
+        _format_help_text(self, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            rows = [
-                (_TYPE.sub("", name), _VALUE_RANGE.sub("", text))
-                for each in self.get_params(ctx)
-                if each.param_type_name == kind
-                for name, text in filter(None, [each.get_help_record(ctx)])
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        _format_options(self, ctx, formatter)
+
+
+class CommandGroup(TyperGroup):
+    """Such a command that has further commands below it."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return _plain_usage(super().collect_usage_pieces(ctx))
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        _format_help_text(self, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def _plain_usage(pieces: Iterable[str]) -> list[str]:
+    return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
+def _format_help_text(command: Any, formatter: Any) -> None:
+    text, _, example = inspect.cleandoc(command.help or "").partition(_EXAMPLE)
+    for paragraph in filter(None, text.split("\n\n")):
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(" ".join(paragraph.split()))
+    if example:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write(f"{'':>{formatter.current_indent}}{_EXAMPLE}{example}\n")
+
+
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    for title, kind in (("Arguments", "argument"), ("Options", "option")):
+        rows = [
+            (_TYPE.sub("", name), _VALUE_RANGE.sub("", text))
+            for each in command.get_params(ctx)
+            if each.param_type_name == kind
+            for name, text in filter(None, [each.get_help_record(ctx)])
+        ]
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 class Commands(TyperGroup):

@@ -28,6 +28,11 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 WRONG_PORT: Final = "sparklog: this is the Kafka port, Flight is at "
 """First bytes that the Kafka listener sends, before an address, to a client that speaks Flight."""
 
+NO_OTHER_BROKER: Final = (
+    "no other broker is up to take its partitions; start one first, or stop this one with --alone"
+)
+"""The reason of a `CannotDrain`."""
+
 # JSON's integers are unbounded; the broker's are not.
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -251,6 +256,20 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     """At most `limits.STATUS_PARTITIONS` of them."""
     leaders: dict[str, list[int]] | None = None
     """The leader of each partition, by topic; None if they were not asked for."""
+
+
+class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Stops the broker that answers, once the other members lead its partitions.
+
+    The reply comes at once. Refused by another broker than the one that is named, which may have
+    its address by now.
+    """
+
+    cluster_id: str
+    broker: _Int32
+    epoch: _Int64
+    alone: bool = False
+    """Also stop a broker whose partitions no other one takes."""
 
 
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -610,6 +629,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
     "cluster.describe": (DescribeCluster, ClusterDescription),
+    "broker.drain": (DrainBroker, Empty),
     "status": (Empty, BrokerStatus),
     "figures": (Empty, BrokerFigures),
     "topics.list": (Empty, TopicNames),

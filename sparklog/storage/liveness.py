@@ -18,7 +18,7 @@ Safety comes from the fence alone (`broker/log/takeover.py`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ import msgspec
 from sparklog.clock import Clock
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine
 
 _LOOK_LOCAL_SECONDS: Final = 0.05
@@ -66,7 +66,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: bool = False
     """True if the broker was shut down in order; no wait is needed then."""
     phase: str = Phase.SERVING
-    """One of `Phase`; for display only."""
+    """One of `Phase`. A hint for observers, and for members that give partitions away."""
 
 
 def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
@@ -87,6 +87,16 @@ def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
     ids = [int(name) for stat in store.list_after("heartbeats") if (name := _id_of(stat.name))]
     found = {broker: read_heartbeat(store, broker) for broker in ids}
     return {broker: heartbeat for broker, heartbeat in found.items() if heartbeat is not None}
+
+
+def leaving(store: Store, metadata: ClusterMetadata, brokers: Iterable[int]) -> set[int]:
+    """Returns those of the brokers that say that they stop, or have stopped, in order.
+
+    The metadata have them as up until another broker has fenced them. Raises the errors of the
+    store.
+    """
+    leaders = in_parallel(store, lambda each: Leader.of(metadata, store, broker=each), brokers)
+    return {each.broker for each in leaders if each is not None and each.is_leaving}
 
 
 def _id_of(name: str) -> str:
@@ -148,6 +158,13 @@ class Leader:
     def stopped(self) -> bool:
         """Returns whether its last heartbeat says that it was shut down."""
         return self.heartbeat is not None and self.heartbeat.stopped
+
+    @property
+    def is_leaving(self) -> bool:
+        """Returns whether its last heartbeat says that it is about to stop, or has stopped."""
+        return self.stopped or (
+            self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
+        )
 
 
 def describe(leader: Leader, *, now_us: int) -> str:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 import sparklog
+from sparklog import errors
+from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
+from sparklog.clock import SystemClock
+from sparklog.cluster import RootView, ask, drain
+from sparklog.formats.flight_messages import DrainBroker, Empty
 from sparklog.storage.liveness import Phase
+from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects.memory import named_store
 from sparklog.storage.overview import BrokerState
-from tests.contract.test_members import Members, until
+from tests.contract.test_members import Members, settings, until, values, write
+from tests.support.standing import standing
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +38,13 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("SPARKLOG_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    """Keeps the log lines of members out of what commands print."""
+    with capture_logs():
+        yield
 
 
 class Cluster(Members):
@@ -174,3 +192,167 @@ def test_what_is_no_cluster(cluster: Cluster) -> None:
     # A dead address among several does not matter.
     several = f"127.0.0.1:1,{cluster.agents[1].address}"
     assert cluster.describe("--bootstrap", several)[0] == ExitCode.OK
+
+
+# ------------------------------------------------------------------------------ drain
+
+
+@pytest.mark.parametrize("by_root", [True, False])
+def test_a_member_is_drained(three: Cluster, *, by_root: bool) -> None:
+    """The others lead its partitions once the command returns; a drain of a drained one fails."""
+    three.create("t", 6)
+    with sparklog.connect(three.addresses) as log:
+        write(log, "t", range(60), 6)
+        # The drained broker is the one that is asked for the cluster, until it stops.
+        agent = three.agents.pop(2)
+        target = ("--root", three.root) if by_root else ("--bootstrap", agent.address)
+        result = run("broker", "drain", "--id", "2", *target)
+        assert result.exit_code == ExitCode.OK, result.stderr
+        moved = "broker 2 has stopped; 2 partitions moved: 1 to broker 1, 1 to broker 3\n"
+        assert result.stdout == moved
+        assert result.stderr.splitlines()[0] == "sparklog: broker 2 leads 2 partitions"
+        assert result.stderr.splitlines()[-1] == "sparklog: broker 2 leads 0 partitions"
+        assert agent.wait(30.0)
+        assert three.loads() == {1: 3, 3: 3}
+        assert values(log, "t", 60).total() == 60
+    code, found = three.describe()
+    assert (code, found["brokers"][1]["state"]) == (ExitCode.OK, "stopped")
+    again = run("broker", "drain", "--id", "2", "--root", three.root)
+    assert again.exit_code == ExitCode.FAILED
+    assert again.stderr == "sparklog: Broker 2 cannot be drained: it is stopped already.\n"
+
+
+def test_an_unknown_member_is_not_drained(three: Cluster) -> None:
+    """The error names those that there are."""
+    result = run("broker", "drain", "--id", "7", "--root", three.root)
+    assert result.exit_code == ExitCode.FAILED
+    assert "no broker of this id; its brokers are 1, 2, 3" in result.stderr
+    assert set(three.states().values()) == {"up"}
+
+
+@pytest.mark.parametrize("by_root", [True, False])
+def test_the_only_member_is_drained_on_demand(cluster: Cluster, *, by_root: bool) -> None:
+    """No broker takes its partitions, so the command refuses, unless --alone is given."""
+    agent = cluster.start(1)
+    cluster.create("t", 2)
+    cluster.start(2)
+    cluster.wait_for_members(agent)
+    cluster.kill(2)
+    target = ("--root", cluster.root) if by_root else ("--bootstrap", agent.address)
+    until(lambda: cluster.states()[2] == BrokerState.DEAD)
+    until(lambda: not cluster.describe()[1]["lost_partitions"])
+    refused = run("broker", "drain", "--id", "1", *target)
+    assert refused.exit_code == ExitCode.FAILED
+    assert "no other broker is up to take its partitions" in refused.stderr
+    assert cluster.states()[1] == BrokerState.UP
+    result = run("broker", "drain", "--id", "1", "--alone", *target)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert result.stdout == (
+        "broker 1 has stopped; 0 partitions moved\n"
+        "2 partitions are not served until the next broker starts\n"
+    )
+    assert cluster.agents.pop(1).wait(30.0)
+
+
+def test_the_broker_itself_refuses(three: Cluster) -> None:
+    """A request that names another broker, epoch or cluster stops nothing, nor does one alone."""
+    agent = three.agents[1]
+    epoch = three.metadata.brokers[1].epoch
+    cluster_id = three.describe()[1]["cluster_id"]
+    wrong = [(cluster_id, 2, epoch), (cluster_id, 1, epoch + 1), ("another", 1, epoch)]
+    for name, broker, of_epoch in wrong:
+        request = DrainBroker(cluster_id=name, broker=broker, epoch=of_epoch, alone=True)
+        with pytest.raises(errors.CannotDrain, match="has its address now"):
+            ask(agent.address, "broker.drain", request)
+    right = DrainBroker(cluster_id=cluster_id, broker=1, epoch=epoch)
+    for other in (2, 3):
+        three.agents.pop(other).stop()
+        until(lambda gone=other: three.states()[gone] == BrokerState.STOPPED)  # type: ignore[misc]
+    until(lambda: set(three.loads()) <= {1})
+    until(lambda: len(agent._broker.members()) == 1 if agent._broker else False)
+    with pytest.raises(errors.CannotDrain, match="no other broker"):
+        ask(agent.address, "broker.drain", right)
+    assert not agent.wait(0.2)
+
+
+def test_a_broker_of_a_program_is_not_drained() -> None:
+    """It ends with its program, which would only start another one."""
+    store = named_store(str(uuid.uuid4()))
+    agent = Agent(settings(0, join=False), store=store, kind=BrokerKind.EMBEDDED)
+    with agent:
+        status = ask(agent.address, "status", Empty())
+        request = DrainBroker(
+            cluster_id=status.cluster_id, broker=0, epoch=status.broker.epoch, alone=True
+        )
+        with pytest.raises(errors.CannotDrain, match="belongs to a program"):
+            ask(agent.address, "broker.drain", request)
+        assert not agent.wait(0.2)
+
+
+def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with an error that counts the partitions left; the broker stops later."""
+    three.create("t", 6)
+    agent = three.agents.pop(2)
+    proceed = threading.Event()
+    handovers = agent._handovers
+    assert handovers is not None
+    give_all = handovers.drain
+
+    def slow(deadline: float) -> None:
+        proceed.wait(30.0)
+        give_all(deadline)
+
+    monkeypatch.setattr(handovers, "drain", slow)
+    command = ("broker", "drain", "--id", "2", "--timeout", "0.5", "--root", three.root)
+    result = run(*command)
+    assert result.exit_code == ExitCode.FAILED
+    assert "the drain of broker 2, which leads 2 partitions did not finish" in result.stderr
+    assert three.states()[2] == BrokerState.DRAINING
+    assert three.describe()[0] == ExitCode.OK  # it serves until its partitions have moved
+    with ThreadPoolExecutor(1) as pool:
+        # The second command waits for the drain that is under way, which proceeds then.
+        again = pool.submit(drain_by_hand, three, lambda _partitions: proceed.set())
+        assert again.result(30.0) == {1: 1, 3: 1}
+    assert agent.wait(30.0)
+    assert three.loads() == {1: 3, 3: 3}
+
+
+def drain_by_hand(three: Cluster, progress: Callable[[int], object]) -> Mapping[int, int]:
+    """Drains member 2, and returns the numbers of partitions that have moved."""
+    view = RootView(three.store, SystemClock(), waits=lambda _leaders, _seconds: None)
+    return drain(view, SystemClock(), 2, progress=progress).moved
+
+
+def test_members_are_drained_one_after_another(three: Cluster) -> None:
+    """No partition is given to a member that has just stopped; the last one leads all."""
+    three.create("t", 12)
+    for broker in (1, 2):
+        agent = three.agents.pop(broker)
+        result = run("broker", "drain", "--id", str(broker), "--root", three.root)
+        assert result.exit_code == ExitCode.OK, result.stderr
+        assert broker == 1 or "to broker 1" not in result.stdout
+        assert agent.wait(30.0)
+    assert three.loads() == {3: 12}
+
+
+def test_a_process_ends_by_a_drain(tmp_path: Path) -> None:
+    """It ends with exit code 0, as by SIGTERM, and the other process leads its partitions."""
+    root, join = ("--root", str(tmp_path)), ("--join", "--id")
+    with standing(tmp_path, *join, "1") as first, standing(tmp_path, *join, "2") as second:
+        until(lambda: run("cluster", "describe", *root).stdout.count(" up ") == 2)
+        with sparklog.connect(f"{first.flight},{second.flight}") as log:
+            log.create_topic("t", 4)
+            write(log, "t", range(20), 4)
+            result = run("broker", "drain", "--id", "1", *root)
+            assert result.exit_code == ExitCode.OK, result.stderr
+            assert "2 partitions moved: 2 to broker 2" in result.stdout
+            assert first.await_end()[0] == 0
+            assert values(log, "t", 20).total() == 20
+        assert run("cluster", "describe", *root).exit_code == ExitCode.OK
+
+
+def test_options_of_a_broker_before_a_command() -> None:
+    """They are refused: they would be lost, and the wrong broker might be stopped."""
+    result = run("broker", "--id", "3", "drain", "--id", "4", "--root", "memory://x")
+    assert result.exit_code == ExitCode.USAGE
+    assert "give options after 'drain'" in result.stderr

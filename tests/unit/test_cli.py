@@ -107,6 +107,8 @@ def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[t
     from typer.main import get_group
 
     for name, command in get_group(group).commands.items():
+        if getattr(command, "invoke_without_command", False):
+            yield (*path, name)
         if hasattr(command, "commands"):
             for inner in command.commands:
                 yield (name, inner)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -14,7 +16,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, manifest
 from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.liveness import Heartbeat, Phase, leaving, write_heartbeat
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -465,3 +467,57 @@ def test_a_member_that_started_again_is_spared(members: Members) -> None:
     first.controller._fail_over(metadata, 2, second.leadership.epoch)
     assert leadership.is_up(first.meta.reload(), 2)
     again.append(["x"], partition=led(again))
+
+
+def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: ManualClock) -> None:
+    """Neither a levelling nor a drain gives it a partition, although the metadata have it as up."""
+    first, second = members
+    first.create("u", 4)
+    Rig(first.store, clock, broker=3, options=MEMBER)
+    asked: list[list[int]] = []
+
+    def all_leaders() -> Counter[int]:
+        topics = first.meta.reload().topics.values()
+        return Counter(leader for topic in topics for leader in topic.leaders)
+
+    def level() -> None:
+        first.reconciler.tick()
+        first.handovers.tick()
+        clock.advance(limits.BALANCE_SECONDS)
+        first.handovers.tick()
+
+    def is_leaving(_metadata: ClusterMetadata, brokers: Iterable[int]) -> set[int]:
+        asked.append(sorted(brokers))
+        return {3}
+
+    first.handovers._leaving = is_leaving
+    level()
+    assert (asked, all_leaders()) == ([[1, 2, 3]], Counter({1: 4, 2: 4}))
+    first.handovers.drain(clock.monotonic() + 10.0)
+    assert all_leaders() == Counter({2: 8})
+    second.reconciler.tick()
+    second.handovers.tick()
+    clock.advance(limits.BALANCE_SECONDS)
+    second.handovers.tick()
+    assert all_leaders()[3] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, set()),
+        ({"phase": Phase.STARTING}, set()),
+        ({"phase": Phase.DRAINING}, {1}),
+        ({"stopped": True}, {1}),
+        ({"stopped": True, "epoch": 9}, set()),
+    ],
+    ids=str,
+)
+def test_members_say_that_they_leave(
+    members: Members, changed: dict[str, Any], found: set[int]
+) -> None:
+    """A heartbeat of the registered epoch says so; one without is no sign of it."""
+    first, _ = members
+    beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
+    write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
+    assert leaving(first.store, first.meta.current, [1, 2, 7]) == found

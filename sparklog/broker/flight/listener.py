@@ -97,6 +97,7 @@ class FlightListener:
         self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
             "cluster": lambda _: broker.cluster(),
             "cluster.describe": broker.cluster_admin.describe,
+            "broker.drain": _silently(broker.cluster_admin.drain),
             "status": lambda _: broker.status(),
             "figures": lambda _: broker.figures(),
             "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),

@@ -1,0 +1,233 @@
+"""`sparklog broker`: runs a broker, or stops one of a cluster."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparklog import limits
+from sparklog.cli.cluster import ClusterRootOption, view
+from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
+from sparklog.options import ROOT_VARIABLE
+
+app = typer.Typer(
+    cls=CommandGroup,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def broker(
+    context: typer.Context,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="The root of the log: a folder, or s3://…, gs://…, az://…. It is created if it"
+            f" does not exist. Default: {ROOT_VARIABLE}.",
+            show_default=False,
+        ),
+    ] = None,
+    number: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="N",
+            help="The id of the broker in the cluster; auto: the ordinal at the end of the host"
+            " name. Default: SPARKLOG_ID, or 0.",
+            show_default=False,
+        ),
+    ] = None,
+    flight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address of the Flight listener; port 0 takes a free one. Default:"
+            " SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
+            show_default=False,
+        ),
+    ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address of the Kafka listener; '' disables it. Default:"
+            " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file like conf/broker.toml; options and the environment override it.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=limits.BROKER_PROCESSES,
+            help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
+            " of the first; bounds on memory and connections are for all of them together. One that"
+            " dies is started again. Default: this process is the only broker.",
+            show_default=False,
+        ),
+    ] = 0,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Replace the live broker with this id; it stops. Brokers that programs run for"
+            " themselves are replaced without this option.",
+        ),
+    ] = False,
+    allow_non_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-non-empty",
+            help="Create the root in a folder that holds other files. Needed only once.",
+        ),
+    ] = False,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
+
+    Brokers with different --id share a root, and take over from each other. A broker refuses to
+    start while another one with its id is alive, unless --take-over is given, and in a folder that
+    is neither empty nor a root, unless --allow-non-empty is given.
+
+    With --processes 3, brokers 0, 1 and 2 listen for Kafka clients at the ports 9092, 9093 and
+    9094, and for Flight clients at 8815, 8816 and 8817.
+
+    Example: sparklog broker --root ./data --kafka 127.0.0.1:9092 --processes 3
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
+    if supervised:
+        _run_supervised()
+        return
+    from sparklog.settings import load_settings
+
+    given: dict[str, Any] = {
+        "root": root,
+        "id": number,
+        "flight.listen": flight,
+        "kafka.listen": kafka,
+    }
+    settings = load_settings(config, os.environ, given)
+    if processes:
+        from sparklog.broker.supervisor import supervise
+
+        raise typer.Exit(
+            supervise(settings, processes, take_over=take_over, allow_non_empty=allow_non_empty)
+        )
+    _prepare_start()
+    from sparklog.broker.running import run_broker
+
+    run_broker(settings, take_over=take_over, allow_non_empty=allow_non_empty)
+
+
+def _run_supervised() -> None:
+    """Runs one of the brokers of `--processes`."""
+    from sparklog.broker.supervisor import read_assignment
+
+    assignment = read_assignment()
+    _prepare_start()
+    from sparklog.broker.running import run_broker
+
+    run_broker(
+        assignment.settings,
+        take_over=assignment.take_over,
+        allow_non_empty=assignment.allow_non_empty,
+        stops_with=assignment.stops_with,
+    )
+
+
+def _prepare_start() -> None:
+    # Until the broker serves, nearly all new objects are of modules: a search for unused ones would
+    # make the start a tenth longer. `run_broker` enables it again.
+    gc.disable()
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Raises a usage error for options of the broker before the name of another command."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    names = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if names:
+        raise typer.BadParameter(
+            f"give options after {context.invoked_subcommand!r}: those before it run a broker"
+        )
+
+
+@app.command(cls=Command)
+def drain(
+    number: Annotated[
+        int,
+        typer.Option("--id", metavar="N", help="The id of the broker.", show_default=False),
+    ],
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Also stop a broker whose partitions no other one takes. They are not served until"
+            " the next broker starts.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.0, help="Fail after this time; the drain continues."),
+    ] = 120,
+    root: ClusterRootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Stop a broker of a cluster, once the others lead its partitions.
+
+    The broker stops as by SIGTERM: it gives its partitions away, publishes its records to their
+    tables, and ends. The command returns once it has stopped and leads nothing any more.
+
+    Example: sparklog broker drain --id 2 --root ./data
+    """
+    from sparklog import cluster
+    from sparklog.clock import SystemClock
+
+    last = -1
+
+    def progress(partitions: int) -> None:
+        nonlocal last
+        if partitions != last:
+            typer.echo(f"sparklog: broker {number} leads {_partitions(partitions)}", err=True)
+            last = partitions
+
+    drained = cluster.drain(
+        view(root, bootstrap),
+        SystemClock(),
+        number,
+        alone=alone,
+        timeout_seconds=timeout,
+        progress=progress,
+    )
+    typer.echo(f"broker {number} has stopped; {_moved(drained.moved)}")
+    if drained.left:
+        typer.echo(f"{_partitions(drained.left)} are not served until the next broker starts")
+
+
+def _moved(moved: Mapping[int, int]) -> str:
+    parts = [f"{count} to broker {broker}" for broker, count in sorted(moved.items())]
+    words = f"{_partitions(sum(moved.values()))} moved"
+    return f"{words}: {', '.join(parts)}" if parts else words
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partition" if count == 1 else f"{count} partitions"
