@@ -14,10 +14,13 @@ from sparklog.client.connection import Connection, is_of_the_broker
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import (
     NO_OTHER_BROKER,
+    BalanceCluster,
+    BalanceReply,
     BrokerDescription,
     ClusterDescription,
     DescribeCluster,
     DrainBroker,
+    PartitionMove,
 )
 from sparklog.storage import overview
 from sparklog.storage.cluster import open_cluster
@@ -186,6 +189,109 @@ def _has_ended(cluster: ClusterDescription, target: BrokerDescription) -> bool:
 
 def _others_up(cluster: ClusterDescription, broker: int) -> bool:
     return any(each != broker for each in up(cluster))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """The number of partitions that each broker leads, and the moves that led there."""
+
+    before: Mapping[int, int]
+    after: Mapping[int, int]
+    moved: int
+    """Partitions that have another leader than before."""
+    left: Sequence[PartitionMove] = ()
+    """Moves that would level the brokers, and that they do not make."""
+
+
+def plan(view: View) -> Balanced:
+    """Returns what `balance` would do, as far as a broker can foresee it. Moves nothing."""
+    cluster = view.describe()
+    before = _loads(cluster)
+    moves = _plan(cluster)
+    after = Counter(before)
+    after.subtract(each.leader for each in moves)
+    after.update(each.target for each in moves)
+    return Balanced(before=before, after=after, moved=0, left=moves)
+
+
+def balance(
+    view: View,
+    clock: Clock,
+    *,
+    timeout_seconds: float = 120.0,
+    progress: Callable[[int], object] = lambda _moved: None,
+) -> Balanced:
+    """Levels the brokers: asks each to give partitions away, until none gives any.
+
+    Raises `BrokerUnavailable` if no broker is up; and, once the time is over, the reason why a
+    broker could not be asked, or `TimedOut`.
+
+    `progress` is called after each round with the number of partitions that have moved so far.
+    """
+    before = view.describe(topics=True)
+    deadline = clock.monotonic() + timeout_seconds
+    now, moved = before, 0
+    while True:
+        failure: errors.SparklogError | None = None
+        in_round = 0
+        for each in _members_up(now):
+            try:
+                reply: BalanceReply = ask(each.address, "cluster.balance", BalanceCluster())
+                in_round += reply.moved
+            except errors.Retriable as error:
+                failure = error
+        moved += in_round
+        progress(moved)
+        if not in_round and failure is None:
+            break
+        if clock.monotonic() >= deadline:
+            if failure is not None:
+                raise failure
+            what = f"the levelling of brokers, after {moved} partitions"
+            raise errors.TimedOut(what=what, timeout_seconds=timeout_seconds)
+        if failure is not None:
+            clock.sleep(_LOOK_SECONDS)
+        now = view.describe()
+    after = view.describe(topics=True)
+    return Balanced(
+        before=_loads(before),
+        after=_loads(after),
+        moved=sum(
+            then != leader
+            for name, leaders in (before.leaders or {}).items()
+            for then, leader in zip(leaders, (after.leaders or {}).get(name, []), strict=False)
+        ),
+        left=_plan(after),
+    )
+
+
+def _members_up(cluster: ClusterDescription) -> list[BrokerDescription]:
+    """Raises `BrokerUnavailable` if there is none."""
+    found = [each for each in cluster.brokers if each.state == BrokerState.UP]
+    if not found:
+        raise errors.BrokerUnavailable(address=cluster.root, reason="no broker is up; start one")
+    return found
+
+
+def _plan(cluster: ClusterDescription) -> list[PartitionMove]:
+    """Returns the moves as one broker that answers sees them: all of them see the same."""
+    failures: list[errors.SparklogError] = []
+    for each in _members_up(cluster):
+        try:
+            reply: BalanceReply = ask(each.address, "cluster.balance", BalanceCluster(dry_run=True))
+            return reply.moves
+        except errors.Retriable as error:
+            failures.append(error)
+    raise failures[-1]
+
+
+def _loads(cluster: ClusterDescription) -> dict[int, int]:
+    """Returns the number of partitions of each broker that is up, or leads any."""
+    return {
+        each.broker: each.partitions
+        for each in cluster.brokers
+        if each.partitions or each.state not in _ENDED
+    }
 
 
 def _moved(before: ClusterDescription, after: ClusterDescription, broker: int) -> dict[int, int]:

@@ -107,6 +107,7 @@ BALANCE_SECONDS = 30.0  # without a move, before members level their partitions 
 DRAIN_SECONDS = 10.0  # to give partitions to other members before a stop
 SUCCESSORS = 10  # brokers that share the partitions of one that has died
 MOVES_AT_ONCE = 16  # partitions that a broker gives, or gets, in one pass of balancing
+BALANCE_PLANNED = 5_000_000  # partitions that a plan looks at, in all of its passes together
 UNEVEN_LEADERS = 2  # a difference in partitions that is not worth a move
 META_KEPT_SECONDS = 600.0  # the minimum for a version of the metadata; above META_LOOK_SECONDS
 META_LOOK_SECONDS = 30.0  # after this time without a look, the next one lists the versions

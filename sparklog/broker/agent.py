@@ -425,7 +425,7 @@ class Agent:
             clock=self._clock,
             leaving=functools.partial(leaving, self._store),
         )
-        handovers = self._handovers
+        handovers = broker.cluster_admin.handovers = self._handovers
 
         def follow() -> None:
             reconciler.tick()

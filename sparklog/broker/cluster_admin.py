@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from sparklog import errors, limits
+from sparklog.broker.handover import Handovers
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
@@ -15,7 +16,7 @@ from sparklog.storage.objects import Store
 
 
 class ClusterAdmin:
-    """Describes the cluster, and stops this broker. May be called from any thread."""
+    """Describes and levels the cluster, and stops this broker. May be called from any thread."""
 
     def __init__(
         self,
@@ -35,6 +36,8 @@ class ClusterAdmin:
         self.stop: Callable[[str], None] | None = None
         """Begins to stop this broker, and logs the reason; None while it starts, and of a broker
         that ends with its program."""
+        self.handovers: Handovers | None = None
+        """Gives partitions of a member to others; None while it starts, and of any other broker."""
         self._stopping = threading.Lock()
         """Taken by the first request to stop, and never released."""
 
@@ -65,6 +68,17 @@ class ClusterAdmin:
             clock=self._clock,
             with_topics=request.topics,
         )
+
+    def balance(self, request: flight_messages.BalanceCluster) -> flight_messages.BalanceReply:
+        """Gives partitions to members that lead fewer. A broker that leads alone has none to give.
+
+        Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
+        """
+        if self.handovers is None:
+            return flight_messages.BalanceReply()
+        if request.dry_run:
+            return flight_messages.BalanceReply(moves=self.handovers.plan())
+        return flight_messages.BalanceReply(moved=self.handovers.balance())
 
     def drain(self, request: flight_messages.DrainBroker) -> None:
         """Begins to give all partitions to other members, and to stop. Returns at once.

@@ -32,6 +32,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.wal_cleaner import WalCleaner
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
+from sparklog.formats.flight_messages import PartitionMove
 from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Candidate, Loads
 from sparklog.storage.leadership import Handover
@@ -99,6 +100,29 @@ class Handovers:
         if found:  # else the heartbeats need not be read
             found = assign.balance(metadata.topics, self._candidates(metadata), loads)
         return {(each.topic, each.partition): each.target for each in found}
+
+    def balance(self) -> int:
+        """Gives partitions away now if members are uneven. Returns how many have moved.
+
+        The others give theirs when they are asked as well. Raises as `move`.
+        """
+        return self.move(self._level(self._metadata.reload()))
+
+    def plan(self) -> list[PartitionMove]:
+        """Returns moves that would level all members.
+
+        Raises `BrokerFenced` and the errors of the store.
+        """
+        metadata = self._metadata.reload()
+        return [
+            PartitionMove(
+                topic=each.topic,
+                partition=each.partition,
+                leader=metadata.topics[each.topic].leaders[each.partition],
+                target=each.target,
+            )
+            for each in assign.plan(metadata.topics, self._candidates(metadata))
+        ]
 
     def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> None:
         """Gives all partitions to other members, until `deadline` in monotonic seconds.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sparklog import limits
-from sparklog.cli.cluster import ClusterRootOption, view
+from sparklog.cli.cluster import ClusterRootOption, partitions, view
 from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
 from sparklog.options import ROOT_VARIABLE
 
@@ -204,11 +204,11 @@ def drain(
 
     last = -1
 
-    def progress(partitions: int) -> None:
+    def progress(count: int) -> None:
         nonlocal last
-        if partitions != last:
-            typer.echo(f"sparklog: broker {number} leads {_partitions(partitions)}", err=True)
-            last = partitions
+        if count != last:
+            typer.echo(f"sparklog: broker {number} leads {partitions(count)}", err=True)
+            last = count
 
     drained = cluster.drain(
         view(root, bootstrap),
@@ -220,14 +220,10 @@ def drain(
     )
     typer.echo(f"broker {number} has stopped; {_moved(drained.moved)}")
     if drained.left:
-        typer.echo(f"{_partitions(drained.left)} are not served until the next broker starts")
+        typer.echo(f"{partitions(drained.left)} are not served until the next broker starts")
 
 
 def _moved(moved: Mapping[int, int]) -> str:
     parts = [f"{count} to broker {broker}" for broker, count in sorted(moved.items())]
-    words = f"{_partitions(sum(moved.values()))} moved"
+    words = f"{partitions(sum(moved.values()))} moved"
     return f"{words}: {', '.join(parts)}" if parts else words
-
-
-def _partitions(count: int) -> str:
-    return f"{count} partition" if count == 1 else f"{count} partitions"

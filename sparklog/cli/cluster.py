@@ -1,4 +1,4 @@
-"""`sparklog cluster`: describes the brokers that share a root."""
+"""`sparklog cluster`: describes and levels the brokers that share a root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show the brokers that share a root.",
+    help="Show and level the brokers that share a root.",
 )
 
 ClusterRootOption = Annotated[
@@ -72,6 +72,56 @@ def describe(
     else:
         _print(found)
     raise typer.Exit(_exit_code(found))
+
+
+@app.command(cls=Command)
+def balance(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the moves, and make none.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.0, help="Fail after this time."),
+    ] = 120,
+    root: ClusterRootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Move partitions until the brokers of a cluster lead about equally many.
+
+    Brokers do so by themselves half a minute after the last move. Like them, the command moves
+    nothing while no broker leads more than two partitions more than another, or no more than a
+    tenth of the average. Exits with 3 if partitions are left that their leaders do not give away.
+
+    Example: sparklog cluster balance --dry-run --root ./data
+    """
+    from sparklog import cluster
+    from sparklog.clock import SystemClock
+
+    target = view(root, bootstrap)
+    if dry_run:
+        found = cluster.plan(target)
+        if found.left:
+            moves = [(each.topic, each.partition, each.leader, each.target) for each in found.left]
+            print_columns([("topic", "partition", "from", "to"), *moves])
+            typer.echo()
+    else:
+
+        def progress(moved: int) -> None:
+            if moved:
+                typer.echo(f"sparklog: {partitions(moved)} moved", err=True)
+
+        found = cluster.balance(target, SystemClock(), timeout_seconds=timeout, progress=progress)
+    brokers = sorted({**found.before, **found.after})
+    rows = [(each, found.before.get(each, 0), found.after.get(each, 0)) for each in brokers]
+    print_columns([("broker", "before", "after"), *rows])
+    if dry_run:
+        typer.echo(f"{partitions(len(found.left))} would move")
+        return
+    typer.echo(f"{partitions(found.moved)} moved")
+    if found.left:
+        reason = "their leaders do not give them away now; their logs say why"
+        typer.echo(f"sparklog: {partitions(len(found.left))} should move: {reason}", err=True)
+        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 def view(root: str | None, bootstrap: str | None) -> View:
@@ -171,6 +221,11 @@ def _age(seconds: float | None) -> str:
 
 def _heir(broker: int, state: str) -> str:
     return str(broker) if state == "up" else f"{broker} ({state})"
+
+
+def partitions(count: int) -> str:
+    """Returns a number of partitions in words."""
+    return f"{count} partition" if count == 1 else f"{count} partitions"
 
 
 def _counts(leaders: Sequence[int]) -> str:

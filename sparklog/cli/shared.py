@@ -54,7 +54,7 @@ class ExitCode(enum.IntEnum):
 
 EXIT_CODES: Final = (
     "Exit codes: 0 success; 1 an error, which is printed, or an anomaly found by check; 2 a usage"
-    " error; 3 doctor, status or cluster describe found a problem; 4 status, top or cluster"
+    " error; 3 doctor, status or a command of cluster found a problem; 4 status, top or cluster"
     " describe found no broker; 130 interrupted by Ctrl-C; 141 the reader of a pipe has exited."
 )
 

@@ -32,6 +32,7 @@ Resolve = Callable[[], str]
 _HARMLESS: Final = frozenset(
     {
         "cluster",
+        "cluster.balance",
         "cluster.describe",
         "figures",
         "groups.describe",

@@ -272,6 +272,32 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Also stop a broker whose partitions no other one takes."""
 
 
+class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Has the member that answers give partitions to those that lead fewer, if it should.
+
+    To level a cluster, ask all members again and again, until none gives any.
+    """
+
+    dry_run: bool = False
+    """Move nothing, and return the moves of all members."""
+
+
+class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that should get another leader. Every field is sent."""
+
+    topic: str
+    partition: int
+    leader: int
+    target: int
+
+
+class BalanceReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    moved: int = 0
+    """The number of partitions that the member has given away."""
+    moves: list[PartitionMove] = []
+    """Moves of all members, if it was a dry run."""
+
+
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A topic's counts since its leader serves it, and its state."""
 
@@ -628,6 +654,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
+    "cluster.balance": (BalanceCluster, BalanceReply),
     "cluster.describe": (DescribeCluster, ClusterDescription),
     "broker.drain": (DrainBroker, Empty),
     "status": (Empty, BrokerStatus),

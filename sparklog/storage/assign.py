@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sparklog import limits
 from sparklog.storage.leadership import is_up
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
@@ -156,6 +158,32 @@ def balance(
     if max(led[each] for each in taking) - min(led[each] for each in taking) > uneven:
         giving += sorted((each for each in taking if led[each] > mean), key=lambda n: -led[n])
     return list(_moves(giving, led, set(taking), _by_leader(topics, set(led)))) if giving else []
+
+
+def plan(topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate]) -> list[Move]:
+    """Returns the moves of repeated calls of `balance`, each partition once, by topic.
+
+    In a cluster with so many partitions that the plan would take long, it has the first ones only.
+    """
+    partitions = sum(topic.partition_count for topic in topics.values())
+    most_passes = max(limits.BALANCE_PLANNED // max(partitions, 1), 1)
+    now = {name: list(topic.leaders) for name, topic in topics.items()}
+    for _ in range(most_passes):
+        led = {
+            name: msgspec.structs.replace(topics[name], leaders=tuple(leaders))
+            for name, leaders in now.items()
+        }
+        moves = balance(led, candidates, Loads.of(led.values()))
+        if not moves:
+            break
+        for each in moves:
+            now[each.topic][each.partition] = each.target
+    return [
+        Move(name, partition, target)
+        for name, leaders in sorted(now.items())
+        for partition, target in enumerate(leaders)
+        if target != topics[name].leaders[partition]
+    ]
 
 
 def _moves(

@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 import sparklog
-from sparklog import errors
+from sparklog import cluster as clusters
+from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
@@ -290,7 +291,7 @@ def test_a_broker_of_a_program_is_not_drained() -> None:
 
 
 def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command ends with an error that counts the partitions left; the broker stops later."""
+    """The command's error counts the partitions that are left; the broker stops in the end."""
     three.create("t", 6)
     agent = three.agents.pop(2)
     proceed = threading.Event()
@@ -356,3 +357,111 @@ def test_options_of_a_broker_before_a_command() -> None:
     result = run("broker", "--id", "3", "drain", "--id", "4", "--root", "memory://x")
     assert result.exit_code == ExitCode.USAGE
     assert "give options after 'drain'" in result.stderr
+
+
+# ------------------------------------------------------------------------------ balance
+
+
+def lean(cluster: Cluster) -> None:
+    """Starts a member beside one that leads everything."""
+    cluster.start(1)
+    cluster.create("t", 20)
+    cluster.create("u", 20)
+    cluster.wait_for_members(cluster.start(2))
+    assert cluster.loads() == {1: 40}
+
+
+@pytest.mark.parametrize("by_root", [True, False])
+def test_members_are_levelled(cluster: Cluster, *, by_root: bool) -> None:
+    """A dry run says what will move; the command moves it at once, in several passes."""
+    lean(cluster)
+    target = ("--root", cluster.root) if by_root else ("--bootstrap", cluster.agents[2].address)
+    with sparklog.connect(cluster.addresses) as log:
+        write(log, "t", range(40), 20)
+        planned = run("cluster", "balance", "--dry-run", *target)
+        assert planned.exit_code == ExitCode.OK, planned.stderr
+        *moves, _, _, first, second, total = planned.stdout.splitlines()
+        assert {tuple(each.split()[2:]) for each in moves[1:]} == {("1", "2")}
+        assert len(moves[1:]) == 20 > limits.MOVES_AT_ONCE
+        assert (first.split(), second.split()) == (["1", "40", "20"], ["2", "0", "20"])
+        assert total == "20 partitions would move"
+        assert cluster.loads() == {1: 40}
+
+        done = run("cluster", "balance", *target)
+        assert done.exit_code == ExitCode.OK, done.stderr
+        assert done.stdout.splitlines()[1:] == [first, second, "20 partitions moved"]
+        assert cluster.loads() == {1: 20, 2: 20}
+        assert [f"sparklog: {n} partitions moved" for n in (16, 20, 20)] == done.stderr.splitlines()
+        for topic in cluster.metadata.topics.values():
+            assert Counter(topic.leaders) == {1: 10, 2: 10}
+        assert values(log, "t", 40).total() == 40
+
+    again = run("cluster", "balance", *target)
+    assert again.stdout.splitlines()[-1] == "0 partitions moved"
+    assert again.stderr == ""
+
+
+def test_a_broker_that_leads_alone_is_level(cluster: Cluster) -> None:
+    """There is nothing to move, and that is no error."""
+    agent = Agent(settings(0, join=False), store=cluster.store)
+    with agent:
+        with sparklog.connect(agent.address) as log:
+            log.create_topic("t", 4)
+        for options in ((), ("--dry-run",)):
+            result = run("cluster", "balance", "--root", cluster.root, *options)
+            assert result.exit_code == ExitCode.OK, result.stderr
+            assert result.stdout.splitlines()[1].split() == ["0", "4", "4"]
+    stopped = run("cluster", "balance", "--root", cluster.root)
+    assert stopped.exit_code == ExitCode.FAILED
+    assert "no broker is up" in stopped.stderr
+
+
+def test_a_member_that_is_drained_gets_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levelling a cluster while one member leaves moves nothing to that one."""
+    lean(cluster)
+    proceed = threading.Event()
+    leaver = cluster.agents.pop(2)
+    assert leaver._handovers is not None
+    monkeypatch.setattr(leaver._handovers, "drain", lambda _deadline: proceed.wait(30.0))
+    leaver.stop_soon("test")
+    until(lambda: cluster.states()[2] == BrokerState.DRAINING)
+    result = run("cluster", "balance", "--root", cluster.root)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert result.stdout.splitlines()[-1] == "0 partitions moved"
+    proceed.set()
+    assert leaver.wait(30.0)
+    assert cluster.loads() == {1: 40}
+
+
+def test_partitions_that_do_not_move(cluster: Cluster) -> None:
+    """A leader keeps a partition whose end is unknown: the command says so, with exit code 3."""
+    lean(cluster)
+    table = cluster.agents[1]._partition_table
+    for topic in table.topics():
+        topic.in_doubt = "a test"
+    result = run("cluster", "balance", "--root", cluster.root)
+    assert result.exit_code == ExitCode.UNHEALTHY
+    assert result.stdout.splitlines()[-1] == "0 partitions moved"
+    assert "20 partitions should move: their leaders do not give them away" in result.stderr
+    assert cluster.loads() == {1: 40}
+    for topic in table.topics():
+        topic.in_doubt = None
+
+
+def test_a_member_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are levelled without it; in the end, the command fails with the reason."""
+    lean(cluster)
+    asked, silent = clusters.ask, cluster.agents[2].address
+
+    def lossy(address: str, *arguments: Any, **options: Any) -> Any:
+        if address == silent:
+            raise errors.BrokerUnavailable(address=address, reason="a test")
+        return asked(address, *arguments, **options)
+
+    monkeypatch.setattr(clusters, "ask", lossy)
+    result = run("cluster", "balance", "--timeout", "1", "--root", cluster.root)
+    assert result.exit_code == ExitCode.FAILED
+    assert silent in result.stderr
+    assert cluster.loads() == {1: 20, 2: 20}

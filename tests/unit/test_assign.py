@@ -23,6 +23,7 @@ from sparklog.storage.assign import (
     balance,
     place,
     place_more,
+    plan,
     successors,
 )
 from sparklog.storage.metadata import TopicMetadata
@@ -271,3 +272,28 @@ def test_a_large_cluster() -> None:
     assert took["place"] < 0.1, took
     assert took["successors"] < 1.0, took
     assert took["balance"] < 5.0, took
+
+
+@settings(max_examples=40)
+@given(clusters())
+def test_a_plan_is_what_repeated_balancing_does(
+    given_cluster: tuple[dict[str, TopicMetadata], list[Candidate]],
+) -> None:
+    """The plan names each partition once, with the leader that it has in the end."""
+    topics, candidates = given_cluster
+    planned = plan(topics, candidates)
+    assert len({(each.topic, each.partition) for each in planned}) == len(planned)
+    assert all(topics[each.topic].leaders[each.partition] != each.target for each in planned)
+    after = topics
+    while moves := balance(after, candidates, Loads.of(after.values())):
+        after = moved(after, moves)
+    assert moved(topics, planned) == after
+
+
+def test_a_plan_of_a_huge_cluster_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the moves of the first passes, of one at least."""
+    topics = {"t": topic(*(0,) * 100)}
+    assert len(plan(topics, brokers(2))) == 3 * limits.MOVES_AT_ONCE  # level enough
+    for planned, expected in ((250, 2 * limits.MOVES_AT_ONCE), (1, limits.MOVES_AT_ONCE)):
+        monkeypatch.setattr(limits, "BALANCE_PLANNED", planned)
+        assert len(plan(topics, brokers(2))) == expected

@@ -96,6 +96,7 @@ class FlightListener:
         self._counting = threading.Lock()
         self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
             "cluster": lambda _: broker.cluster(),
+            "cluster.balance": broker.cluster_admin.balance,
             "cluster.describe": broker.cluster_admin.describe,
             "broker.drain": _silently(broker.cluster_admin.drain),
             "status": lambda _: broker.status(),
