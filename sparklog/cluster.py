@@ -20,7 +20,9 @@ from sparklog.formats.flight_messages import (
     ClusterDescription,
     DescribeCluster,
     DrainBroker,
+    Empty,
     PartitionMove,
+    UpgradeReply,
 )
 from sparklog.storage import overview
 from sparklog.storage.cluster import open_cluster
@@ -263,6 +265,21 @@ def balance(
         ),
         left=_plan(after),
     )
+
+
+def upgrade(view: View) -> UpgradeReply:
+    """Raises the feature level of a root to the highest that all of its brokers know.
+
+    Raises `BrokerUnavailable` if no broker is up or answers.
+    """
+    failures: list[errors.SparklogError] = []
+    for each in _members_up(view.describe()):
+        try:
+            reply: UpgradeReply = ask(each.address, "cluster.upgrade", Empty())
+            return reply
+        except errors.Retriable as error:  # the next one finds the level as it is by then
+            failures.append(error)
+    raise failures[-1]
 
 
 def _members_up(cluster: ClusterDescription) -> list[BrokerDescription]:

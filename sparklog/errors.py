@@ -529,9 +529,12 @@ class FormatTooNew(Invalid):
 
     code = "format_too_new"
     template = (
-        "Root {root} has format version {found}, and this sparklog reads versions up to {known}:"
-        " upgrade sparklog."
+        "Root {root} has {what} {found}, and this sparklog knows {what}s up to {known}: upgrade"
+        " sparklog."
     )
+
+    def __init__(self, *, what: str = "format version", **facts: Any) -> None:
+        super().__init__(what=what, **facts)
 
 
 class NotARoot(Invalid):

@@ -7,6 +7,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 FORMAT_VERSION = 3  # the newest that this release reads
+LEVEL = 1  # the highest feature level that this release knows; it knows all below it
 
 # ---- names and records
 TOPIC_NAME_LENGTH = 249

@@ -11,12 +11,13 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
-from sparklog.storage import assign, overview
+from sparklog.storage import assign, leadership, overview
+from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store
 
 
 class ClusterAdmin:
-    """Describes and levels the cluster, and stops this broker. May be called from any thread."""
+    """Describes and changes the cluster, and stops this broker. May be called from any thread."""
 
     def __init__(
         self,
@@ -79,6 +80,21 @@ class ClusterAdmin:
         if request.dry_run:
             return flight_messages.BalanceReply(moves=self.handovers.plan())
         return flight_messages.BalanceReply(moved=self.handovers.balance())
+
+    def upgrade(self) -> flight_messages.UpgradeReply:
+        """Raises the feature level to the highest that all brokers know.
+
+        Raises `BrokerFenced`, `OutcomeUnknown` and the errors of the store.
+        """
+        before = 0
+
+        def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
+            nonlocal before
+            before = metadata.level
+            return leadership.raise_level(metadata)
+
+        after = self._metadata.change(decide).level
+        return flight_messages.UpgradeReply(before=before, after=after)
 
     def drain(self, request: flight_messages.DrainBroker) -> None:
         """Begins to give all partitions to other members, and to stop. Returns at once.

@@ -1,4 +1,4 @@
-"""`sparklog cluster`: describes and levels the brokers that share a root."""
+"""`sparklog cluster`: describes, levels and upgrades the brokers that share a root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show and level the brokers that share a root.",
+    help="Show, level and upgrade the brokers that share a root.",
 )
 
 ClusterRootOption = Annotated[
@@ -122,6 +122,31 @@ def balance(
         reason = "their leaders do not give them away now; their logs say why"
         typer.echo(f"sparklog: {partitions(len(found.left))} should move: {reason}", err=True)
         raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+@app.command(cls=Command)
+def upgrade(
+    root: ClusterRootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Raise the feature level of a root to the highest that all its brokers know.
+
+    Run it once all brokers run a newer release. The additions of a level to the formats are
+    written only from then on, and releases that do not know the level refuse to start. A level never falls.
+
+    Example: sparklog cluster upgrade --root ./data
+    """
+    from sparklog import cluster
+
+    target = view(root, bootstrap)
+    reply = cluster.upgrade(target)
+    if reply.after > reply.before:
+        typer.echo(f"feature level {reply.after}, which was {reply.before}")
+        return
+    ended = ("stopped", "dead")
+    alive = [each for each in target.describe().brokers if each.state not in ended]
+    holding = ", ".join(str(each.broker) for each in alive if each.level <= reply.after)
+    typer.echo(f"feature level {reply.after}: brokers {holding or 'that ended'} know no higher one")
 
 
 def view(root: str | None, bootstrap: str | None) -> View:
@@ -238,6 +263,7 @@ def _lines(cluster: ClusterDescription) -> Iterator[tuple[str, str]]:
     yield "cluster", cluster.cluster_id
     controller = f"broker {cluster.controller}" if cluster.controller >= 0 else "no broker yet"
     yield "controller", controller
+    yield "level", str(cluster.level)
     yield "topics", f"{cluster.topics}, of {cluster.partitions} partitions"
     shown = cluster.lost[:_LOST_SHOWN]
     for each in shown:

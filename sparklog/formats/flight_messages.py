@@ -211,6 +211,8 @@ class BrokerDescription(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     version: str = ""
     """Empty if it is not known."""
+    level: int = 1
+    """The highest feature level that it knows."""
     heartbeat_age_seconds: float | None = None
     """Age of the last heartbeat, for display only: the clocks of two hosts may differ. None if the
     epoch has no heartbeat."""
@@ -244,6 +246,8 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     controller: int
     """-1 if no broker has led the root yet."""
+    level: int = 1
+    """The feature level of the root."""
     brokers: list[BrokerDescription]
     """All that the metadata name, by id: also those that have stopped for good."""
     epochs: list[EpochDescription]
@@ -296,6 +300,13 @@ class BalanceReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The number of partitions that the member has given away."""
     moves: list[PartitionMove] = []
     """Moves of all members, if it was a dry run."""
+
+
+class UpgradeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The feature level of a root before and after an upgrade. Every field is sent."""
+
+    before: int
+    after: int
 
 
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -656,6 +667,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
     "cluster.balance": (BalanceCluster, BalanceReply),
     "cluster.describe": (DescribeCluster, ClusterDescription),
+    "cluster.upgrade": (Empty, UpgradeReply),
     "broker.drain": (DrainBroker, Empty),
     "status": (Empty, BrokerStatus),
     "figures": (Empty, BrokerFigures),

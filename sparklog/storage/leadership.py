@@ -116,6 +116,22 @@ def elect(metadata: ClusterMetadata, broker: int, epoch: int) -> ClusterMetadata
     return msgspec.structs.replace(metadata, controller=broker)
 
 
+def raise_level(metadata: ClusterMetadata) -> ClusterMetadata | None:
+    """Raises the feature level to the highest that all brokers know that may still write.
+
+    A broker that has died counts until its log has a fence: it may only be suspended. The level of
+    an older epoch of a broker is not kept, so nothing rises before that epoch is fenced.
+    """
+    known = (
+        (metadata.brokers[each.broker], each.epoch)
+        for each in metadata.open_epochs
+        if not each.fenced
+    )
+    levels = (broker.level if broker.epoch == epoch else 1 for broker, epoch in known)
+    level = min(levels, default=metadata.level)
+    return msgspec.structs.replace(metadata, level=level) if level > metadata.level else None
+
+
 # ------------------------------------------------------------------------------ fenced leaders
 
 

@@ -49,6 +49,14 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     membership: Membership | msgspec.UnsetType = msgspec.UNSET
     """Unset if it leads the root alone: so its bytes are those that an earlier release wrote."""
 
+    known_level: int | msgspec.UnsetType = msgspec.UNSET
+    """The highest feature level that it knows. Unset if it is 1, as in releases without levels."""
+
+    @property
+    def level(self) -> int:
+        """The highest feature level that it knows."""
+        return self.known_level if isinstance(self.known_level, int) else 1
+
     @property
     def is_member(self) -> bool:
         """True if it shares the root with other members."""
@@ -116,6 +124,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     controller: int = -1
     topics: dict[str, TopicMetadata] = {}
     next_producer_id: int = 0
+    level: int = 1
+    """The feature level: additions to the formats up to it may be written. It only rises."""
 
     def topic(self, name: str) -> TopicMetadata:
         """Raises `UnknownTopic`."""

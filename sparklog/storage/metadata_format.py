@@ -35,7 +35,7 @@ _MAGIC: Final = b"SLM1"
 _LARGEST_BYTES: Final = 1 << 30
 """The largest content of a snapshot; a million partitions need about 10 MB."""
 
-_PLAIN_FIELDS: Final = ("controller", "next_producer_id")
+_PLAIN_FIELDS: Final = ("controller", "next_producer_id", "level")
 """Fields of the metadata that a delta has whole, or not at all."""
 
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -89,6 +89,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All of them, where the change of some is not enough; their order may differ."""
     controller: int | msgspec.UnsetType = msgspec.UNSET
     next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
+    level: int | msgspec.UnsetType = msgspec.UNSET
     snapshot_crc: int | None = None
     """CRC-32 of the content of the version's snapshot; None if it has no snapshot."""
 
@@ -273,6 +274,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leader_epochs: list[tuple[int, ...]]
     resigned: list[list[tuple[_Index, Resignation]]] = []
     """Resignations of each topic, by partition; empty if no topic has any."""
+    level: int = 1
 
 
 _content_encoder = msgspec.json.Encoder(order="deterministic")
@@ -298,6 +300,7 @@ def content_of(metadata: ClusterMetadata) -> bytes:
             leaders=[topic.leaders for _, topic in topics],
             leader_epochs=[topic.leader_epochs for _, topic in topics],
             resigned=resigned if any(resigned) else [],
+            level=metadata.level,
         )
     )
 
@@ -349,6 +352,7 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
         open_epochs=found.open_epochs,
         controller=found.controller,
         next_producer_id=found.next_producer_id,
+        level=found.level,
         topics={
             name: TopicMetadata(
                 topic_id=topic_id,

@@ -148,6 +148,7 @@ def describe(
         cluster_id=cluster_id,
         root=root,
         controller=metadata.controller,
+        level=metadata.level,
         brokers=[
             _describe_broker(sightings[broker], states[broker], loads[broker], clock)
             for broker in sorted(states)
@@ -207,6 +208,7 @@ def _describe_broker(
         host=leader.process.host,
         pid=leader.process.pid,
         version=heartbeat.version if heartbeat else "",
+        level=leader.known.level,
         heartbeat_age_seconds=_heartbeat_age_seconds(leader, clock),
     )
 

@@ -27,6 +27,7 @@ from sparklog.cluster import RootView, ask, drain
 from sparklog.formats.flight_messages import DrainBroker, Empty
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects.memory import named_store
 from sparklog.storage.overview import BrokerState
 from tests.contract.test_members import Members, settings, until, values, write
@@ -465,3 +466,55 @@ def test_a_member_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.Mon
     assert result.exit_code == ExitCode.FAILED
     assert silent in result.stderr
     assert cluster.loads() == {1: 20, 2: 20}
+
+
+# ------------------------------------------------------------------------------ upgrade
+
+
+def test_the_level_rises_once_all_members_know_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of an older release holds it down, and refuses to start once it has risen."""
+    cluster.start(1)
+    cluster.create("t", 2)
+    monkeypatch.setattr(limits, "LEVEL", 2)
+    cluster.wait_for_members(cluster.start(2))
+    for target in cluster.targets:
+        held = run("cluster", "upgrade", *target)
+        assert held.exit_code == ExitCode.OK, held.stderr
+        assert held.stdout == "feature level 1: brokers 1 know no higher one\n"
+    assert cluster.metadata.level == 1
+
+    cluster.agents.pop(1).stop()
+    cluster.wait_for_members(cluster.start(1))
+    assert [each["level"] for each in cluster.describe()[1]["brokers"]] == [2, 2]
+    risen = run("cluster", "upgrade", "--root", cluster.root)
+    assert risen.stdout == "feature level 2, which was 1\n"
+    for target in cluster.targets:
+        assert cluster.describe(*target)[1]["level"] == 2
+    again = run("cluster", "upgrade", "--root", cluster.root)
+    assert again.stdout == "feature level 2: brokers 1, 2 know no higher one\n"
+
+    # The members serve as before, and a later start reads the level from a snapshot as well.
+    with sparklog.connect(cluster.addresses) as log:
+        write(log, "t", range(20), 2)
+        assert values(log, "t", 20).total() == 20
+    for _ in range(limits.META_SNAPSHOT_EVERY):
+        MetadataStore(cluster.store, clock=SystemClock()).change(lambda metadata: metadata)
+    assert cluster.metadata.level == 2
+
+    monkeypatch.setattr(limits, "LEVEL", 1)
+    version = cluster.metadata.version
+    with pytest.raises(errors.FormatTooNew, match="has feature level 2, and this sparklog knows"):
+        Agent(settings(3), store=cluster.store).start()
+    assert 3 not in cluster.metadata.brokers
+    assert cluster.metadata.version == version
+
+
+def test_a_level_needs_a_broker(cluster: Cluster) -> None:
+    """The command starts none: the error says that none is up."""
+    cluster.start(1)
+    cluster.agents.pop(1).stop()
+    result = run("cluster", "upgrade", "--root", cluster.root)
+    assert result.exit_code == ExitCode.FAILED
+    assert "no broker is up" in result.stderr

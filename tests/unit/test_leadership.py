@@ -317,3 +317,54 @@ def test_an_heir_of_everything() -> None:
     before = cluster(Epoch(2, 1, heirs=(3,)), Epoch(1, 1))
     after = leadership.inherit(before, 1, {(2, 1)})
     assert after.open_epochs == (Epoch(2, 1, heirs=(1, 3)), Epoch(1, 1))
+
+
+# ------------------------------------------------------------------------------ the feature level
+
+
+def knowing(*levels: int | msgspec.UnsetType, level: int = 1) -> ClusterMetadata:
+    """Brokers 1, 2, … that know these levels."""
+    metadata = cluster(*(Epoch(number, 1) for number in range(1, len(levels) + 1)))
+    brokers = {
+        number: BrokerRegistration(epoch=1, known_level=known)
+        for number, known in enumerate(levels, start=1)
+    }
+    return msgspec.structs.replace(metadata, brokers=brokers, level=level)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "level"),
+    [
+        (knowing(3, 3), 3),
+        (knowing(3, 2), 2),
+        (knowing(3, msgspec.UNSET), None),  # a release without levels
+        (knowing(3, 3, level=3), None),
+        (knowing(2, 2, level=3), None),  # it never falls
+        (ClusterMetadata(), None),
+    ],
+    ids=str,
+)
+def test_the_level_is_what_all_know(metadata: ClusterMetadata, level: int | None) -> None:
+    """It rises to the highest one that every broker knows, and changes nothing else."""
+    after = leadership.raise_level(metadata)
+    assert (after and after.level) == level
+    if after is not None:
+        assert msgspec.structs.replace(after, level=metadata.level) == metadata
+
+
+def test_a_dead_broker_holds_the_level_until_it_is_fenced() -> None:
+    """It may only be suspended, and write by what it knows when it continues."""
+    metadata = knowing(2, msgspec.UNSET)
+    assert leadership.raise_level(metadata) is None
+    fenced = msgspec.structs.replace(metadata, open_epochs=(Epoch(1, 1), Epoch(2, 1, fenced=True)))
+    assert changed(leadership.raise_level(fenced)).level == 2
+
+
+def test_an_older_epoch_holds_the_level() -> None:
+    """A broker that was replaced by a newer release of itself may be suspended as well."""
+    metadata = knowing(2)
+    newer = BrokerRegistration(epoch=0, known_level=2)
+    both = leadership.register(metadata, 1, newer, OBJECTS)
+    assert leadership.raise_level(both) is None
+    alone = changed(leadership.succeed(both, 1, 2, sealed={(1, 1)}))
+    assert changed(leadership.raise_level(alone)).level == 2

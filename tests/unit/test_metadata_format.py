@@ -62,6 +62,7 @@ _BROKERS = st.builds(
     kind=st.sampled_from([*BrokerKind]).map(str),
     process=st.builds(Process, host=st.text(max_size=5), pid=_IDS),
     dead_after_seconds=st.floats(0, 1e6),
+    known_level=st.sampled_from([msgspec.UNSET, 2]),
 )
 _EPOCHS = st.builds(
     Epoch,
@@ -80,6 +81,7 @@ _CLUSTERS = st.builds(
     controller=st.integers(-1, 9),
     topics=st.dictionaries(st.sampled_from("abcdef"), _TOPICS),
     next_producer_id=st.integers(0, 2**60),
+    level=st.integers(1, 3),
 )
 
 
@@ -103,6 +105,7 @@ def _changes(draw: st.DrawFn) -> tuple[ClusterMetadata, ClusterMetadata]:
         "open_epochs": other.open_epochs,
         "controller": other.controller,
         "next_producer_id": other.next_producer_id,
+        "level": other.level,
     }
     chosen = {name: value for name, value in changes.items() if draw(st.booleans())}
     after = msgspec.structs.replace(
@@ -220,6 +223,21 @@ def test_the_content_without_heirs_has_the_bytes_of_before() -> None:
     assert content_of(metadata) == CONTENT
     decoded = decode_snapshot(4, pa.py_buffer(encode_snapshot(CONTENT)))
     assert decoded == metadata
+
+
+def test_level_1_has_the_bytes_of_before() -> None:
+    """Members of releases without levels check the same checksums, and ignore no field."""
+    known = BrokerRegistration(epoch=1)
+    later = msgspec.structs.replace(
+        BEFORE, version=5, change_id="five", brokers={**BEFORE.brokers, 9: known}
+    )
+    data = encode_delta(delta_of(BEFORE, later)) + content_of(later)
+    assert b"level" not in data
+    risen = msgspec.structs.replace(later, version=6, change_id="six", level=2)
+    delta = delta_of(later, risen)
+    assert msgspec.json.decode(encode_delta(delta))["level"] == 2
+    assert apply(later, delta) == risen
+    assert decode_snapshot(6, pa.py_buffer(encode_snapshot(content_of(risen)))) == risen
 
 
 def test_an_older_release_refuses_a_delta() -> None:

@@ -98,6 +98,7 @@ class FlightListener:
             "cluster": lambda _: broker.cluster(),
             "cluster.balance": broker.cluster_admin.balance,
             "cluster.describe": broker.cluster_admin.describe,
+            "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
             "broker.drain": _silently(broker.cluster_admin.drain),
             "status": lambda _: broker.status(),
             "figures": lambda _: broker.figures(),

@@ -41,7 +41,7 @@ from typing import Final, TypeAlias
 import msgspec
 import structlog
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.cluster import Cluster, open_cluster, raise_format
@@ -125,8 +125,9 @@ def acquire(
     """Registers the next epoch of `broker`, which others watch from now on.
 
     A member is refused by a live broker of the same id, and by one that leads the root alone; any
-    other broker by the live leader of the root, and by live members. Raises `BrokerAlive` and the
-    errors of `open_cluster`.
+    other broker by the live leader of the root, and by live members. Raises `BrokerAlive`, the
+    errors of `open_cluster`, and `FormatTooNew` if the root has a feature level that this release
+    does not know.
 
     Args:
         store: the store of the root.
@@ -165,9 +166,14 @@ def acquire(
         kind=kind,
         process=process or Process(),
         dead_after_seconds=dead_after_seconds,
+        known_level=limits.LEVEL if limits.LEVEL > 1 else msgspec.UNSET,
     )
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
+        if metadata.level > limits.LEVEL:
+            raise errors.FormatTooNew(
+                root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
+            )
         if check_alive and not take_over:
             _check_leader(store, watch, metadata, kind, clock)
             for other in _lone_leader(metadata) if is_member else _members(metadata):
