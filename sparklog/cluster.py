@@ -13,6 +13,7 @@ from sparklog import errors
 from sparklog.client.connection import Connection, is_of_the_broker
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import (
+    NO_ACTION,
     NO_OTHER_BROKER,
     BalanceCluster,
     BalanceReply,
@@ -152,7 +153,7 @@ def drain(
                 return Drained(moved=_moved(before, now, broker), left=left)
         if clock.monotonic() >= deadline:
             raise errors.TimedOut(
-                what=f"the drain of broker {broker}, which leads {left} partitions",
+                what=f"the drain of broker {broker} (partitions left: {left})",
                 timeout_seconds=timeout_seconds,
             )
         clock.sleep(_LOOK_SECONDS)
@@ -326,10 +327,20 @@ def ask(
 ) -> Any:
     """Returns the reply of the broker at `host:port` to an action.
 
-    Raises `BrokerUnavailable`, `WrongPort`, and the failure that it replies.
+    Raises `BrokerUnavailable`, `WrongPort`, and the failure that it replies: `BadRequest` if it is
+    of a release that does not know the action.
     """
-    with Connection.to(address) as connection:
-        return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
+    try:
+        with Connection.to(address) as connection:
+            return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
+    except errors.BadRequest as error:
+        if not error.reason.startswith(NO_ACTION):
+            raise
+        reason = (
+            f"The broker at {address} is of an older release, which cannot do this: update it, or"
+            " name the root or another broker"
+        )
+        raise errors.BadRequest(reason=f"{reason}.") from error
 
 
 def up(cluster: ClusterDescription) -> list[int]:

@@ -132,7 +132,8 @@ def upgrade(
     """Raise the feature level of a root to the highest that all its brokers know.
 
     Run it once all brokers run a newer release. The additions of a level to the formats are
-    written only from then on, and releases that do not know the level refuse to start. A level never falls.
+    written only from then on, and releases that do not know the level refuse to start. A level
+    never falls.
 
     Example: sparklog cluster upgrade --root ./data
     """

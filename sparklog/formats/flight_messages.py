@@ -33,6 +33,9 @@ NO_OTHER_BROKER: Final = (
 )
 """The reason of a `CannotDrain`."""
 
+NO_ACTION: Final = "there is no action "
+"""Begins the reason of the `BadRequest` for an action that a broker does not know."""
+
 # JSON's integers are unbounded; the broker's are not.
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

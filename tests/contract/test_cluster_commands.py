@@ -22,9 +22,10 @@ from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
+from sparklog.client.connection import Channel
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
-from sparklog.formats.flight_messages import DrainBroker, Empty
+from sparklog.formats.flight_messages import NO_ACTION, DrainBroker, Empty
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import MetadataStore
@@ -137,7 +138,8 @@ def test_members_are_described(three: Cluster) -> None:
         assert found["leaders"] is None
     words = run("cluster", "describe", "--topics", "--root", three.root).stdout.splitlines()
     controller = f"broker {three.metadata.controller}"
-    assert [f"controller   {controller}", "topics       1, of 6 partitions"] == words[2:4]
+    facts = [f"controller   {controller}", "level        1", "topics       1, of 6 partitions"]
+    assert words[2:5] == facts
     leaders = "2 by broker 1, 2 by broker 2, 2 by broker 3"
     assert words[-1].split(maxsplit=2) == ["t", "6", leaders]
 
@@ -194,6 +196,21 @@ def test_what_is_no_cluster(cluster: Cluster) -> None:
     # A dead address among several does not matter.
     several = f"127.0.0.1:1,{cluster.agents[1].address}"
     assert cluster.describe("--bootstrap", several)[0] == ExitCode.OK
+
+
+def test_a_broker_of_an_older_release(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know the commands: the error says so; from the root it is described."""
+    address = cluster.start(1).address
+
+    def refuse(_channel: Channel, name: str, *_: object, **__: object) -> None:
+        raise errors.BadRequest(reason=f"{NO_ACTION}{name!r}")
+
+    monkeypatch.setattr(Channel, "action", refuse)
+    for command in ("describe", "balance", "upgrade"):
+        result = run("cluster", command, "--bootstrap", address)
+        assert result.exit_code == ExitCode.FAILED
+        assert f"broker at {address} is of an older release" in result.stderr
+    assert cluster.states() == {1: "up"}
 
 
 # ------------------------------------------------------------------------------ drain
@@ -308,7 +325,7 @@ def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyP
     command = ("broker", "drain", "--id", "2", "--timeout", "0.5", "--root", three.root)
     result = run(*command)
     assert result.exit_code == ExitCode.FAILED
-    assert "the drain of broker 2, which leads 2 partitions did not finish" in result.stderr
+    assert "the drain of broker 2 (partitions left: 2) did not finish" in result.stderr
     assert three.states()[2] == BrokerState.DRAINING
     assert three.describe()[0] == ExitCode.OK  # it serves until its partitions have moved
     with ThreadPoolExecutor(1) as pool:

@@ -344,7 +344,8 @@ class FlightListener:
         name = bytes(protocol.field(data, 1)).decode(errors="replace")
         known = flight_messages.ACTIONS.get(name)
         if known is None:
-            raise errors.BadRequest(reason=f"there is no action {name[:_MESSAGE_LENGTH]!r}")
+            reason = f"{flight_messages.NO_ACTION}{name[:_MESSAGE_LENGTH]!r}"
+            raise errors.BadRequest(reason=reason)
         request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
         del message, data
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
