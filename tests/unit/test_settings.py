@@ -393,6 +393,6 @@ def test_liveness_costs_less_on_object_stores() -> None:
 def test_times_that_only_fit_an_object_store() -> None:
     """Defaults are those of the root's kind where settings are compared."""
     late = {"liveness.heartbeat_seconds": 4}
-    assert load_settings(None, {}, {"root": "s3://bucket/log"} | late)
+    assert load_settings(None, {}, {"root": "s3://bucket/log"} | late).root == "s3://bucket/log"
     with pytest.raises(errors.BadOption, match="at least twice"):
         load_settings(None, {}, ROOT | late)
