@@ -172,6 +172,9 @@ class Controller:
             _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
             return
         self._metadata.apply(changed)  # some of the partitions may be ours
+        if not moved:  # it has given all of them away before it stopped
+            _log.info("closed the log of a broker that leads nothing", broker=dead, epoch=epoch)
+            return
         _log.warning(
             "failed over a dead broker",
             broker=dead,

@@ -71,6 +71,7 @@ _SETTINGS_FRAME: Final = 4
 _WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
 _COORDINATORS: Final = 10_000
 """A connection remembers the coordinators of so many groups."""
+_BROKEN_TRANSPORT: Final = "Error in HTTP transport"
 _HINT_BYTES: Final = 300
 """More than the length of that line."""
 
@@ -189,6 +190,8 @@ def failure_of(error: BaseException, address: str) -> errors.SparklogError:
             pass
     reason = str(error).partition(". gRPC client debug context")[0]
     reason = reason.rpartition("error, with message: ")[2].strip()
+    if reason.startswith(_BROKEN_TRANSPORT):  # what follows is gRPC's own state
+        reason = "the connection broke"
     if isinstance(error, NotImplementedError):
         return errors.WrongPort(address=address, reason=f"it speaks gRPC but refuses: {reason}")
     unavailable = (

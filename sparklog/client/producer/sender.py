@@ -622,7 +622,7 @@ class TopicSender:
             if route.stream is not stream:
                 return
             decided = self._schedule.answered(route, stream, error, self._now())
-            if error is not None and not decided:
+            if error is not None and not decided and self._retry_log.is_due():
                 _log.info("records to %s are sent again: %s", self.topic, error)
             self._decide(decided, reply)
             self._signal_if_ready()
