@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +9,13 @@ import pytest
 
 import sparklog
 from sparklog.broker.agent import Agent
-from tests.support.kafkas import broker
+from tests.support.kafkas import broker, close_leavings
 
 
 @pytest.fixture(autouse=True)
 def _leavings() -> Iterator[None]:
-    """Closes the sockets that kafka-python leaves to the garbage collector, so that no warning
-    follows.
-    """
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    close_leavings()
 
 
 @pytest.fixture(name="agent")

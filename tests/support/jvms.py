@@ -58,6 +58,10 @@ class Program:
             self.lines.append(line.rstrip("\n"))
 
     @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def output(self) -> str:
         return "\n".join(self.lines)
 

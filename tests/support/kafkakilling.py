@@ -2,12 +2,13 @@
 
 Idempotent producers write numbered records, a group of two reads and commits. In the end
 each record exists once, in its producer's order, at its acked offset; no acked commit is ever lost;
-and the group has processed everything.
+and the group has processed everything. A test of a cluster adds clients of other kinds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import socket
 import threading
@@ -15,31 +16,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import RunResult, Workload, drive
+from sparklog.check.history import History
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
-from tests.support.brokers import Row, rows_followed, rows_of_table
-from tests.support.killing import PATIENCE_SECONDS, BrokerProcess
+from tests.support.brokers import rows_followed, rows_of_table
+from tests.support.killing import PATIENCE_SECONDS, BrokerProcess, Log
 
 TOPIC: Final = "t"
 GROUP: Final = "g"
-PARTITIONS: Final = 3
+PARTITIONS: Final = 6
+"""Each broker of a cluster leads two."""
 CODECS: Final = ("none", "lz4", "zstd")
 """One producer for each."""
 
-_SOON: Final = {
+SOON: Final = {
     "SPARKLOG_GROUPS_MIN_SESSION_TIMEOUT_MS": "500",
     "SPARKLOG_GROUPS_INITIAL_REBALANCE_DELAY_MS": "100",
 }
-_FETCH_SECONDS: Final = 5.0
-_EAGER_CLIENT: Final[Mapping[str, Any]] = {
+FETCH_SECONDS: Final = 5.0
+EAGER_CLIENT: Final[Mapping[str, Any]] = {
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
     "retry.backoff.ms": 20,
@@ -52,10 +55,10 @@ _EAGER_CLIENT: Final[Mapping[str, Any]] = {
 
 def kafka_broker(root: Path, environment: Mapping[str, str] | None = None) -> BrokerProcess:
     """A broker that may be killed, with a Kafka listener always at the same address."""
-    return BrokerProcess(root, {**_SOON, **(environment or {})}, kafka=_quiet_address())
+    return BrokerProcess(root, {**SOON, **(environment or {})}, kafka=quiet_address())
 
 
-def _quiet_address() -> str:
+def quiet_address() -> str:
     """A free one that no client is given for its own end of a connection.
 
     A client that looks for a broker which is down may otherwise find itself, and keep the address.
@@ -67,25 +70,65 @@ def _quiet_address() -> str:
             return f"{address[0]}:{address[1]}"
 
 
+class Served(Protocol):
+    """A broker, or all brokers of a cluster: then each address is a list with commas."""
+
+    @property
+    def root(self) -> Path: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def kafka_address(self) -> str: ...
+
+
 # ------------------------------------------------------------------------------ who writes
 
 
 @dataclass(slots=True)
-class _Producer:
+class Writer:
     """An idempotent producer: the records it sent to each partition in order, and those acked."""
 
     number: int
+    """Its own; the values that it sends begin with it."""
+    rest_seconds: float = 0.02
+    """The longest pause between two bursts."""
     sent: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
     acked: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Partition, offset, value."""
     failures: list[object] = field(default_factory=list)
+    _next: int = 0
 
-    def run(self, address: str, ended: threading.Event, chance: random.Random) -> None:
+    def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
+        """Sends until it is stopped; everything is acked, or a failure, when it returns."""
+        raise NotImplementedError
+
+    def burst(self, chance: random.Random) -> Iterator[tuple[int, bytes]]:
+        """The next records to send, one or many: partition and value."""
+        for _ in range(chance.choice([1, 1, 3, 50])):
+            partition = chance.randrange(PARTITIONS)
+            value = b"%d:%d" % (self.number, self._next)
+            self._next += 1
+            self.sent[partition].append(value)
+            yield partition, value
+
+    def rest(self, ended: threading.Event, chance: random.Random) -> None:
+        """Pauses; now and then so long that the log has been trimmed of all that it has written."""
+        ended.wait(3.0 if chance.random() < 0.003 else chance.random() * self.rest_seconds)
+
+
+class _Producer(Writer):
+    """librdkafka's."""
+
+    __slots__ = ()
+
+    def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
         """Sends one by one, in bursts and after rests, until it is stopped."""
         producer = confluent_kafka.Producer(
             {
-                **_EAGER_CLIENT,
-                "bootstrap.servers": address,
+                **EAGER_CLIENT,
+                "bootstrap.servers": served.kafka_address,
                 "enable.idempotence": True,
                 "compression.type": CODECS[self.number],
                 "linger.ms": self.number,
@@ -93,19 +136,13 @@ class _Producer:
                 "error_cb": self._failed,
             }
         )
-        number = 0
         while not ended.is_set():
-            for _ in range(chance.choice([1, 1, 3, 50])):
-                partition = chance.randrange(PARTITIONS)
-                value = b"%d:%d" % (self.number, number)
-                self.sent[partition].append(value)
+            for partition, value in self.burst(chance):
                 producer.produce(TOPIC, value, partition=partition, on_delivery=self._delivered)
-                number += 1
             producer.poll(0)
             if chance.random() < 0.2:
                 producer.flush(PATIENCE_SECONDS)
-            # So long a rest that meanwhile the log has been trimmed of all that it has written.
-            ended.wait(3.0 if chance.random() < 0.003 else chance.random() * 0.02)
+            self.rest(ended, chance)
         if left := producer.flush(2 * PATIENCE_SECONDS):
             self.failures.append(f"{left} records were not acked")
 
@@ -126,8 +163,8 @@ class _Producer:
 # ------------------------------------------------------------------------------ who reads
 
 
-class _Commits:
-    """Acked commits of the group, and the commits that the broker reports."""
+class Commits:
+    """Acked commits of a group, and the commits that the broker reports."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,22 +190,33 @@ class _Commits:
 
 
 @dataclass(slots=True)
-class _Member:
-    """A member of the group, and all that it has processed."""
+class Member:
+    """A member of a group, and all that it has processed."""
 
     number: int
-    commits: _Commits
+    commits: Commits
+    group: str = GROUP
     seen: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Partition, offset, value."""
     failures: list[BaseException] = field(default_factory=list)
 
-    def run(self, address: str, ended: threading.Event, chance: random.Random) -> None:
+    def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
+        """Processes records and commits them, until it is stopped."""
+        raise NotImplementedError
+
+
+class _ConfluentMember(Member):
+    """librdkafka's."""
+
+    __slots__ = ()
+
+    def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
         """Processes some records, then commits them, until it is stopped."""
         consumer = confluent_kafka.Consumer(
             {
-                **_EAGER_CLIENT,
-                "bootstrap.servers": address,
-                "group.id": GROUP,
+                **EAGER_CLIENT,
+                "bootstrap.servers": served.kafka_address,
+                "group.id": self.group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "session.timeout.ms": 3_000,
@@ -196,7 +244,7 @@ class _Member:
     ) -> None:
         # The broker may be down: then the one that comes back is asked by the next.
         with contextlib.suppress(confluent_kafka.KafkaException):
-            self.commits.check(lambda: consumer.committed(assigned, _FETCH_SECONDS))
+            self.commits.check(lambda: consumer.committed(assigned, FETCH_SECONDS))
 
     def _process(self, batch: Sequence[confluent_kafka.Message]) -> None:
         for each in batch:
@@ -214,43 +262,88 @@ class _Member:
                     self.commits.ack(each.partition, each.offset)
 
 
+@dataclass(slots=True)
+class Reader:
+    """A consumer without a group, which reads each partition from its start."""
+
+    name: str
+    seen: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
+    """By partition, the values at offsets 0, 1, 2, …"""
+    failures: list[BaseException] = field(default_factory=list)
+
+    def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
+        """Reads until it is stopped."""
+        raise NotImplementedError
+
+    def take(self, partition: int, offset: int, value: bytes | None) -> None:
+        """Notes the next record of the partition; fails if it is not the next one."""
+        seen = self.seen[partition]
+        assert offset == len(seen), f"{self.name} got {partition}/{offset} after {len(seen) - 1}"
+        assert value is not None
+        seen.append(value)
+
+
 # ------------------------------------------------------------------------------ the whole
 
 
 class KafkaWorld:
-    """Producers and a group at work on a broker that may be killed."""
+    """Clients at work on brokers that may be killed.
 
-    def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        self.broker = broker
-        self.commits = _Commits()
-        self.producers = [_Producer(number) for number in range(len(CODECS))]
-        self.members = [_Member(number, self.commits) for number in range(2)]
+    Three producers and a group of librdkafka's, unless others are given.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        seed: int,
+        *,
+        writers: Sequence[Writer] = (),
+        members: Sequence[Member] = (),
+        readers: Sequence[Reader] = (),
+        rest_seconds: float = 0.02,
+    ) -> None:
+        commits = Commits()
+        self.served = served
+        self.writers: list[Writer] = [_Producer(each, rest_seconds) for each in range(len(CODECS))]
+        self.writers += writers
+        self.members: list[Member] = [_ConfluentMember(number, commits) for number in range(2)]
+        self.members += members
+        self.readers = list(readers)
+        self.groups = {each.group: each.commits for each in self.members}
         self._written, self._read = threading.Event(), threading.Event()
-        address = broker.kafka_address
-        self._asking = confluent_kafka.Consumer(
-            {**_EAGER_CLIENT, "bootstrap.servers": address, "group.id": GROUP}
-        )
-        self._writers = [
-            self._thread(each.run, self._written, seed + each.number) for each in self.producers
+        self._asking = {
+            group: confluent_kafka.Consumer(
+                {
+                    **EAGER_CLIENT,
+                    "bootstrap.servers": served.kafka_address,
+                    "group.id": group,
+                }
+            )
+            for group in self.groups
+        }
+        self._writing = [
+            self._thread(each.run, self._written, seed + number)
+            for number, each in enumerate(self.writers)
         ]
-        self._readers = [
-            self._thread(each.run, self._read, seed - each.number) for each in self.members
+        runs = [each.run for each in self.members] + [each.run for each in self.readers]
+        self._reading = [
+            self._thread(run, self._read, seed - number) for number, run in enumerate(runs)
         ]
 
     def _thread(
         self,
-        run: Callable[[str, threading.Event, random.Random], None],
+        run: Callable[[Served, threading.Event, random.Random], None],
         ended: threading.Event,
         seed: int,
     ) -> threading.Thread:
-        address = self.broker.kafka_address
-        return threading.Thread(target=run, args=(address, ended, random.Random(seed)), daemon=True)
+        arguments = (self.served, ended, random.Random(seed))
+        return threading.Thread(target=run, args=arguments, daemon=True)
 
     def begin(self) -> None:
         """Everybody is at work once this returns."""
-        admin = AdminClient({"bootstrap.servers": self.broker.kafka_address})
+        admin = AdminClient({**EAGER_CLIENT, "bootstrap.servers": self.served.kafka_address})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS)])[TOPIC].result(PATIENCE_SECONDS)
-        for thread in self._writers + self._readers:
+        for thread in self._writing + self._reading:
             thread.start()
         self.go_on()
 
@@ -258,72 +351,110 @@ class KafkaWorld:
         """Returns once more was acked, read and committed: what follows is another kill."""
         before = self._progress()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(now <= then for now, then in zip(self._progress(), before, strict=True)):
-            assert time.monotonic() < deadline, f"no client continues: {before}, {self._progress()}"
-            self._check_failures()
+        while stuck := [name for name, now in self._progress().items() if now <= before[name]]:
+            assert time.monotonic() < deadline, f"no progress of {stuck} since {before}"
+            self.check_failures()
             time.sleep(0.01)
 
-    def _progress(self) -> list[int]:
-        acked = [len(each.acked) for each in self.producers]
-        return [*acked, sum(len(each.seen) for each in self.members), self.commits.count]
+    def _progress(self) -> dict[str, int]:
+        found = {f"writer {each.number}": len(each.acked) for each in self.writers}
+        for group, commits in self.groups.items():
+            members = [each for each in self.members if each.group == group]
+            found[f"group {group}"] = sum(len(each.seen) for each in members)
+            found[f"commits of {group}"] = commits.count
+        for reader in self.readers:
+            found[f"reader {reader.name}"] = sum(map(len, reader.seen))
+        return found
 
-    def _check_failures(self) -> None:
-        assert [failure for each in self.producers for failure in each.failures] == []
-        assert [failure for each in self.members for failure in each.failures] == []
+    def check_failures(self) -> None:
+        """Asserts that no client has failed."""
+        workers: list[Writer | Member | Reader] = [*self.writers, *self.members, *self.readers]
+        for each in workers:
+            for failure in each.failures:
+                if isinstance(failure, BaseException):
+                    failure.add_note(f"of {type(each).__name__}")
+                    raise failure
+                raise AssertionError(f"{type(each).__name__}: {failure}")
 
     def check_commits(self) -> None:
-        """Asks the restarted broker until it answers."""
+        """Asks for the committed offsets of each group until there is an answer."""
         places = [confluent_kafka.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return self.commits.check(lambda: self._asking.committed(places, _FETCH_SECONDS))
-            except confluent_kafka.KafkaException:
-                assert time.monotonic() < deadline, "no broker reports the committed offsets"
+        for group, commits in self.groups.items():
+            fetch = functools.partial(self._asking[group].committed, places, FETCH_SECONDS)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while True:
+                try:
+                    commits.check(fetch)
+                    break
+                except confluent_kafka.KafkaException:
+                    assert time.monotonic() < deadline, "no broker reports the committed offsets"
+
+    @property
+    def acked(self) -> int:
+        return sum(len(each.acked) for each in self.writers)
 
     def end(self) -> None:
         """Everything is acked, processed and committed when this returns."""
         self._written.set()
-        for thread in self._writers:
+        for thread in self._writing:
             thread.join(3 * PATIENCE_SECONDS)
-        self._check_failures()
-        counts = [sum(len(each.sent[p]) for each in self.producers) for p in range(PARTITIONS)]
+        self.check_failures()
+        counts = [sum(len(each.sent[p]) for each in self.writers) for p in range(PARTITIONS)]
         deadline = time.monotonic() + 2 * PATIENCE_SECONDS
-        while self.commits.acked != counts:
-            assert time.monotonic() < deadline, f"committed {self.commits.acked} of {counts}"
+        while left := self._left(counts):
+            assert time.monotonic() < deadline, f"of {counts}, only {left}"
+            self.check_failures()
             time.sleep(0.05)
-        self._check_failures()
+
+    def _left(self, counts: Sequence[int]) -> dict[str, list[int]]:
+        """The positions of those who have not done everything yet."""
+        found = {f"group {group}": commits.acked for group, commits in self.groups.items()}
+        found |= {f"reader {each.name}": list(map(len, each.seen)) for each in self.readers}
+        return {name: done for name, done in found.items() if done != counts}
 
     def close(self) -> None:
         """Stops all workers."""
         self._written.set()
         self._read.set()
-        for thread in self._writers + self._readers:
+        for thread in self._writing + self._reading:
             if thread.ident is not None:
                 thread.join(3 * PATIENCE_SECONDS)
-        self._asking.close()
+        for each in self._asking.values():
+            each.close()
 
-    def judge(self) -> None:
+    def judge(self) -> Log:
         """Compares the records in the root, with all clients gone, with the acks."""
-        store, clock = LocalStore(self.broker.root), SystemClock()
+        store, clock = LocalStore(self.served.root), SystemClock()
         follower = RootFollower(store, clock=clock)
         log = [rows_followed(follower, store, TOPIC, number) for number in range(PARTITIONS)]
         for partition, rows in enumerate(log):
             assert [offset for offset, _ in rows] == list(range(len(rows)))
             assert rows_of_table(store, clock, TOPIC, partition) == rows, "the table is not the log"
-            for each in self.producers:
-                name = b"%d:" % each.number
-                mine = [value for _, value in rows if value and value.startswith(name)]
+            by_writer: dict[bytes, list[bytes]] = {}
+            for _, value in rows:
+                assert value is not None
+                by_writer.setdefault(value.partition(b":")[0], []).append(value)
+            for each in self.writers:
+                mine = by_writer.pop(b"%d" % each.number, [])
                 assert mine == each.sent[partition], "a record is missing, doubled or out of order"
-        for each in self.producers:
+            assert not by_writer, "a record that no writer has sent"
+        for each in self.writers:
             assert len(each.acked) == sum(map(len, each.sent))
             for partition, offset, value in each.acked:
                 assert log[partition][offset][1] == value
-        seen = {place for each in self.members for place in each.seen}
-        assert seen == set(_places(log)), "a record was not processed, or another one"
+        places = set(_places(log))
+        for group in self.groups:
+            members = [each for each in self.members if each.group == group]
+            seen = {place for each in members for place in each.seen}
+            left, others = sorted(places - seen)[:9], sorted(seen - places)[:9]
+            assert seen == places, f"group {group} did not process {left}, but {others}"
+        for reader in self.readers:
+            values = [[value for _, value in rows] for rows in log]
+            assert reader.seen == values, f"{reader.name} did not read what is there"
+        return log
 
 
-def _places(log: Sequence[Sequence[Row]]) -> Iterator[tuple[int, int, bytes | None]]:
+def _places(log: Log) -> Iterator[tuple[int, int, bytes | None]]:
     for partition, rows in enumerate(log):
         for offset, value in rows:
             yield partition, offset, value
@@ -362,45 +493,61 @@ def survive(root: Path, *, kills: int, minutes: float, seed: int) -> None:
 # ------------------------------------------------------------------------------ with a checker
 
 
+class Checking:
+    """`sparklog check` at work on brokers that may be killed, in a topic of its own."""
+
+    def __init__(self, served: Served, seed: int, *, rate: float = 300.0) -> None:
+        self._seed = seed
+        self._workload = Workload(
+            bootstrap=served.kafka_address,
+            seconds=1e9,
+            rate=rate,
+            groups=2,
+            seed=seed,
+            patience_seconds=2 * PATIENCE_SECONDS,
+        )
+        self._ended = threading.Event()
+        self._outcomes: list[RunResult | BaseException] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcomes.append(drive(self._workload, lambda *_: None, self._ended))
+        except BaseException as error:
+            self._outcomes.append(error)
+
+    def stop(self) -> None:
+        """Returns when it has ended."""
+        self._ended.set()
+        self._thread.join(6 * PATIENCE_SECONDS)
+
+    def judge(self) -> History:
+        """Ends it and returns the history; asserts that there is nothing wrong with it."""
+        self.stop()
+        assert self._outcomes, "the checker does not end"
+        (outcome,) = self._outcomes
+        assert isinstance(outcome, RunResult), outcome
+        assert outcome.problems == (), f"seed {self._seed}"
+        assert outcome.history.acked > 0
+        assert len(outcome.history.commits) > 0
+        assert analyse(outcome.history) == [], f"seed {self._seed}"
+        return outcome.history
+
+
 def survive_a_check(root: Path, *, kills: int, seed: int) -> None:
     """Kills at random moments while `sparklog check` is at work, which then must find nothing."""
     chance = random.Random(seed)
     broker = kafka_broker(root)
     broker.start()
-    workload = Workload(
-        bootstrap=broker.kafka_address,
-        seconds=3_600.0,
-        rate=300.0,
-        groups=2,
-        seed=seed,
-        patience_seconds=2 * PATIENCE_SECONDS,
-    )
-    ended = threading.Event()
-    outcomes: list[RunResult | BaseException] = []
-
-    def check() -> None:
-        try:
-            outcomes.append(drive(workload, lambda *_: None, ended))
-        except BaseException as error:
-            outcomes.append(error)
-
-    checking = threading.Thread(target=check)
-    checking.start()
+    checking = Checking(broker, seed)
     try:
         for _ in range(kills):
             time.sleep(chance.uniform(0.5, 3.0))
             broker.kill()
             broker.start()
         time.sleep(1.0)
-        ended.set()
-        checking.join(6 * PATIENCE_SECONDS)
-        (outcome,) = outcomes
-        assert isinstance(outcome, RunResult), outcome
-        assert outcome.problems == (), f"seed {seed}"
-        assert outcome.history.acked > 0
-        assert len(outcome.history.commits) > 0
-        assert analyse(outcome.history) == [], f"seed {seed}"
+        checking.judge()
     finally:
-        ended.set()
-        checking.join(6 * PATIENCE_SECONDS)
+        checking.stop()
         broker.stop()

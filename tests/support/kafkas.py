@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import itertools
 import socket
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,15 @@ def forget_producers(agent: Agent) -> None:
         partition_table.expire_producers(2**62)
         for topic in partition_table.topics():
             assert not any(each.producers for each in topic.partitions.values())
+
+
+def close_leavings() -> None:
+    """Closes the sockets that kafka-python leaves to the garbage collector, so that no warning
+    follows.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 class Frames:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 import sparklog
+from sparklog.bench.broker import free_address
 from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
@@ -69,49 +69,84 @@ class Witness(Protocol):
 
 
 class BrokerProcess:
-    """`sparklog broker` on a root, always at the same address."""
+    """`sparklog broker` on a root, always at the same address.
+
+    `said`: the file for its log lines, which otherwise go to the standard error of the tests.
+    """
 
     def __init__(
-        self, root: Path, environment: Mapping[str, str] | None = None, *, kafka: str = ""
+        self,
+        root: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        flight: str = "",
+        kafka: str = "",
+        broker: int = 1,
+        said: Path | None = None,
     ) -> None:
         self.root = root
+        self.broker = broker
         self.kafka_address = kafka
         self._environment = {**os.environ, **_EAGER, **(environment or {})}
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._said = said
+        self.address = flight or free_address()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Returns when it serves."""
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
-        command += ["--id", "1", "--flight", self.address, "--kafka", self.kafka_address]
-        self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE)
+        command += ["--id", str(self.broker), "--flight", self.address]
+        command += ["--kafka", self.kafka_address]
+        with contextlib.ExitStack() as closing:
+            said = closing.enter_context(self._said.open("ab")) if self._said else None
+            self._process = subprocess.Popen(
+                command, env=self._environment, stdout=subprocess.PIPE, stderr=said
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the broker did not start"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_started(self) -> bool:
+        return self._process is not None
+
     def kill(self) -> None:
         """The process ends amid whatever it does."""
-        assert self._process is not None
-        assert self._process.poll() is None, "the broker stopped by itself"
+        assert self.is_running, "the broker stopped by itself"
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
-        """The process leaves in good order."""
-        if self._process is not None and self._process.poll() is None:
-            self._end(signal.SIGTERM)
+    def stop(self) -> int:
+        """The process leaves in good order. Returns its exit code."""
+        return self._end(signal.SIGTERM) if self.is_running else 0
 
-    def _end(self, how: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(how)
-        self.await_end()
+    def freeze(self) -> None:
+        """The process does nothing until `thaw`, amid whatever it does."""
+        assert self.is_running, "the broker stopped by itself"
+        self._send(signal.SIGSTOP)
 
-    def await_end(self) -> None:
-        """Returns when the process has ended, by whatever hand."""
+    def thaw(self) -> None:
+        """The process goes on, as if no time had passed."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, signal_number: signal.Signals) -> None:
         assert self._process is not None
-        self._process.wait(PATIENCE_SECONDS)
+        self._process.send_signal(signal_number)
+
+    def _end(self, how: signal.Signals) -> int:
+        self._send(how)
+        return self.await_end()
+
+    def await_end(self) -> int:
+        """Returns the exit code once the process has ended, by whatever hand."""
+        assert self._process is not None
+        code = self._process.wait(PATIENCE_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        return code
 
 
 # ------------------------------------------------------------------------------ who writes
@@ -216,9 +251,9 @@ def _judge(root: Path, writings: Sequence[_Writing], witnesses: Sequence[Witness
 class Follower:
     """A reader of the root that needs no broker; it looks all the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int = PARTITIONS) -> None:
         self._ended = threading.Event()
-        self._seen: list[list[Row]] = [[] for _ in range(PARTITIONS)]
+        self._seen: list[list[Row]] = [[] for _ in range(partitions)]
         self._failures: list[BaseException] = []
         self._looks = 0
 

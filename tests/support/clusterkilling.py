@@ -1,0 +1,285 @@
+"""Disturbs the three brokers of a cluster in turn, while clients of all kinds work with it.
+
+A victim is killed, or frozen until the others have replaced it, or stopped in good order; it starts
+again later. Clients must continue while it is away, and again when it is back. In the end the
+promises of `KafkaWorld` hold, and `sparklog check` finds nothing in what its clients have seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sparklog.clock import SystemClock
+from sparklog.storage.leadership import is_up
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import LocalStore
+from tests.support.kafkakilling import (
+    PARTITIONS,
+    SOON,
+    Checking,
+    Commits,
+    KafkaWorld,
+    Member,
+    Reader,
+    Writer,
+    quiet_address,
+)
+from tests.support.kafkaworkers import (
+    ConfluentReader,
+    JavaClients,
+    OwnMember,
+    OwnReader,
+    OwnWriter,
+    PythonMember,
+    PythonReader,
+    PythonWriter,
+)
+from tests.support.killing import BrokerProcess, Follower
+from tests.support.waiting import wait_until
+
+BROKERS: Final = (1, 2, 3)
+KINDS: Final = ("kill", "freeze", "stop")
+DEAD_AFTER_SECONDS: Final = 3.0
+REPLACED: Final = 1
+"""The exit code of a broker that finds that it was replaced."""
+_REST_SECONDS: Final = 0.3
+"""The longest pause of a writer between two bursts: many clients share the machine."""
+_CHECK_RATE: Final = 100.0
+_SAID_CHARACTERS: Final = 3_000
+_MEMBER: Final = {
+    **SOON,
+    "SPARKLOG_CLUSTER_JOIN": "true",
+    "SPARKLOG_LIVENESS_HEARTBEAT_SECONDS": "0.3",
+    "SPARKLOG_LIVENESS_DEAD_AFTER_SECONDS": str(DEAD_AFTER_SECONDS),
+    "SPARKLOG_LOG_LEVEL": "info",
+}
+
+
+# ------------------------------------------------------------------------------ the brokers
+
+
+class Cluster:
+    """Three brokers on a root; their log lines are in files of `folder`."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        folder.mkdir()
+        self.root = root
+        self._folder = folder
+        self._metadata = MetadataStore(LocalStore(root), clock=SystemClock())
+        self.brokers = {broker: self._process(broker) for broker in BROKERS}
+        self.replaced: Counter[int] = Counter()
+        """Times that a broker was replaced although nobody had frozen it, by id."""
+
+    def _process(self, broker: int) -> BrokerProcess:
+        return BrokerProcess(
+            self.root,
+            {**_MEMBER, "SPARKLOG_CLUSTER_RACK": f"rack {broker}"},
+            flight=quiet_address(),
+            kafka=quiet_address(),
+            broker=broker,
+            said=self._folder / f"broker-{broker}.log",
+        )
+
+    @property
+    def address(self) -> str:
+        return ",".join(each.address for each in self.brokers.values())
+
+    @property
+    def kafka_address(self) -> str:
+        return ",".join(each.kafka_address for each in self.brokers.values())
+
+    @property
+    def metadata(self) -> ClusterMetadata:
+        """The newest version."""
+        return self._metadata.reload()
+
+    def start(self) -> None:
+        for each in self.brokers.values():
+            each.start()
+        self.await_up()
+
+    def await_up(self) -> None:
+        """Returns when all brokers may get partitions; starts those that were replaced again."""
+
+        def are_up() -> bool:
+            self.revive()
+            metadata = self.metadata
+            return all(is_up(metadata, broker) for broker in BROKERS)
+
+        wait_until(are_up, "all brokers are up")
+
+    def revive(self) -> None:
+        """Starts brokers again that were replaced, as a supervisor does.
+
+        On a machine that stands still for long enough, this happens to brokers that nobody froze.
+        """
+        for broker, process in self.brokers.items():
+            if process.has_started and not process.is_running:
+                code = process.await_end()
+                assert code == REPLACED, f"broker {broker} stopped by itself: {code}"
+                self.replaced[broker] += 1
+                process.start()
+
+    def close(self) -> None:
+        """Ends all brokers in good order, one after another, also frozen ones."""
+        for each in self.brokers.values():
+            if each.is_running:
+                each.thaw()
+                each.stop()
+
+    def said(self) -> str:
+        """The last log lines of each broker."""
+        return "\n".join(
+            f"{path}:\n{path.read_text(errors='replace')[-_SAID_CHARACTERS:]}"
+            for path in sorted(self._folder.glob("*.log"))
+        )
+
+
+# ------------------------------------------------------------------------------ disturbances
+
+
+@dataclass(slots=True)
+class Disturber:
+    """Disturbs one broker after another: each kind equally often, and each third time the
+    controller.
+    """
+
+    cluster: Cluster
+    world: KafkaWorld
+    chance: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    """Disturbances of each kind, and how many of them were the controller's."""
+    _kinds: list[str] = field(default_factory=list)
+    _victims: list[int | None] = field(default_factory=list)
+    """None: the controller."""
+
+    def disturb(self) -> None:
+        """Returns when the victim is back and all clients have continued."""
+        if not self._kinds:
+            self._kinds = self.chance.sample(KINDS, len(KINDS))
+            in_turn = BROKERS[self.counts.total() % len(BROKERS)]
+            self._victims = [None, in_turn, self.chance.choice(BROKERS)]
+            self.chance.shuffle(self._victims)
+        kind, victim = self._kinds.pop(), self._victims.pop()
+        controller = self.cluster.metadata.controller
+        victim = controller if victim is None else victim
+        self.counts[kind] += 1
+        self.counts["controller"] += victim == controller
+        time.sleep(self.chance.uniform(0.05, 1.2))
+        getattr(self, f"_{kind}")(victim, self.cluster.brokers[victim])
+        self.cluster.await_up()
+        self.world.check_commits()
+        self.world.go_on()
+
+    def _kill(self, victim: int, process: BrokerProcess) -> None:
+        process.kill()
+        self._be_away(victim)
+        process.start()
+
+    def _stop(self, victim: int, process: BrokerProcess) -> None:
+        assert process.stop() == 0, "a broker did not leave in good order"
+        self._be_away(victim)
+        process.start()
+
+    def _freeze(self, victim: int, process: BrokerProcess) -> None:
+        """The victim wakes up when it has been replaced for some time, or for a moment."""
+        process.freeze()
+        wait_until(lambda: not is_up(self.cluster.metadata, victim), "a frozen broker is replaced")
+        self._be_away(victim)
+        process.thaw()
+        assert process.await_end() == REPLACED, "a broker that was replaced ended otherwise"
+        time.sleep(self.chance.choice([0.0, self.chance.uniform(0.0, 1.0)]))
+        process.start()
+
+    def _be_away(self, victim: int) -> None:
+        """The victim is away for a moment, for longer, or until all clients continue without it."""
+        how = self.chance.randrange(3)
+        if how == 1:
+            time.sleep(self.chance.uniform(0.0, 2.0))
+        elif how == 2:
+            wait_until(lambda: not is_up(self.cluster.metadata, victim), "a broker is replaced")
+            self.world.check_commits()
+            self.world.go_on()
+
+
+# ------------------------------------------------------------------------------ the whole
+
+
+@contextlib.contextmanager
+def _told(cluster: Cluster, seed: int) -> Iterator[None]:
+    """Adds the seed and what the brokers said to a failure."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"seed {seed}\n{cluster.said()}")
+        raise
+
+
+def survive(
+    folder: Path, *, disturbances: int, minutes: float, seed: int, java: bool = True
+) -> Counter[str]:
+    """Disturbs so many times, or for so long; and then looks at what there is.
+
+    Returns the numbers of disturbances, and of acked records.
+    """
+    chance = random.Random(seed)
+    cluster = Cluster(folder / "root", folder / "logs")
+    writers: list[Writer] = [PythonWriter(10, _REST_SECONDS), OwnWriter(11, _REST_SECONDS)]
+    members: list[Member] = [
+        PythonMember(0, Commits(), "kafka-python"),
+        OwnMember(0, Commits(), "sparklog"),
+    ]
+    readers: list[Reader] = [
+        ConfluentReader("librdkafka"),
+        PythonReader("kafka-python"),
+        OwnReader("sparklog"),
+    ]
+    with contextlib.ExitStack() as closing, _told(cluster, seed):
+        if java:
+            clients = JavaClients(12, rest_seconds=_REST_SECONDS)
+            closing.callback(clients.close)
+            writers.append(clients.writer)
+            members.append(clients.member)
+            readers.append(clients.reader)
+        closing.callback(cluster.close)
+        cluster.start()
+        world = KafkaWorld(
+            cluster,
+            seed,
+            writers=writers,
+            members=members,
+            readers=readers,
+            rest_seconds=_REST_SECONDS,
+        )
+        closing.callback(world.close)
+        world.begin()
+        checking = Checking(cluster, seed, rate=_CHECK_RATE)
+        closing.callback(checking.stop)
+        follower = Follower(PARTITIONS)
+        follower.begin(cluster.root, cluster.address)
+        disturber = Disturber(cluster, world, chance)
+        deadline = time.monotonic() + minutes * 60
+        done = 0
+        while done < disturbances or time.monotonic() < deadline:
+            disturber.disturb()
+            done += 1
+        history = checking.judge()
+        world.end()
+        world.check_commits()
+        world.close()
+        cluster.close()
+        log = world.judge()
+        follower.end(log)
+        found = Counter(disturber.counts)
+        found["acked"] = world.acked
+        found["acked to the checker"] = history.acked
+        found["replaced without a reason"] = cluster.replaced.total()
+        return found
