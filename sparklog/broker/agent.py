@@ -807,7 +807,7 @@ class Agent:
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Returns when the broker has stopped. Raises what stopped it, if it did so by itself."""
         stopped = self._stopped.wait(timeout_seconds)
-        if self.failure is not None:
+        if stopped and self.failure is not None:
             raise self.failure
         return stopped
 

@@ -811,6 +811,28 @@ def test_a_failed_sync_stops_the_broker() -> None:
         assert client.values()[0] == b"a"
 
 
+def test_a_failure_is_raised_once_the_broker_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then its process must not end: the interpreter would close the listeners' threads."""
+    agent = Agent(settings(), store=MemoryStore(CLOCK))
+    agent.start()
+    may_close, close = threading.Event(), agent._close
+
+    def close_later() -> None:
+        assert may_close.wait(SECONDS)
+        close()
+
+    monkeypatch.setattr(agent, "_close", close_later)
+    agent._on_failure(errors.SparklogError(reason="replaced"))
+    try:
+        assert not agent.wait(0.1)
+        assert not refuses(agent.address)
+    finally:
+        may_close.set()
+    with pytest.raises(errors.SparklogError, match="replaced"):
+        agent.wait(SECONDS)
+    assert refuses(agent.address)
+
+
 class Switch(NoFaults):
     """A store whose puts fail while an error is set."""
 
