@@ -420,8 +420,10 @@ class _Sender:
         partition, started = self._undecided.pop(value)
         ended = _now_us()
         if error is None:
+            # Without an offset where an ack was lost, and that of a later batch implies it.
+            offset = NO_OFFSET if message.offset() is None else message.offset()
             self._recorder.sends.add(
-                value, partition, ACKED, message.partition(), message.offset(), started, ended
+                value, partition, ACKED, message.partition(), offset, started, ended
             )
             self._run.acked += 1
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from pathlib import Path
 
@@ -9,9 +11,19 @@ import numpy as np
 import pytest
 
 from sparklog import errors
+from sparklog.check import driving
 from sparklog.check import history as histories
 from sparklog.check.analysis import KINDS, analyse
-from sparklog.check.history import ACKED, Consumers, History, Reads, Recorder, Sends, value_of
+from sparklog.check.history import (
+    ACKED,
+    NO_OFFSET,
+    Consumers,
+    History,
+    Reads,
+    Recorder,
+    Sends,
+    value_of,
+)
 from tests.support.brokenlog import FAULTS, play
 
 SEEDS = range(20)
@@ -49,6 +61,36 @@ def test_an_empty_history_is_clean() -> None:
     """Nothing was done, nothing is wrong."""
     assert analyse(histories.joined([])) == []
     assert analyse(histories.joined([Recorder(), Recorder()])) == []
+
+
+class Delivered:
+    """A record of librdkafka's whose ack was lost, and that the ack of a later one implies."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def value(self) -> bytes:
+        return self._payload
+
+    def partition(self) -> int:
+        return 2
+
+    def offset(self) -> None:
+        return None
+
+
+def test_an_ack_without_an_offset_is_an_ack() -> None:
+    """The record must be read, and may be anywhere in its partition."""
+    run = driving._Run(driving.Workload(bootstrap="x"), lambda *_: None, threading.Event())
+    sender = driving._Sender(run, 0, random.Random(1))
+    value = value_of(0, 7)
+    sender._undecided[value] = 2, 1
+    sender._delivered(None, Delivered(run.payload(value)))
+    assert run.acked == 1
+    sends = sender._recorder.sends.columns()
+    assert (sends.status[0], sends.acked_partition[0], sends.offset[0]) == (ACKED, 2, NO_OFFSET)
+    (finding,) = analyse(histories.joined([sender._recorder]))
+    assert finding.kind == "unseen"
 
 
 def test_a_million_operations_in_time() -> None:
