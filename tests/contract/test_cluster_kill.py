@@ -22,16 +22,17 @@ def _leavings() -> Iterator[None]:
 @pytest.mark.timeout(300)
 def test_a_cluster_keeps_what_it_has_acked(tmp_path: Path) -> None:
     """A kill, a freeze and a stop, one of the controller: nothing is lost, doubled or moved."""
-    found = survive(tmp_path, disturbances=3, minutes=0.0, seed=3, java=False)
+    found = survive(tmp_path, disturbances=3, minutes=0.0, seed=3, jvms=False)
     assert [found[kind] for kind in KINDS] == [1, 1, 1]
     assert found["controller"] > 0
 
 
 @pytest.mark.soak
+@pytest.mark.spark
 def test_a_cluster_always_keeps_what_it_has_acked(tmp_path: Path) -> None:
     """The promises hold for a hundred disturbances, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     seed = int.from_bytes(os.urandom(4))
-    found = survive(tmp_path, disturbances=100, minutes=minutes, seed=seed)
+    found = survive(tmp_path, disturbances=100, minutes=minutes, seed=seed, jvms=True)
     print(f"seed {seed}: {dict(found)}")  # noqa: T201 - for those who run it with -s
     assert found["controller"] >= 33

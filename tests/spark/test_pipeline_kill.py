@@ -1,179 +1,34 @@
 """A pipeline from topic to topic whose driver and broker are killed: each record comes out once.
 
 The driver is a program of its own, `tests.support.pipeline`, with a JVM and Python workers of its
-own; producers, kills and checks are here.
+own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import pytest
 
 import sparklog
-from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
-from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
-from tests.support.brokers import rows_of_table
 from tests.support.killing import BrokerProcess
 from tests.support.killpoints import KillPoints
-from tests.support.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.piping import IN_PARTITIONS, OUT_PARTITIONS, Driver, Producer, drain
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
-
-KEYS = 7
-IN_PARTITIONS = 2
-OUT_PARTITIONS = 3
-
-Record: TypeAlias = tuple[int, int, str, str]
-"""Partition, offset, key and value."""
-
-
-# ------------------------------------------------------------------------------ who writes
-
-
-class Producer:
-    """Sends numbered records of several keys, in bursts, and waits for each burst's acks."""
-
-    def __init__(self, address: str, chance: random.Random) -> None:
-        self._address = address
-        self._chance = chance
-        self._ended = threading.Event()
-        self._failures: list[BaseException] = []
-        self._sent: list[tuple[str, str, RecordFuture]] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        numbers = [0] * KEYS
-        try:
-            with sparklog.connect(self._address) as log, log.producer(linger_ms=1) as producer:
-                while not self._ended.wait(self._chance.random() * 0.2):
-                    burst = []
-                    for _ in range(self._chance.choice([1, 2, 20])):
-                        which = self._chance.randrange(KEYS)
-                        key, value = f"k{which}", f"{which}:{numbers[which]}"
-                        numbers[which] += 1
-                        burst.append(
-                            (key, value, producer.send("in", value.encode(), key=key.encode()))
-                        )
-                    for _, _, future in burst:
-                        future.result(PATIENCE_SECONDS)
-                    self._sent += burst
-        except BaseException as error:
-            self._failures.append(error)
-
-    def stop(self) -> None:
-        """Returns when it has ended, with what it was about."""
-        self._ended.set()
-        self._thread.join(PATIENCE_SECONDS)
-
-    def check(self) -> None:
-        assert self._failures == []
-
-    def end(self) -> list[Record]:
-        """All that was acked, in the order in which it was sent."""
-        self.stop()
-        self.check()
-        acked = [(key, value, future.result(0.0)) for key, value, future in self._sent]
-        return [(place.partition, place.offset, key, value) for key, value, place in acked]
-
-
-# ------------------------------------------------------------------------------ who transforms
-
-
-class Driver:
-    """The program with its JVM and its workers; their output is in a file."""
-
-    def __init__(self, root: Path, folder: Path, points: KillPoints) -> None:
-        folder.mkdir()
-        self._folder = folder
-        self._report = folder / "report.jsonl"
-        self._said = folder / "said.txt"
-        self._command = [sys.executable, "-m", "tests.support.pipeline", str(root)]
-        self._command += [str(folder / "checkpoint"), str(self._report)]
-        local = {"SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
-        local["JDK_JAVA_OPTIONS"] = f"-Djava.io.tmpdir={folder}"
-        self._environment = {**os.environ, **points.environment("spark"), **local}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._said.open("ab") as said:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def kill(self) -> None:
-        """All of it at once, whatever it does."""
-        assert self._process is not None
-        for group in _groups_below(self._process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        self.await_end()
-
-    def await_end(self) -> int:
-        """Waits for the exit code of the driver."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        code = self._process.wait(PATIENCE_SECONDS)
-        self._process.stdin.close()
-        return code
-
-    def drain(self) -> list[Record]:
-        """Lets it process the rest and end. Returns the records of `out` as Spark has read them."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self.await_end() == 0
-        return [tuple(json.loads(line)) for line in self._report.read_text().splitlines()]
-
-    def said(self) -> str:
-        return self._said.read_text(errors="replace")[-6_000:]
-
-
-def _groups_below(pid: int) -> list[int]:
-    """The process groups of a process and all that it has started: Spark's workers have others."""
-    listed = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid="], text=True)
-    processes = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    family, groups = {pid}, {pid: None}
-    found = True
-    while found:
-        found = False
-        for each, parent, group in processes:
-            if parent in family and each not in family:
-                family.add(each)
-                groups[group] = None
-                found = True
-    return list(groups)
-
-
-# ------------------------------------------------------------------------------ the whole
 
 
 class Pipeline:
@@ -259,56 +114,9 @@ class Pipeline:
 
     def judge(self) -> None:
         """Drains it; each acked record came out once, in order, and there are no others."""
-        acked = self._producer.end()
-        by_spark = self.driver.drain()
-        with sparklog.connect(self.broker.address) as log:
-            taken, given = _read(log, "in"), _read(log, "out")
+        outcome = drain(self._producer, self.driver, self.broker.address)
         self.broker.stop()
-        assert sorted(taken) == sorted(acked)
-        assert _by_key(taken) == _by_key(acked)
-        _check_offsets(taken, IN_PARTITIONS)
-        _check_offsets(given, OUT_PARTITIONS)
-        assert sorted(by_spark) == given
-        assert self._table() == [(place, offset, value) for place, offset, _, value in given]
-        wanted = [(0, 0, key, f"{part}/{offset}/{value}") for part, offset, key, value in taken]
-        assert _by_key(given) == _by_key(wanted)
-        for partition, _, key, _ in given:
-            assert partition == to_positive(murmur2(key.encode())) % OUT_PARTITIONS
-
-    def _table(self) -> list[tuple[int, int, str]]:
-        """Returns partition, offset and value of the rows in the table of `out`."""
-        return [
-            (partition, offset, (value or b"").decode())
-            for partition in range(OUT_PARTITIONS)
-            for offset, value in rows_of_table(self._store, SystemClock(), "out", partition)
-        ]
-
-
-def _read(log: sparklog.Log, topic: str) -> list[Record]:
-    """All of a topic as the client reads it, by partition and offset."""
-    columns = log.read(topic).to_pydict()
-    names = ("partition", "offset", "key", "value")
-    return sorted(
-        (partition, offset, key.decode(), value.decode())
-        for partition, offset, key, value in zip(*(columns[name] for name in names), strict=True)
-    )
-
-
-def _check_offsets(rows: Iterable[Record], partitions: int) -> None:
-    """Each partition has something, and its offsets have no hole."""
-    found: list[list[int]] = [[] for _ in range(partitions)]
-    for partition, offset, _, _ in rows:
-        found[partition].append(offset)
-    assert found == [list(range(len(each))) for each in found]
-    assert all(found)
-
-
-def _by_key(rows: Iterable[Record]) -> dict[str, list[str]]:
-    """The values of each key in their order, which is that of one partition."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for _, _, key, value in rows:
-        found[key].append(value)
-    return found
+        outcome.judge(self._store)
 
 
 def survive(folder: Path, *, kills: int, minutes: float, seed: int) -> None:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import sparklog
 from sparklog.clock import SystemClock
+from sparklog.storage.follow import RootFollower
 from sparklog.storage.leadership import is_up
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -43,6 +45,8 @@ from tests.support.kafkaworkers import (
     PythonWriter,
 )
 from tests.support.killing import BrokerProcess, Follower
+from tests.support.killpoints import KillPoints
+from tests.support.piping import IN_PARTITIONS, OUT_PARTITIONS, Driver, Outcome, Producer, drain
 from tests.support.waiting import wait_until
 
 BROKERS: Final = (1, 2, 3)
@@ -135,12 +139,63 @@ class Cluster:
                 each.thaw()
                 each.stop()
 
+    def exceptions(self) -> list[str]:
+        """The log lines with a traceback: none of what happens here is unexpected."""
+        return [
+            line
+            for path in sorted(self._folder.glob("*.log"))
+            for line in path.read_text(errors="replace").splitlines()
+            if '"exception":' in line
+        ]
+
     def said(self) -> str:
         """The last log lines of each broker."""
         return "\n".join(
             f"{path}:\n{path.read_text(errors='replace')[-_SAID_CHARACTERS:]}"
             for path in sorted(self._folder.glob("*.log"))
         )
+
+
+# ------------------------------------------------------------------------------ with Spark
+
+
+class SparkPipeline:
+    """A streaming query from topic to topic, and a producer for it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, chance: random.Random) -> None:
+        self._cluster = cluster
+        with sparklog.connect(cluster.address) as log:
+            log.create_topic("in", partitions=IN_PARTITIONS)
+            log.create_topic("out", partitions=OUT_PARTITIONS)
+        points = KillPoints(folder / "points")  # none of which is armed
+        self.driver = Driver(cluster.root, folder / "driver", points)
+        self._producer = Producer(cluster.address, chance)
+        self._follower = RootFollower(LocalStore(cluster.root), clock=SystemClock())
+        self._seen = 0
+        self.driver.start()
+
+    def go_on(self) -> None:
+        """Returns once more has come out than at the last time."""
+
+        def has_moved() -> bool:
+            assert self.driver.is_running, f"the driver stopped: {self.driver.said()}"
+            self._producer.check()
+            return self._ended_at() > self._seen
+
+        wait_until(has_moved, "something comes out of the pipeline")
+        self._seen = self._ended_at()
+
+    def _ended_at(self) -> int:
+        return sum(self._follower.ends(self._follower.refresh(["out"])["out"]))
+
+    def drain(self) -> Outcome:
+        return drain(self._producer, self.driver, self._cluster.address)
+
+    def close(self) -> None:
+        """Ends it, however it is."""
+        self._producer.stop()
+        if self.driver.is_running:
+            self.driver.kill()
 
 
 # ------------------------------------------------------------------------------ disturbances
@@ -154,6 +209,7 @@ class Disturber:
 
     cluster: Cluster
     world: KafkaWorld
+    pipeline: SparkPipeline | None
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
     """Disturbances of each kind, and how many of them were the controller's."""
@@ -176,8 +232,13 @@ class Disturber:
         time.sleep(self.chance.uniform(0.05, 1.2))
         getattr(self, f"_{kind}")(victim, self.cluster.brokers[victim])
         self.cluster.await_up()
+        self._go_on()
+
+    def _go_on(self) -> None:
         self.world.check_commits()
         self.world.go_on()
+        if self.pipeline is not None:
+            self.pipeline.go_on()
 
     def _kill(self, victim: int, process: BrokerProcess) -> None:
         process.kill()
@@ -206,8 +267,7 @@ class Disturber:
             time.sleep(self.chance.uniform(0.0, 2.0))
         elif how == 2:
             wait_until(lambda: not is_up(self.cluster.metadata, victim), "a broker is replaced")
-            self.world.check_commits()
-            self.world.go_on()
+            self._go_on()
 
 
 # ------------------------------------------------------------------------------ the whole
@@ -224,10 +284,11 @@ def _told(cluster: Cluster, seed: int) -> Iterator[None]:
 
 
 def survive(
-    folder: Path, *, disturbances: int, minutes: float, seed: int, java: bool = True
+    folder: Path, *, disturbances: int, minutes: float, seed: int, jvms: bool
 ) -> Counter[str]:
     """Disturbs so many times, or for so long; and then looks at what there is.
 
+    `jvms`: with clients for Java, and with Spark, which take some time to start.
     Returns the numbers of disturbances, and of acked records.
     """
     chance = random.Random(seed)
@@ -243,7 +304,7 @@ def survive(
         OwnReader("sparklog"),
     ]
     with contextlib.ExitStack() as closing, _told(cluster, seed):
-        if java:
+        if jvms:
             clients = JavaClients(12, rest_seconds=_REST_SECONDS)
             closing.callback(clients.close)
             writers.append(clients.writer)
@@ -265,7 +326,11 @@ def survive(
         closing.callback(checking.stop)
         follower = Follower(PARTITIONS)
         follower.begin(cluster.root, cluster.address)
-        disturber = Disturber(cluster, world, chance)
+        pipeline = SparkPipeline(cluster, folder, random.Random(seed)) if jvms else None
+        if pipeline is not None:
+            closing.callback(pipeline.close)
+            pipeline.go_on()
+        disturber = Disturber(cluster, world, pipeline, chance)
         deadline = time.monotonic() + minutes * 60
         done = 0
         while done < disturbances or time.monotonic() < deadline:
@@ -275,11 +340,16 @@ def survive(
         world.end()
         world.check_commits()
         world.close()
+        outcome = pipeline.drain() if pipeline is not None else None
         cluster.close()
         log = world.judge()
         follower.end(log)
+        if outcome is not None:
+            outcome.judge(LocalStore(cluster.root))
+        assert not cluster.exceptions(), "a broker has logged an unexpected error"
         found = Counter(disturber.counts)
         found["acked"] = world.acked
         found["acked to the checker"] = history.acked
+        found["out of the pipeline"] = len(outcome.given) if outcome is not None else 0
         found["replaced without a reason"] = cluster.replaced.total()
         return found

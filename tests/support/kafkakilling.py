@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import RunResult, Workload, drive
-from sparklog.check.history import History
+from sparklog.check.history import NO_OFFSET, History
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
@@ -96,7 +96,7 @@ class Writer:
     """The longest pause between two bursts."""
     sent: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
     acked: list[tuple[int, int, bytes]] = field(default_factory=list)
-    """Partition, offset, value."""
+    """Partition, offset (or `NO_OFFSET`), value."""
     failures: list[object] = field(default_factory=list)
     _next: int = 0
 
@@ -154,10 +154,11 @@ class _Producer(Writer):
         self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
     ) -> None:
         partition, offset, value = message.partition(), message.offset(), message.value()
-        if error is not None or partition is None or offset is None or value is None:
+        if error is not None or partition is None or value is None:
             self.failures.append(error)
         else:
-            self.acked.append((partition, offset, value))
+            # Without an offset where an ack was lost, and that of a later batch implies it.
+            self.acked.append((partition, NO_OFFSET if offset is None else offset, value))
 
 
 # ------------------------------------------------------------------------------ who reads
@@ -441,7 +442,7 @@ class KafkaWorld:
         for each in self.writers:
             assert len(each.acked) == sum(map(len, each.sent))
             for partition, offset, value in each.acked:
-                assert log[partition][offset][1] == value
+                assert offset == NO_OFFSET or log[partition][offset][1] == value
         places = set(_places(log))
         for group in self.groups:
             members = [each for each in self.members if each.group == group]
