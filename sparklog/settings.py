@@ -232,6 +232,8 @@ def _known_keys() -> dict[str, Any]:
     return keys
 
 
+# What msgspec collects about the structs, before several threads convert settings.
+msgspec.json.Decoder(BrokerSettings)
 _KEYS = _known_keys()
 _TABLES = {name.partition(".")[0] for name in _KEYS if "." in name} | {"storage"}
 _TOP = {name for name in _KEYS if "." not in name} | _TABLES

@@ -47,7 +47,10 @@ class Report:
 
     @classmethod
     def from_json(cls, data: bytes) -> Report:
-        return msgspec.json.decode(data, type=cls)
+        return _report_decoder.decode(data)
+
+
+_report_decoder = msgspec.json.Decoder(Report)
 
 
 @dataclass(slots=True)

@@ -702,7 +702,12 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
 # ------------------------------------------------------------------------------ bytes
 
 _encoder = msgspec.json.Encoder()
-_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+_decoders: Final[dict[type[msgspec.Struct], msgspec.json.Decoder[Any]]] = {
+    # All at the import: two threads that make the first decoder of a struct end the process.
+    kind: msgspec.json.Decoder(kind)
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+}
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -712,11 +717,8 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode(kind: type[Message], data: bytes | memoryview | None) -> Message:
     """Raises `BadRequest` where the bytes, or the lack of any, are no such message."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        message: Message = decoder.decode(data or b"")
+        message: Message = _decoders[kind].decode(data or b"")
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise errors.BadRequest(reason=f"not a {kind.__name__}: {error}") from error
     return message

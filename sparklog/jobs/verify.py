@@ -41,6 +41,7 @@ _ATTEMPTS: Final = 3
 """Plans of the same offsets, of which a file may be compacted before it is read."""
 _TASK_BYTES: Final = 128 * 2**20
 _ENTRY_BYTES: Final = 2**20
+_report_decoder = msgspec.json.Decoder(SliceReport)
 """The cost of opening a file or an entry, in bytes that are read meanwhile."""
 
 
@@ -261,7 +262,7 @@ class _Verification:
         rows = [(bytearray(tasks.encode([piece])), end) for piece, end in slices]
         frame = spark.createDataFrame(rows, "slice BINARY, end BIGINT").repartition(count)
         for row in frame.mapInArrow(check, "report BINARY").collect():
-            yield msgspec.json.decode(row["report"], type=SliceReport)
+            yield _report_decoder.decode(row["report"])
 
     # -------------------------------------------------------------------------- findings
 

@@ -49,6 +49,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return Range(starts=self.starts, ends=self.ends)
 
 
+_head_decoder = msgspec.json.Decoder(Head)
+_window_decoder = msgspec.json.Decoder(Window)
+
+
 class Checkpoint:
     """A folder, or the prefix of a bucket, of one job. Raises the errors of its store."""
 
@@ -87,7 +91,7 @@ class Checkpoint:
 
     def _head(self) -> Head | None:
         try:
-            return msgspec.json.decode(self._store.get(_HEAD), type=Head)
+            return _head_decoder.decode(self._store.get(_HEAD))
         except ObjectMissing:
             return None
         except msgspec.MsgspecError as error:
@@ -100,7 +104,7 @@ class Checkpoint:
         if not plans:
             return None, True
         try:
-            window = msgspec.json.decode(self._store.get(plans[-1]), type=Window)
+            window = _window_decoder.decode(self._store.get(plans[-1]))
         except msgspec.MsgspecError as error:
             path = f"{self._uri}/{plans[-1]}"
             raise errors.CorruptObject(path=path, check=str(error)) from None

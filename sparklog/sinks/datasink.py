@@ -130,6 +130,9 @@ def _tell(note: str) -> None:
 # ------------------------------------------------------------------------------ tasks
 
 
+_sections_decoder = msgspec.msgpack.Decoder(list[Section])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTask(WriterCommitMessage):
     """The staged sections of one task, and their batch."""
@@ -140,7 +143,7 @@ class StagedTask(WriterCommitMessage):
 
     @property
     def sections(self) -> list[Section]:
-        return msgspec.msgpack.decode(self.encoded, type=list[Section])
+        return _sections_decoder.decode(self.encoded)
 
 
 def _stage(

@@ -98,9 +98,12 @@ def _exists(store: Store) -> bool:
     return True
 
 
+_decoder = msgspec.json.Decoder(Cluster)
+
+
 def _decode(store: Store, data: pa.Buffer) -> Cluster:
     try:
-        return msgspec.json.decode(data, type=Cluster)
+        return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         check = (
             f"it does not describe a sparklog root ({error}); if another program made it, use"

@@ -436,6 +436,9 @@ class _LastCheckpoint(Action, frozen=True, kw_only=True):
     size: int
 
 
+_last_checkpoint_decoder = msgspec.json.Decoder(_LastCheckpoint)
+
+
 def encode_last_checkpoint(version: int, count: int) -> bytes:
     """Encodes the hint that names the newest checkpoint, of `count` actions."""
     return _encoder.encode(_LastCheckpoint(version=version, size=count))
@@ -444,7 +447,7 @@ def encode_last_checkpoint(version: int, count: int) -> bytes:
 def decode_last_checkpoint(data: pa.Buffer) -> int | None:
     """Returns the version of the hint, or None if the hint is torn, which is not an error."""
     try:
-        return msgspec.json.decode(data, type=_LastCheckpoint).version
+        return _last_checkpoint_decoder.decode(data).version
     except msgspec.MsgspecError:
         return None
 

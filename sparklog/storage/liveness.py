@@ -69,6 +69,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of `Phase`. A hint for observers, and for members that give partitions away."""
 
 
+_decoder = msgspec.json.Decoder(Heartbeat)
+
+
 def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
     """Overwrites the heartbeat. A `PutUnresolved` needs no handling: the next heartbeat follows."""
     store.put(_path(heartbeat.broker), msgspec.json.encode(heartbeat), durable=False)
@@ -77,7 +80,7 @@ def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
 def read_heartbeat(store: Store, broker: int) -> Heartbeat | None:
     """Returns the newest heartbeat of that broker; None if there is none that can be read."""
     try:
-        return msgspec.json.decode(store.get(_path(broker)), type=Heartbeat)
+        return _decoder.decode(store.get(_path(broker)))
     except (ObjectMissing, msgspec.MsgspecError):
         return None
 

@@ -151,11 +151,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         claim(store, path, msgspec.json.encode(self), clock=clock)
 
 
+_receipt_decoder = msgspec.json.Decoder(Receipt)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+
+
 def find_receipt(store: Store, within: str) -> Receipt | None:
     """Returns the receipt in the folder of a batch, if there is one. Raises `CorruptObject`."""
     path = f"{within}/{RECEIPT}"
     try:
-        return msgspec.json.decode(store.get(path), type=Receipt)
+        return _receipt_decoder.decode(store.get(path))
     except ObjectMissing:
         return None
     except msgspec.MsgspecError as error:
@@ -251,7 +255,7 @@ def load(store: Store, path: str) -> Manifest:
     batch_id = batch_of(path)
     within = folder(batch_id.query, batch_id.batch)
     try:
-        found = msgspec.json.decode(store.get(path), type=Manifest)
+        found = _manifest_decoder.decode(store.get(path))
     except ObjectMissing:
         raise errors.BadRequest(reason=f"{path} does not exist") from None
     except msgspec.MsgspecError as error:

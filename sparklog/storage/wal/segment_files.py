@@ -66,6 +66,9 @@ class _ClusterId(msgspec.Struct, frozen=True):
     cluster_id: str = ""
 
 
+_cluster_id_decoder = msgspec.json.Decoder(_ClusterId)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """An open segment."""
@@ -109,7 +112,7 @@ class EpochFiles:
     def cluster_id(self) -> str:
         """Returns the id of the root; empty for a root made by hand."""
         try:
-            return msgspec.json.decode(self.store.get("cluster.json"), type=_ClusterId).cluster_id
+            return _cluster_id_decoder.decode(self.store.get("cluster.json")).cluster_id
         except ObjectMissing:
             return ""
 

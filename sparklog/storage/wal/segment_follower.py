@@ -67,7 +67,7 @@ class SegmentFollower:
             return 0
         try:
             data = self._epoch.store.get(f"heartbeats/{self.broker}.json")
-            beat = msgspec.json.decode(data, type=_Beat)
+            beat = _beat_decoder.decode(data)
         except (ObjectMissing, msgspec.MsgspecError):
             return len(newest)
         is_confirmed = beat.epoch == self.epoch and beat.newest_sequence >= newest[-1].at.sequence
@@ -298,3 +298,6 @@ class _Beat(msgspec.Struct, frozen=True):
 
     epoch: int = -1
     newest_sequence: int = -1
+
+
+_beat_decoder = msgspec.json.Decoder(_Beat)
