@@ -56,6 +56,8 @@ REPLACED: Final = 1
 """The exit code of a broker that finds that it was replaced."""
 _REST_SECONDS: Final = 0.3
 """The longest pause of a writer between two bursts: many clients share the machine."""
+_START_SECONDS: Final = 300.0
+"""The longest start of Spark, beside all others that start."""
 _CHECK_RATE: Final = 100.0
 _SAID_CHARACTERS: Final = 3_000
 _MEMBER: Final = {
@@ -174,16 +176,23 @@ class SparkPipeline:
         self._seen = 0
         self.driver.start()
 
+    def begin(self) -> None:
+        """Returns once something has come out: a JVM and Python workers have to start first."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._has_moved():
+            assert time.monotonic() < deadline, f"Spark does not start: {self.driver.said()}"
+            time.sleep(1.0)
+        self._seen = self._ended_at()
+
     def go_on(self) -> None:
         """Returns once more has come out than at the last time."""
-
-        def has_moved() -> bool:
-            assert self.driver.is_running, f"the driver stopped: {self.driver.said()}"
-            self._producer.check()
-            return self._ended_at() > self._seen
-
-        wait_until(has_moved, "something comes out of the pipeline")
+        wait_until(self._has_moved, "something comes out of the pipeline")
         self._seen = self._ended_at()
+
+    def _has_moved(self) -> bool:
+        assert self.driver.is_running, f"the driver stopped: {self.driver.said()}"
+        self._producer.check()
+        return self._ended_at() > self._seen
 
     def _ended_at(self) -> int:
         return sum(self._follower.ends(self._follower.refresh(["out"])["out"]))
@@ -329,7 +338,7 @@ def survive(
         pipeline = SparkPipeline(cluster, folder, random.Random(seed)) if jvms else None
         if pipeline is not None:
             closing.callback(pipeline.close)
-            pipeline.go_on()
+            pipeline.begin()
         disturber = Disturber(cluster, world, pipeline, chance)
         deadline = time.monotonic() + minutes * 60
         done = 0
