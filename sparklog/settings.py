@@ -232,7 +232,7 @@ def _known_keys() -> dict[str, Any]:
     return keys
 
 
-# What msgspec collects about the structs, before several threads convert settings.
+# Before several threads convert settings: see `flight_messages`.
 msgspec.json.Decoder(BrokerSettings)
 _KEYS = _known_keys()
 _TABLES = {name.partition(".")[0] for name in _KEYS if "." in name} | {"storage"}

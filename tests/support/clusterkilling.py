@@ -82,7 +82,7 @@ class Cluster:
         self._metadata = MetadataStore(LocalStore(root), clock=SystemClock())
         self.brokers = {broker: self._process(broker) for broker in BROKERS}
         self.replaced: Counter[int] = Counter()
-        """Times that a broker was replaced although nobody had frozen it, by id."""
+        """Times that a broker was replaced without having been frozen, by id."""
 
     def _process(self, broker: int) -> BrokerProcess:
         return BrokerProcess(
@@ -125,7 +125,7 @@ class Cluster:
     def revive(self) -> None:
         """Starts brokers again that were replaced, as a supervisor does.
 
-        On a machine that stands still for long enough, this happens to brokers that nobody froze.
+        On a machine that does not run them for long enough, this happens to brokers by themselves.
         """
         for broker, process in self.brokers.items():
             if process.has_started and not process.is_running:

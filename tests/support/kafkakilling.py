@@ -451,7 +451,7 @@ class KafkaWorld:
             assert seen == places, f"group {group} did not process {left}, but {others}"
         for reader in self.readers:
             values = [[value for _, value in rows] for rows in log]
-            assert reader.seen == values, f"{reader.name} did not read what is there"
+            assert reader.seen == values, f"{reader.name} did not read the log"
         return log
 
 

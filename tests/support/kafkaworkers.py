@@ -288,7 +288,7 @@ class JavaClients:
         self._started = threading.Event()
 
     def start(self, served: Served, chance: random.Random) -> jvms.Program:
-        """Starts the program, which writes until it is told to end that."""
+        """Starts the program, which writes until a line ends that."""
         given = [served.kafka_address, TOPIC, PARTITIONS, self.writer.number]
         given += [round(1e3 * self.writer.rest_seconds), chance.randrange(1 << 31)]
         self._program = jvms.Program(self._paths, [str(PROGRAM), *map(str, given)])
@@ -318,7 +318,7 @@ class JavaClients:
 
 
 class _JavaWriter(Writer):
-    """Writes by the program, until it is told to end."""
+    """Writes by the program, until it is stopped."""
 
     __slots__ = ("_clients", "_has_ended")
 
@@ -339,7 +339,7 @@ class _JavaWriter(Writer):
             self.failures.append(error)
 
     def note(self, words: Sequence[str]) -> None:
-        """Notes what the program has sent, and what was acked."""
+        """Notes the records that the program has sent, and those acked."""
         match words:
             case "sent", partition, value:
                 self.sent[int(partition)].append(value.encode())

@@ -129,7 +129,7 @@ class BrokerProcess:
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """The process goes on, as if no time had passed."""
+        """The process continues, as if no time had passed."""
         self._send(signal.SIGCONT)
 
     def _send(self, signal_number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
 """A pipeline from topic to topic at work: its producer, and its driver with a JVM of its own.
 
-What comes out is compared with what was acked: `tests.support.pipeline` is the program.
+The records that come out are compared with those acked. `tests.support.pipeline` is the program.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _groups_below(pid: int) -> list[int]:
     return list(groups)
 
 
-# ------------------------------------------------------------------------------ what came out
+# ------------------------------------------------------------------------------ the outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
