@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,14 @@ import pytest
 from tests.support.clusterkilling import KINDS, survive
 from tests.support.kafkas import close_leavings
 
+# kafka-python leaves sockets of brokers that are down to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 
 @pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
+def _leavings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Lets no log line of kafka-python keep its sockets: it logs each broker that is down."""
+    caplog.set_level(logging.CRITICAL + 1, "kafka")
     yield
     close_leavings()
 
