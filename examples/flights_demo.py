@@ -226,7 +226,7 @@ def cluster(places: Places) -> Iterator[list[Broker]]:
     with process_group() as group, ExitStack() as stack:
         brokers = []
         for member in MEMBERS:
-            settings = {"SPARKLOG_CLUSTER_JOIN": "true", "SPARKLOG_ID": str(member)}
+            settings = {"SPARKLOG_ID": str(member)}
             started = running_broker(places, member, settings, process_group=group)
             brokers.append(stack.enter_context(started))
         yield brokers

@@ -356,8 +356,8 @@ def test_members_are_drained_one_after_another(three: Cluster) -> None:
 
 def test_a_process_ends_by_a_drain(tmp_path: Path) -> None:
     """It ends with exit code 0, as by SIGTERM, and the other process leads its partitions."""
-    root, join = ("--root", str(tmp_path)), ("--join", "--id")
-    with standing(tmp_path, *join, "1") as first, standing(tmp_path, *join, "2") as second:
+    root = "--root", str(tmp_path)
+    with standing(tmp_path, "--id", "1") as first, standing(tmp_path, "--id", "2") as second:
         until(lambda: run("cluster", "describe", *root).stdout.count(" up ") == 2)
         with sparklog.connect(f"{first.flight},{second.flight}") as log:
             log.create_topic("t", 4)

@@ -52,8 +52,6 @@ from tests.support.waiting import wait_until
 BROKERS: Final = (1, 2, 3)
 KINDS: Final = ("kill", "freeze", "stop")
 DEAD_AFTER_SECONDS: Final = 3.0
-REPLACED: Final = 1
-"""The exit code of a broker that finds that it was replaced."""
 _REST_SECONDS: Final = 0.3
 """The longest pause of a writer between two bursts: many clients share the machine."""
 _START_SECONDS: Final = 300.0
@@ -62,7 +60,6 @@ _CHECK_RATE: Final = 100.0
 _SAID_CHARACTERS: Final = 3_000
 _MEMBER: Final = {
     **SOON,
-    "SPARKLOG_CLUSTER_JOIN": "true",
     "SPARKLOG_LIVENESS_HEARTBEAT_SECONDS": "0.3",
     "SPARKLOG_LIVENESS_DEAD_AFTER_SECONDS": str(DEAD_AFTER_SECONDS),
     "SPARKLOG_LOG_LEVEL": "info",
@@ -81,8 +78,6 @@ class Cluster:
         self._folder = folder
         self._metadata = MetadataStore(LocalStore(root), clock=SystemClock())
         self.brokers = {broker: self._process(broker) for broker in BROKERS}
-        self.replaced: Counter[int] = Counter()
-        """Times that a broker was replaced without having been frozen, by id."""
 
     def _process(self, broker: int) -> BrokerProcess:
         return BrokerProcess(
@@ -113,26 +108,15 @@ class Cluster:
         self.await_up()
 
     def await_up(self) -> None:
-        """Returns when all brokers may get partitions; starts those that were replaced again."""
+        """Returns when all brokers may get partitions; one that was replaced joins again."""
 
         def are_up() -> bool:
-            self.revive()
+            for broker, process in self.brokers.items():
+                assert process.is_running, f"broker {broker} ended: {process.await_end()}"
             metadata = self.metadata
             return all(is_up(metadata, broker) for broker in BROKERS)
 
         wait_until(are_up, "all brokers are up")
-
-    def revive(self) -> None:
-        """Starts brokers again that were replaced, as a supervisor does.
-
-        On a machine that does not run them for long enough, this happens to brokers by themselves.
-        """
-        for broker, process in self.brokers.items():
-            if process.has_started and not process.is_running:
-                code = process.await_end()
-                assert code == REPLACED, f"broker {broker} stopped by itself: {code}"
-                self.replaced[broker] += 1
-                process.start()
 
     def close(self) -> None:
         """Ends all brokers in good order, one after another, also frozen ones."""
@@ -261,13 +245,14 @@ class Disturber:
 
     def _freeze(self, victim: int, process: BrokerProcess) -> None:
         """The victim wakes up when it has been replaced for some time, or for a moment."""
+        epoch = self.cluster.metadata.brokers[victim].epoch
         process.freeze()
         wait_until(lambda: not is_up(self.cluster.metadata, victim), "a frozen broker is replaced")
         self._be_away(victim)
         process.thaw()
-        assert process.await_end() == REPLACED, "a broker that was replaced ended otherwise"
-        time.sleep(self.chance.choice([0.0, self.chance.uniform(0.0, 1.0)]))
-        process.start()
+        wait_until(
+            lambda: self.cluster.metadata.brokers[victim].epoch > epoch, "it joins again by itself"
+        )
 
     def _be_away(self, victim: int) -> None:
         """The victim is away for a moment, for longer, or until all clients continue without it."""
@@ -360,5 +345,4 @@ def survive(
         found["acked"] = world.acked
         found["acked to the checker"] = history.acked
         found["out of the pipeline"] = len(outcome.given) if outcome is not None else 0
-        found["replaced without a reason"] = cluster.replaced.total()
         return found
