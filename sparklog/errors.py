@@ -134,6 +134,16 @@ class StorageFull(Retriable):
     )
 
 
+class EarlierBatchMissing(Retriable):
+    """An earlier batch of the producer was refused while the partition moved: send both again."""
+
+    code = "earlier_batch_missing"
+    template = (
+        "A batch of producer {producer_id} came to {topic}-{partition} before an earlier one, which"
+        " was refused while the partition moved. Send both again, in order."
+    )
+
+
 class QueueFull(Retriable):
     """A queue of the broker is full: send more slowly, or raise the setting."""
 

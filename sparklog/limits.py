@@ -128,6 +128,7 @@ PRODUCERS_FORGOTTEN = 2_000  # expired producers that a checkpoint drops at most
 PRODUCER_REFUSAL_SECONDS = (
     120.0  # Kafka's delivery.timeout.ms: a refused batch may be repeated so long
 )
+PRODUCER_MOVE_SECONDS = 15.0  # after a partition has come, in which refused batches come again
 PRODUCER_REFUSALS = 10_000  # refused batches that are remembered
 LEADER_EPOCHS_REMEMBERED = 32  # of a partition, with their first offsets
 BATCHES_REMEMBERED = 16  # of a query, with their offsets

@@ -240,7 +240,7 @@ class Handovers:
                     continue  # deleted
                 at = known.leaders[each.partition], known.leader_epochs[each.partition]
                 if at == (self._own.broker, each.leader_epoch):
-                    self._partition_table.take_back(topic, each.partition)
+                    self._partition_table.take_back(topic, each.partition, self._clock.monotonic())
             self._doubtful = []
 
     # -------------------------------------------------------------------------- afterwards

@@ -222,7 +222,13 @@ class Reconciler:
     def _restore(self, gained: dict[str, list[int]]) -> None:
         began, seen = self._clock.monotonic(), self._seen
         taken = takeover.read_inherited(self._store, self._leadership, seen, clock=self._clock)
-        located = recovery.restore(self._store, self._partition_table, taken, gained)
+        located = recovery.restore(
+            self._store,
+            self._partition_table,
+            taken,
+            gained,
+            now_seconds=self._clock.monotonic(),
+        )
         self._inherit(taken.leadership.inherited, located)
         self._must_write = True
         _log.info(

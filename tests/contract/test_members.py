@@ -359,10 +359,10 @@ class Held:
         self._step = step
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **named: Any) -> Any:
         self.begun.set()
         assert self.may_end.wait(20.0)
-        return self._step(*values)
+        return self._step(*values, **named)
 
 
 @pytest.fixture(name="patience")

@@ -521,3 +521,32 @@ def test_members_say_that_they_leave(
     beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
     write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
     assert leaving(first.store, first.meta.current, [1, 2, 7]) == found
+
+
+def test_a_batch_whose_predecessor_was_refused_comes_again(
+    members: Members, clock: ManualClock
+) -> None:
+    """For some time after a move it is refused for now; an error would restart its producer."""
+    first, second = members
+    number = give(first, second)
+    late, unknown = (9, 0, 3), (10, 0, 5)
+    for ids in (late, unknown):  # the new leader has refused the batches before them
+        with pytest.raises(errors.EarlierBatchMissing):
+            second.append(["later"], partition=number, producer_sequence=ids)
+    assert second.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
+    assert second.append(["d"], partition=number, producer_sequence=late).base_offset == 3
+    clock.advance(limits.PRODUCER_MOVE_SECONDS)
+    with pytest.raises(errors.OutOfOrderSequence):
+        second.append(["later"], partition=number, producer_sequence=(9, 0, 7))
+    assert second.append(["x"], partition=number, producer_sequence=unknown).base_offset == 4
+
+
+def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
+    """The same holds where the partition stays, because it was refused meanwhile."""
+    first, _ = members
+    number, topic = led(first), first.partition_table.topic("t")
+    first.partition_table.give(topic, number)
+    first.partition_table.take_back(topic, number, first.clock.monotonic())
+    with pytest.raises(errors.EarlierBatchMissing):
+        first.append(["later"], partition=number, producer_sequence=(9, 0, 3))
+    assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2

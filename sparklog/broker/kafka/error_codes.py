@@ -17,6 +17,7 @@ from sparklog.broker.groups.messages import GroupError
 
 CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.NotLeader: ErrorCode.not_leader_or_follower,
+    errors.EarlierBatchMissing: ErrorCode.not_leader_or_follower,
     errors.StorageUnavailable: ErrorCode.kafka_storage_error,
     errors.StorageFull: ErrorCode.kafka_storage_error,
     errors.QueueFull: ErrorCode.request_timed_out,

@@ -69,6 +69,7 @@ class Partition:
         "since_version",
         "start",
         "stranded",
+        "taken_seconds",
         "unconfirmed",
         "unpublished",
         "unpublished_batches",
@@ -110,6 +111,8 @@ class Partition:
         """False only for a blocked partition whose end neither table nor logs say."""
         self.producers = Producers()
         self.batches = PartitionSparkBatches()
+        self.taken_seconds = -math.inf
+        """When it came from another leader while this broker served, in monotonic seconds."""
 
     def unpublished_in(self, start: int, end: int) -> list[Located]:
         """Returns the unpublished entries with an offset in [`start`, `end`)."""
@@ -638,10 +641,11 @@ class PartitionTable:
             self._given[topic.topic_id, number] = partition
             partition.growth.close()
 
-    def take_back(self, topic: Topic, number: int) -> None:
+    def take_back(self, topic: Topic, number: int, now_seconds: float) -> None:
         """Serves a partition again that was given in vain: no other broker has led it since."""
         with self.lock:
             partition = self._given.pop((topic.topic_id, number))
+            partition.taken_seconds = now_seconds
             unpublished, partition.unpublished = partition.unpublished, []
             for each in unpublished:
                 self._unconfirmed_references.remove(each)

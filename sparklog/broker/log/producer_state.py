@@ -14,6 +14,11 @@ The last rule leaves a gap, which Kafka has too: if an unknown producer has two 
 and the first is refused for now, the second would be accepted, and the retry of the first would
 then be out of order. `Refusals` closes the gap for as long as clients retry.
 
+A partition that moves leaves another one: the new leader may refuse a batch that comes too early,
+and get the next one when it serves the partition. For some time after that, a batch whose
+predecessor is missing is to be sent again (`skips`). An error about its sequence would make
+librdkafka begin a new epoch, in which batches that are in the log already are not recognised.
+
 States are immutable: a flush works on new states, which are kept only if it becomes durable.
 """
 
@@ -100,6 +105,14 @@ def find_duplicate(
     if producer_sequence.base_sequence != expected:
         raise _out_of_order(topic, partition, producer_sequence, expected)
     return None
+
+
+def skips(state: ProducerState | None, producer_sequence: ProducerSequence) -> bool:
+    """Returns whether batches are missing between those in the log and this one."""
+    if state is None or producer_sequence.epoch > state.epoch:
+        return producer_sequence.base_sequence != 0
+    is_same = producer_sequence.epoch == state.epoch
+    return is_same and _comes_after(producer_sequence.base_sequence, state.recent[-1].next_sequence)
 
 
 def advance(

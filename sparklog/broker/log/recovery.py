@@ -11,6 +11,7 @@ decides nothing, because another broker may have led the partition in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ def restore(
     partition_table: PartitionTable,
     taken: Taken,
     wanted: Mapping[str, Iterable[int]],
+    *,
+    now_seconds: float = -math.inf,
 ) -> list[Located]:
     """Adds partitions of known topics, all at once, and returns their unpublished entries.
 
@@ -55,7 +58,8 @@ def restore(
     partition is blocked, and accepts no record, if its end is unknown or if acked records are
     missing from both table and logs. Raises the errors of the store.
 
-    `wanted`: the numbers of the partitions that this broker has got, by topic.
+    `wanted`: the numbers of the partitions that this broker has got, by topic. `now_seconds`: the
+    monotonic time, if it serves clients already.
     """
     metadata, logs = taken.metadata, _Logs()
     for epoch, (checkpoint, flushes) in zip(
@@ -86,6 +90,7 @@ def restore(
             for partition in _connected(
                 partition_table, topic, metadata.topics[name], tables[name], pasts[name]
             ):
+                partition.taken_seconds = now_seconds
                 restored[topic.topic_id, partition.number] = topic, partition
         partition_table.restore_states(logs.states(metadata, pasts), restored)
         for (_, number), (topic, partition) in restored.items():

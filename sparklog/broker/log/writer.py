@@ -41,6 +41,7 @@ from sparklog.broker.log.producer_state import (
     SequencedBatch,
     advance,
     find_duplicate,
+    skips,
 )
 from sparklog.clock import Clock
 from sparklog.formats.record import (
@@ -282,6 +283,22 @@ class _Flush:
         )
         self.hot_records.append(None)
 
+    def _check_predecessor(
+        self,
+        append: Append,
+        partition: Partition,
+        state: ProducerState | None,
+        producer_sequence: ProducerSequence,
+    ) -> None:
+        """Raises `EarlierBatchMissing` if the batch before may have been refused during a move."""
+        since_seconds = self._now_seconds - partition.taken_seconds
+        if since_seconds < limits.PRODUCER_MOVE_SECONDS and skips(state, producer_sequence):
+            raise errors.EarlierBatchMissing(
+                topic=append.topic,
+                partition=append.partition,
+                producer_id=producer_sequence.producer_id,
+            )
+
     def _append(self, append: Append) -> AppendResult:
         topic = self._partition_table.by_id(append.topic_id)
         if topic is None:
@@ -312,6 +329,7 @@ class _Flush:
             state = self._find(lambda flush: flush._states.get(state_key))
             if state is None:
                 state = partition.producers.get(producer_sequence.producer_id)
+            self._check_predecessor(append, partition, state, producer_sequence)
             written = find_duplicate(
                 state, producer_sequence, append.count, topic=topic.name, partition=append.partition
             )
