@@ -3,6 +3,9 @@
 One client writes numbers to each partition at a steady rate, and another one reads them in a group.
 For each death and each stop, the longest time is measured for which a partition gets no ack. In the
 end everything is read again: each partition must have each number once, in order.
+
+Brokers of one machine see at once that the process of another one has ended. For the time that it
+takes without that, each broker gets a host name of its own (`unshare`, which needs root).
 """
 
 from __future__ import annotations
@@ -12,15 +15,18 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
+import sparklog
 from benchmarks.progress import doing
 from sparklog.bench.broker import BrokerProcess, FreshRoot, free_address
 from sparklog.bench.report import BenchOptions, Measurement
+from sparklog.bench.writing import STREAMS, in_streams
+from sparklog.client.log import Log
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -34,28 +40,45 @@ _STOPS: Final = 6
 _SETTLED_SECONDS: Final = 5.0
 """After the others have taken over, and after a broker has started again."""
 _PATIENCE_SECONDS: Final = 60.0
+_WITH_HOST_NAME: Final = (
+    "unshare",
+    "--uts",
+    "sh",
+    "-c",
+    'hostname "$0" && exec "$@"',
+)
+"""Runs the command after the next argument, which is the host name that it sees."""
 _Place: TypeAlias = tuple[str, int]
 
 
 class _Brokers:
     """The processes, by broker id."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self, root: Path, brokers: Sequence[int] = _BROKERS, *, have_hosts: bool = False
+    ) -> None:
+        """`have_hosts`: each believes to be on a machine of its own."""
         self._root = root
-        self.addresses = {broker: free_address() for broker in _BROKERS}
+        self._have_hosts = have_hosts
+        self.addresses = {broker: free_address() for broker in brokers}
         self.running: dict[int, BrokerProcess] = {}
 
     @property
     def bootstrap(self) -> str:
         return ",".join(self.addresses.values())
 
+    def connect(self) -> Log:
+        """A native client of all of them."""
+        return sparklog.connect(str(self._root))
+
     def start(self, broker: int) -> None:
         settings = {"SPARKLOG_ID": str(broker)}
-        process = BrokerProcess(self._root, settings, kafka=self.addresses[broker])
+        prefix = [*_WITH_HOST_NAME, f"host-{broker}"] if self._have_hosts else []
+        process = BrokerProcess(self._root, settings, kafka=self.addresses[broker], prefix=prefix)
         self.running[broker] = process.start()
 
     def __enter__(self) -> Self:
-        for broker in _BROKERS:
+        for broker in self.addresses:
             self.start(broker)
         return self
 
@@ -79,6 +102,8 @@ class _Writer:
             }
         )
         self.acked: dict[_Place, list[float]] = defaultdict(list)
+        self.took_seconds: list[float] = []
+        """From the call that sent a record to its ack."""
         self.failures: list[str] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -102,6 +127,7 @@ class _Writer:
             self.failures.append(str(error))
         else:
             self.acked[message.topic() or "", message.partition() or 0].append(time.monotonic())
+            self.took_seconds.append(message.latency() or 0.0)
 
     def longest_gaps(self, places: Iterable[_Place], since: float) -> list[float]:
         """Returns for each place the longest time without an ack from then on, in seconds."""
@@ -113,6 +139,7 @@ class _Writer:
         return found
 
     def close(self) -> None:
+        """Sends nothing more, and returns when everything is acked. May be called again."""
         self._is_over.set()
         self._thread.join()
 
@@ -160,30 +187,13 @@ def _consumer(bootstrap: str, group: str) -> Iterator[confluent_kafka.Consumer]:
 
 def cluster(options: BenchOptions) -> Iterator[Measurement]:
     """Deaths and stops of one of three brokers, as Kafka's clients see them."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
     stops = max(round(_STOPS * options.seconds / 10), 1)
-    chance = random.Random(7)
-    with FreshRoot(options.folder) as root, _Brokers(root) as brokers:
-        admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
-        _wait_for_all(admin)
-        wanted = [NewTopic(f"t{n}", _PARTITIONS, 1) for n in range(_TOPICS)]
-        for made in admin.create_topics(wanted).values():
-            made.result(_PATIENCE_SECONDS)
-        writer, reader = _Writer(brokers.bootstrap), _Reader(brokers.bootstrap)
+    with _running(options) as (brokers, admin, writer):
+        reader = _Reader(brokers.bootstrap)
         time.sleep(_SETTLED_SECONDS)
-        dead, stopped, took = [], [], []
-        for number in range(deaths):
-            controller = int(admin.list_topics(timeout=_PATIENCE_SECONDS).controller_id)
-            victim = controller if number % 3 == 0 else chance.choice(_BROKERS)
-            with doing(f"death {number + 1} of {deaths}"):
-                led, at = _led_by(admin, victim), time.monotonic()
-                brokers.running.pop(victim).kill()
-                time.sleep(_SETTLED_SECONDS)
-                dead += writer.longest_gaps(led, at)
-                _start_again(brokers, admin, victim)
-        before = reader.assignments
+        dead = _kill(brokers, admin, writer, deaths, away_seconds=_SETTLED_SECONDS)
+        before, stopped, took = reader.assignments, [], []
         for number in range(stops):
             victim = _BROKERS[number % len(_BROKERS)]
             with doing(f"stop {number + 1} of {stops}"):
@@ -195,27 +205,125 @@ def cluster(options: BenchOptions) -> Iterator[Measurement]:
                 _start_again(brokers, admin, victim)
         rebalances = reader.assignments - before
         reader.close()
-        writer.close()
-        wrong, count = _wrong_partitions(brokers.bootstrap, writer)
-    name = (
-        f"{_TOPICS} × {_PARTITIONS} partitions, {_ROUNDS_PER_SECOND} records/s each, three brokers"
-    )
-    p50, p99 = np.percentile(dead, [50, 99])
+        yield _gaps(f"a broker without an ack, {deaths} × kill -9", dead, 1.5, 3.0)
+        p50, p99 = np.percentile(stopped, [50, 99])
+        yield Measurement(
+            name=f"the same, {stops} × SIGTERM, p50, p99; the longest stop",
+            value=f"{1e3 * p50:.0f}, {1e3 * p99:.0f} ms; {max(took):.2f} s",
+            target="≤ 60, 300 ms; 5 s",
+            met=bool(p50 <= 0.06 and p99 <= 0.3 and max(took) <= 5),
+            detail=f"{rebalances} rebalances of the group",
+        )
+        yield _judged(brokers, writer)
+
+
+def hosts(options: BenchOptions) -> Iterator[Measurement]:
+    """Deaths of one of three brokers that cannot see each other's processes."""
+    deaths = max(round(_DEATHS * options.seconds / 10), 1)
+    with _running(options, have_hosts=True) as (brokers, admin, writer):
+        time.sleep(_SETTLED_SECONDS)
+        dead = _kill(brokers, admin, writer, deaths, away_seconds=2 * _SETTLED_SECONDS)
+        yield _gaps(f"a broker on another host, {deaths} × kill -9", dead, 6.5, 9.0)
+        yield _judged(brokers, writer)
+
+
+def rolling(options: BenchOptions) -> Iterator[Measurement]:
+    """A restart of three brokers, one after another, under load."""
+    rounds = max(round(options.seconds / 5), 1)
+    with _running(options) as (brokers, admin, writer):
+        time.sleep(_SETTLED_SECONDS)
+        writer.took_seconds.clear()
+        for number in range(rounds):
+            for victim in _BROKERS:
+                with doing(f"restart of broker {victim}, round {number + 1} of {rounds}"):
+                    brokers.running.pop(victim).stop()
+                    _start_again(brokers, admin, victim)
+        p50, p99 = np.percentile(writer.took_seconds, [50, 99])
+        yield Measurement(
+            name=f"rolling restart of three brokers, {rounds} times: from send to ack, p50, p99",
+            value=f"{1e3 * p50:.0f}, {1e3 * p99:.0f} ms",
+            target="p99 ≤ 1 s",
+            met=bool(p99 <= 1.0),
+            detail=f"the longest {max(writer.took_seconds):.2f} s",
+        )
+        yield _judged(brokers, writer)
+
+
+def speed(options: BenchOptions) -> Iterator[Measurement]:
+    """A burst of large batches to one broker, and to three on the same machine."""
+    rates = {}
+    for brokers in (_BROKERS[:1], _BROKERS):
+        with FreshRoot(options.folder) as root, _Brokers(root, brokers) as running:
+            with running.connect() as log:
+                log.create_topic("burst", partitions=2 * len(_BROKERS))
+                for wanted in (options.rows // 10, options.rows):  # the first warms up
+                    share = wanted // STREAMS
+                    rows, seconds = in_streams(log, "burst", lambda sent: sent >= share)  # noqa: B023
+            rates[len(brokers)] = rows / seconds
+    ratio = rates[len(_BROKERS)] / rates[1]
     yield Measurement(
-        name=f"{name}: partitions of a broker without an ack, {deaths} × kill -9, p50, p99",
+        name=f"a burst of {options.rows / 1e6:.0f} M rows: three brokers on this machine, and one",
+        value=f"{rates[len(_BROKERS)] / 1e6:.2f}, {rates[1] / 1e6:.2f} M rows/s: {ratio:.2f} ×",
+        target="≥ 0.9 × on two cores",
+        met=ratio >= 0.9,
+    )
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+@contextlib.contextmanager
+def _running(
+    options: BenchOptions, *, have_hosts: bool = False
+) -> Iterator[tuple[_Brokers, Any, _Writer]]:
+    """Runs three brokers and a writer to all partitions."""
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    with FreshRoot(options.folder) as root, _Brokers(root, have_hosts=have_hosts) as brokers:
+        admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
+        _wait_for_all(admin)
+        wanted = [NewTopic(f"t{n}", _PARTITIONS, 1) for n in range(_TOPICS)]
+        for made in admin.create_topics(wanted).values():
+            made.result(_PATIENCE_SECONDS)
+        writer = _Writer(brokers.bootstrap)
+        try:
+            yield brokers, admin, writer
+        finally:
+            writer.close()
+
+
+def _kill(
+    brokers: _Brokers, admin: Any, writer: _Writer, deaths: int, *, away_seconds: float
+) -> list[float]:
+    """Kills brokers in turn. Returns how long each of their partitions got no ack, in seconds."""
+    chance, found = random.Random(7), []
+    for number in range(deaths):
+        controller = int(admin.list_topics(timeout=_PATIENCE_SECONDS).controller_id)
+        victim = controller if number % 3 == 0 else chance.choice(_BROKERS)
+        with doing(f"death {number + 1} of {deaths}"):
+            led, at = _led_by(admin, victim), time.monotonic()
+            brokers.running.pop(victim).kill()
+            time.sleep(away_seconds)
+            found += writer.longest_gaps(led, at)
+            _start_again(brokers, admin, victim)
+    return found
+
+
+def _gaps(what: str, found: Sequence[float], most_p50: float, most_p99: float) -> Measurement:
+    p50, p99 = np.percentile(found, [50, 99])
+    return Measurement(
+        name=f"{_TOPICS} × {_PARTITIONS} partitions, {_ROUNDS_PER_SECOND} records/s each, three"
+        f" brokers: partitions of {what}, p50, p99",
         value=f"{p50:.2f}, {p99:.2f} s",
-        target="≤ 1.5, 3 s",
-        met=bool(p50 <= 1.5 and p99 <= 3),
+        target=f"≤ {most_p50:g}, {most_p99:g} s",
+        met=bool(p50 <= most_p50 and p99 <= most_p99),
     )
-    p50, p99 = np.percentile(stopped, [50, 99])
-    yield Measurement(
-        name=f"the same, {stops} × SIGTERM, p50, p99; the longest stop",
-        value=f"{1e3 * p50:.0f}, {1e3 * p99:.0f} ms; {max(took):.2f} s",
-        target="≤ 60, 300 ms; 5 s",
-        met=bool(p50 <= 0.06 and p99 <= 0.3 and max(took) <= 5),
-        detail=f"{rebalances} rebalances of the group",
-    )
-    yield Measurement(
+
+
+def _judged(brokers: _Brokers, writer: _Writer) -> Measurement:
+    writer.close()
+    wrong, count = _wrong_partitions(brokers.bootstrap, writer)
+    return Measurement(
         name="records that failed; partitions in which one is lost, doubled or out of order",
         value=f"{len(writer.failures)}; {wrong} of {count:,} records",
         target="0; 0",

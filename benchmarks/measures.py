@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from benchmarks.cluster import cluster
+from benchmarks import cluster
 from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
@@ -39,6 +39,9 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "wide-400": wide.busy_400,
     "wide-1000": wide.busy_1000,
     "wide-partitions": wide.partitions,
-    "cluster": cluster,
+    "cluster": cluster.cluster,
+    "cluster-hosts": cluster.hosts,
+    "cluster-rolling": cluster.rolling,
+    "cluster-speed": cluster.speed,
 }
 """In the order in which they run."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +26,8 @@ from sparklog.storage.objects import open_store
 class BrokerProcess:
     """`sparklog broker` on `root`, serving when `start` returns.
 
-    `settings` are environment variables, such as `SPARKLOG_PUBLISHER_INTERVAL_SECONDS`.
+    `settings` are environment variables, such as `SPARKLOG_PUBLISHER_INTERVAL_SECONDS`. `prefix`
+    is a command that runs the one that follows it, in the same process.
     """
 
     def __init__(
@@ -36,16 +37,26 @@ class BrokerProcess:
         *,
         flight: str = "127.0.0.1:0",
         kafka: str = "",
+        prefix: Sequence[str] = (),
     ) -> None:
         self.root = root
         self._settings = dict(settings or {})
         self._doors = ["--flight", flight, "--kafka", kafka]
+        self._prefix = list(prefix)
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
         self.kafka_address = ""
 
     def start(self) -> Self:
-        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
+        command = [
+            *self._prefix,
+            sys.executable,
+            "-m",
+            "sparklog",
+            "broker",
+            "--root",
+            str(self.root),
+        ]
         command += self._doors
         self._process = subprocess.Popen(
             command,
