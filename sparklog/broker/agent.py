@@ -135,6 +135,9 @@ class Agent:
             dead_after_seconds=self._liveness.dead_after_seconds,
             broker=settings.id if self._is_member else None,
         )
+        self._leader_watch = LeaderWatch(
+            self._store, clock=self._clock, dead_after_seconds=self._liveness.dead_after_seconds
+        )
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
@@ -316,14 +319,21 @@ class Agent:
         )
 
     def _ports_of_leader(self) -> set[int]:
-        """Returns the ports of the root's leader, unless it is known to be dead."""
-        found = self._watch.poll()
-        if found is None or found.state is LeaderState.DEAD:
-            return set()
-        heartbeat = found.leader.heartbeat
-        addresses = [found.leader.flight]
-        if heartbeat is not None:
-            addresses += [heartbeat.kafka, heartbeat.metrics]
+        """Returns the ports of the broker that this one replaces, unless it is known to be dead.
+
+        That is the root's leader, or of a member the one with its id, or a broker of a program.
+        """
+        found = [self._watch.poll()]
+        if self._is_member:
+            leader = self._leader_watch.poll()
+            if leader is not None and leader.leader.known.kind != BrokerKind.STANDING:
+                found.append(leader)
+        addresses: list[str] = []
+        for each in found:
+            if each is not None and each.state is not LeaderState.DEAD:
+                addresses.append(each.leader.flight)
+                if (heartbeat := each.leader.heartbeat) is not None:
+                    addresses += [heartbeat.kafka, heartbeat.metrics]
         return {ports.port_of(address) for address in addresses if address}
 
     def _start_serving(self) -> None:
