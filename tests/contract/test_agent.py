@@ -328,7 +328,7 @@ def test_a_second_broker_with_an_id_is_refused(tmp_path: Path) -> None:
         assert (refused.value.broker, refused.value.address) == (1, agent.address)
         client.create()
         assert client.append(["a"]).base_offset == 0
-    with running(Agent(settings(tmp_path, broker=2))) as client:
+    with running(Agent(settings(tmp_path))) as client:
         assert client.values() == [b"a"]
 
 
