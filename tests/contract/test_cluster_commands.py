@@ -7,7 +7,7 @@ import os
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -317,9 +317,9 @@ def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyP
     assert handovers is not None
     give_all = handovers.drain
 
-    def slow(deadline: float) -> None:
+    def slow(deadline: float, *, leaving: Collection[int]) -> None:
         proceed.wait(30.0)
-        give_all(deadline)
+        give_all(deadline, leaving=leaving)
 
     monkeypatch.setattr(handovers, "drain", slow)
     command = ("broker", "drain", "--id", "2", "--timeout", "0.5", "--root", three.root)
