@@ -4,12 +4,15 @@ Rules of a block, by the words after its language:
 
 - `python`, `bash` and `sql` run. Python blocks of a page share their names; `sql` runs in the Spark
   session of the page.
-- `background`: the command runs until the end of the page; the next block waits until it serves.
+- `background`: the broker runs until the end of the page; the next block waits for the line that it
+  prints when it serves.
 - `no-run="reason"`: the block is only parsed.
 - `toml`, `json`, `yaml` and `dockerfile` are parsed. `text` and `diff` are no code.
+- `output`, of a `text` block: the bash block before it prints this. A line `…` stands for any
+  lines, and `…` between words for any words; the width of spaces does not matter.
 
-Addresses at the ports 8815, 9092 and 9404 are replaced by free ports, so that pages can run side by
-side.
+Addresses at the ports 8815 to 8818, 9092 to 9095 and 9404 are replaced by free ports, so that pages
+can run side by side.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import yaml
 
@@ -49,9 +53,13 @@ INSTRUCTIONS: Final = (
     "VOLUME",
 )
 SECONDS: Final = 120
+PORTS: Final = ("8815", "8816", "8817", "8818", "9092", "9093", "9094", "9095", "9404")
 
 _FENCE: Final = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NO_RUN: Final = re.compile(r'no-run="([^"]{8,})"')
+_ADDRESS: Final = re.compile(rf"\b(127\.0\.0\.1|localhost):({'|'.join(PORTS)})\b")
+_ANYTHING: Final = r"\S(?:.*\S)?"
+_LINES: Final = r"(?:.*\n)*?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +70,16 @@ class Fence:
     line: int
     language: str
     words: str
-    """Info string after the language: empty, `background`, or a reason not to run the block."""
+    """Info string after the language: empty, `background`, `output`, or a reason not to run it."""
     code: str
 
     @property
     def runs(self) -> bool:
         return self.language in RUNS and not self.words.startswith("no-run")
+
+    @property
+    def is_output(self) -> bool:
+        return self.language == "text" and self.words == "output"
 
     @property
     def where(self) -> str:
@@ -105,7 +117,7 @@ def needs_spark(page: Path) -> bool:
 
 def parse(fence: Fence) -> None:
     """Raises an error where the block is not of its language, or its words mean nothing."""
-    if fence.words and fence.words != "background":
+    if fence.words and fence.words != "background" and not fence.is_output:
         assert _NO_RUN.fullmatch(fence.words), f"{fence.where}: what is {fence.words!r}?"
     match fence.language:
         case "python":
@@ -137,7 +149,8 @@ class Page:
         self._folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__", **names}
         self._given = {*self._names}
-        self._ports = {"8815": free_port(), "9092": free_port(), "9404": free_port()}
+        self._ports = {each: free_port() for each in PORTS}
+        self._printed = ""
         self._running: list[subprocess.Popen[bytes]] = []
         self._environment = os.environ | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -152,7 +165,9 @@ class Page:
         if fence.language != "bash":  # Spark's workers have another current folder
             code = code.replace('"./', f'"{self._folder}/').replace("'./", f"'{self._folder}/")
         try:
-            if fence.language == "bash":
+            if fence.is_output:
+                assert_printed(code, self._printed)
+            elif fence.language == "bash":
                 self._bash(code, background=fence.words == "background")
             elif fence.language == "sql":
                 for statement in filter(str.strip, code.split(";")):
@@ -164,11 +179,7 @@ class Page:
             raise
 
     def _with_ports(self, code: str) -> str:
-        return re.sub(
-            r"\b(127\.0\.0\.1|localhost):(8815|9092|9404)\b",
-            lambda found: f"127.0.0.1:{self._ports[found[2]]}",
-            code,
-        )
+        return _ADDRESS.sub(lambda found: f"127.0.0.1:{self._ports[found[2]]}", code)
 
     def _python(self, code: str, fence: Fence) -> None:
         with warnings.catch_warnings():
@@ -178,31 +189,21 @@ class Page:
     def _bash(self, code: str, *, background: bool) -> None:
         command = ["bash", "-euo", "pipefail", "-c", code]
         if background:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {code}"],
-                cwd=self._folder, env=self._environment,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            self._running.append(process)
-            self._await_port(process)
+            with tempfile.TemporaryFile() as printed:
+                process = subprocess.Popen(
+                    ["bash", "-c", f"exec {code}"],
+                    cwd=self._folder, env=self._environment,
+                    stdout=printed, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+                self._running.append(process)
+                _await_line(process, printed)
             return
         done = subprocess.run(
             command, cwd=self._folder, env=self._environment, check=False, timeout=SECONDS,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
-
-    def _await_port(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            assert process.poll() is None, "the command in the background has ended"
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self._ports["9092"]), 1),
-            ):
-                return
-            time.sleep(0.1)
-        raise AssertionError("the command in the background does not serve")
+        self._printed = done.stdout
 
     def close(self) -> None:
         """Closes what the page left open, and ends its background commands."""
@@ -217,12 +218,23 @@ class Page:
                     end()
         for process in self._running:
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # if a block has suspended it
             process.wait(SECONDS)
+
+
+def _await_line(process: subprocess.Popen[bytes], printed: IO[bytes]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the command in the background has ended"
+        if b" serves " in os.pread(printed.fileno(), 4096, 0):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the command in the background does not serve")
 
 
 def run_page(page: Path, folder: Path, **names: Any) -> int:
     """Runs the blocks of a page; `./` is the folder. Returns how many there were."""
-    wanted = [each for each in fences(page) if each.runs]
+    wanted = [each for each in fences(page) if each.runs or each.is_output]
     run = Page(folder, **names)
     try:
         for each in wanted:
@@ -230,6 +242,15 @@ def run_page(page: Path, folder: Path, **names: Any) -> int:
     finally:
         run.close()
     return len(wanted)
+
+
+def assert_printed(expected: str, printed: str) -> None:
+    """Raises `AssertionError` where the lines are not those that a block of output shows."""
+    pattern = ""
+    for line in expected.splitlines():
+        words = [_ANYTHING if each == "…" else re.escape(each) for each in line.split()]
+        pattern += _LINES if line.strip() == "…" else r"[^\S\n]+".join(words) + r"[^\S\n]*\n"
+    assert re.fullmatch(pattern, printed), f"expected:\n{expected}\nprinted:\n{printed}"
 
 
 def free_port() -> int:
