@@ -229,7 +229,8 @@ def balance(
     Raises `BrokerUnavailable` if no broker is up; and, once the time is over, the reason why a
     broker could not be asked, or `TimedOut`.
 
-    `progress` is called after each round with the number of partitions that have moved so far.
+    `progress` is called after each round of moves with the number of partitions that have moved so
+    far.
     """
     before = view.describe(topics=True)
     deadline = clock.monotonic() + timeout_seconds
@@ -244,7 +245,8 @@ def balance(
             except errors.Retriable as error:
                 failure = error
         moved += in_round
-        progress(moved)
+        if in_round:
+            progress(moved)
         if not in_round and failure is None:
             break
         if clock.monotonic() >= deadline:

@@ -377,6 +377,8 @@ class Agent:
         self._start_metrics(patience_seconds=patience_seconds)
         for number in range(self._writer.leaders):
             self._start_thread(f"flush-{number}", self._writer.lead_flushes)
+        if self._is_member:  # before the compilation: others already give it partitions
+            self._join_cluster(broker, taken.metadata, open_table)
         if self._kafka is not None:
             _compile_loops()  # while native clients are served, and before the backlog is published
             if self.failure is not None:  # a thread has met it, and closed the listeners
@@ -388,8 +390,6 @@ class Agent:
         self._start_thread("groups", lambda: self._groups_loop(groups))
         if self.settings.janitor.enabled:
             self._start_thread("janitor", self._janitor_loop)
-        if self._is_member:
-            self._join_cluster(broker, taken.metadata, open_table)
         self._is_serving = True
 
     def _join_cluster(

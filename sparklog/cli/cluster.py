@@ -107,8 +107,7 @@ def balance(
     else:
 
         def progress(moved: int) -> None:
-            if moved:
-                typer.echo(f"sparklog: {partitions(moved)} moved", err=True)
+            typer.echo(f"sparklog: {partitions(moved)} moved", err=True)
 
         found = cluster.balance(target, SystemClock(), timeout_seconds=timeout, progress=progress)
     brokers = sorted({**found.before, **found.after})

@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import errors
+from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
@@ -158,6 +159,31 @@ def test_partitions_are_dealt_out(cluster: Members) -> None:
         with sparklog.connect(agent.address) as log:
             leaders = [each.leader for each in log.describe("t").partitions]
             assert tuple(leaders) == cluster.leaders("t")
+
+
+def test_a_member_serves_new_topics_while_its_loops_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A topic that another member creates meanwhile is not denied, and its partitions take records.
+
+    The first start on a machine compiles the loops over Kafka's records, which takes many seconds.
+    """
+    with members(1) as cluster:
+        starting = Agent(settings(2), store=cluster.store)
+        written: list[Counter[bytes]] = []
+
+        def ask() -> None:
+            with sparklog.connect(cluster.agents[1].address) as log:
+                log.create_topic("t", partitions=2)
+            with sparklog.connect(starting.address) as log:
+                write(log, "t", range(20), partitions=2)
+                written.append(values(log, "t", 20))
+
+        monkeypatch.setattr(agents, "_compile_loops", ask)
+        cluster.agents[2] = starting
+        starting.start()
+        assert written == [Counter(b"%d" % number for number in range(20))]
+        assert {*cluster.leaders("t")} == {1, 2}
 
 
 def test_kafka_clients_see_all(cluster: Members) -> None:

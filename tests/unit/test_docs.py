@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import subprocess
 import sys
@@ -141,6 +143,41 @@ def test_block_that_fails_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expected", "printed", "is_it"),
+    [
+        ("2000\n", "2000\n", True),
+        ("2000\n", "20000\n", False),
+        ("2000\n", "", False),
+        ("", "2000\n", False),
+        ("a  b\n", "a b  \n", True),
+        ("a b\n", "a\nb\n", False),
+        ("1 up … 4 …\n", "1  up  3  4  standing  vm\n", True),
+        ("1 up … 4 …\n", "1  up  3  14  standing  vm\n", False),
+        ("1 up … 4\n", "1  up  4\n", False),
+        ("…\n2\n", "0\n1\n2\n", True),
+        ("…\n2\n", "2\n", True),
+        ("…\n2\n", "0\n2\n3\n", False),
+        ("a.b\n", "axb\n", False),
+    ],
+)
+def test_output_is_compared(expected: str, printed: str, is_it: bool) -> None:
+    """A block of output matches whole lines; `…` stands for words, or for lines."""
+    with contextlib.nullcontext() if is_it else pytest.raises(AssertionError, match="printed"):
+        fences.assert_printed(expected, printed)
+
+
+def test_output_that_differs_is_named(tmp_path: Path) -> None:
+    """Output is that of the block before, with its ports, and an error names the place."""
+    page = fences.Page(tmp_path)
+    block = functools.partial(fences.Fence, page=fences.ROOT / "docs" / "none.md", line=7)
+    page.run(block(language="bash", words="", code="echo 127.0.0.1:9093\n"))
+    page.run(block(language="text", words="output", code="127.0.0.1:9093\n"))
+    with pytest.raises(AssertionError) as raised:
+        page.run(block(language="text", words="output", code="127.0.0.1:9094\n"))
+    assert raised.value.__notes__ == ["in the block at docs/none.md:7"]
+
+
+@pytest.mark.parametrize(
     ("language", "words", "code"),
     [
         ("python", "", "def"),
@@ -149,6 +186,7 @@ def test_block_that_fails_is_named(tmp_path: Path) -> None:
         ("dockerfile", "", "RUM x"),
         ("", "", "text"),
         ("python", "skip", "1"),
+        ("bash", "output", "true"),
         ("python", 'no-run=""', "1"),
     ],
 )
