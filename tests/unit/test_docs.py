@@ -126,7 +126,7 @@ def test_blocks_of_code_are_code(page: Path) -> None:
     assert opened == 2 * len(fences.fences(page))
 
 
-@pytest.mark.timeout(300)  # each command of a page is a process
+@pytest.mark.timeout(600)  # each command of a page is a process, and one restarts brokers
 @pytest.mark.parametrize("page", [*fences.pages_that_run(spark=False)], ids=lambda page: page.stem)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     """Every block of the page that can run does, one after the other."""
