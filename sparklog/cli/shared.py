@@ -297,7 +297,7 @@ def _note_nearest_topic(log: Log, error: errors.UnknownTopic) -> None:
         nearest = errors.nearest_name(error.topic, log.topics())
     except errors.SparklogError:
         return
-    if nearest is not None:
+    if nearest not in (None, error.topic):  # it may have been created meanwhile
         error.add_note(f"Did you mean {nearest!r}?")
 
 

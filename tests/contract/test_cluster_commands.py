@@ -442,7 +442,7 @@ def test_a_member_that_is_drained_gets_nothing(
     proceed = threading.Event()
     leaver = cluster.agents.pop(2)
     assert leaver._handovers is not None
-    monkeypatch.setattr(leaver._handovers, "drain", lambda _deadline: proceed.wait(30.0))
+    monkeypatch.setattr(leaver._handovers, "drain", lambda _deadline, **_: proceed.wait(30.0))
     leaver.stop_soon("test")
     until(lambda: cluster.states()[2] == BrokerState.DRAINING)
     result = run("cluster", "balance", "--root", cluster.root)
