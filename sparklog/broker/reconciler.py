@@ -107,12 +107,13 @@ class Reconciler:
                 if known is not seen.topics.get(name)
             ]
             are_removed = self._remove_topics(metadata)
-            for _ in in_parallel(self._store, lambda each: self._bring(metadata, *each), changed):
-                pass
+            are_new = list(
+                in_parallel(self._store, lambda each: self._bring(metadata, *each), changed)
+            )
             self._seen = metadata
             if changed:
                 self._on_change()
-            return are_removed or bool(changed)
+            return are_removed or any(are_new)
 
     def _is_news(self, metadata: ClusterMetadata) -> bool:
         """Returns whether a version is newer, or topics were added that it has to be asked for."""
@@ -136,7 +137,8 @@ class Reconciler:
             self._publisher.remove_topic(topic)
         return bool(gone)
 
-    def _bring(self, metadata: ClusterMetadata, name: str, known: TopicMetadata) -> None:
+    def _bring(self, metadata: ClusterMetadata, name: str, known: TopicMetadata) -> bool:
+        """Adds or changes a topic. Returns false if it is so already, by a change of our own."""
         table = self._partition_table
         topic = table.by_id(known.topic_id)
         if topic is None:
@@ -144,7 +146,8 @@ class Reconciler:
             topic.named_in = metadata.version
             self._add_partitions(topic, known)
             table.add_topic(topic)
-            return
+            return True
+        was = topic.leaders, topic.leader_epochs, topic.config
         if known.partition_count > topic.count:
             self._add_partitions(topic, known)
         else:
@@ -153,6 +156,7 @@ class Reconciler:
         # A change of our own that is under way is in neither of the two.
         if before is not None and before.config != known.config:
             topic.config = dict(known.config)
+        return (topic.leaders, topic.leader_epochs, topic.config) != was
 
     def _add_partitions(self, topic: Topic, known: TopicMetadata) -> None:
         """Adds new partitions. If the table cannot be read, they are restored like inherited ones.

@@ -53,6 +53,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     allow_non_empty: bool = False
 
 
+_decode: Final = msgspec.json.Decoder(Assignment).decode
+
+
 # ------------------------------------------------------------------------------ events
 
 
@@ -353,7 +356,7 @@ def read_assignment() -> Assignment:
     with open(0, "rb", buffering=0, closefd=False) as pipe:  # reads nothing beyond the line
         line = pipe.readline()
     try:
-        return msgspec.json.decode(line, type=Assignment)
+        return _decode(line)
     except msgspec.MsgspecError as error:
         reason = f"no supervisor has started this process ({error}); use --processes"
         raise errors.BadOption(option="--supervised", value=True, reason=reason) from error

@@ -83,21 +83,24 @@ def append_everywhere(connection: Connection, path: str) -> flight_messages.Appe
     )
     if known.elsewhere:
         connection.brokers()  # their addresses
+    asked: set[int] = set()
     while left := _left(known):
         broker = left[0]
         try:
+            if broker in asked:  # a partition is on the way, and not all brokers know it yet
+                raise errors.MetadataChanged
+            asked.add(broker)
             reply: flight_messages.AppendStagedReply = connection.attempt(
                 "batches.append_staged", request, timeout_seconds=retry.left_seconds, broker=broker
             )
             known = _merged(known, reply)
-            if broker in _left(known):  # its partition is on the way to another leader
-                raise errors.MetadataChanged
         except errors.SparklogError as error:
             try:
                 retry.wait_or_raise(error)
             except errors.SparklogError:
                 error.add_note(f"Appended so far, as first offset and count: {known.ranges}")
                 raise
+            asked.clear()
             with contextlib.suppress(errors.Retriable):  # any broker knows the leaders
                 connection.brokers()
                 known = _merged(

@@ -526,7 +526,7 @@ def test_topics_that_another_broker_has_just_deleted(cluster: Members) -> None:
 def test_configurations_that_two_brokers_change(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two changes of a topic at the same time, none is lost, in metadata and table."""
+    """Metadata and table have both of two changes that are made at the same time."""
     first, second = cluster.agents[1]._broker, cluster.agents[2]._broker
     assert first is not None
     assert second is not None

@@ -1168,7 +1168,7 @@ def test_several_brokers(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         taken.append((settings.id, 0, take_over, allow_non_empty))
 
     monkeypatch.setattr("sparklog.broker.supervisor.supervise", supervise)
-    monkeypatch.setattr("sparklog.broker.agent.run_broker", take)
+    monkeypatch.setattr("sparklog.broker.running.run_broker", take)
     options = ("--root", "a", "--id", "4", "--allow-non-empty")
     assert run("broker", *options, "--processes", "3").exit_code == code
     assert run("broker", *options, "--processes", "1").exit_code == code

@@ -542,7 +542,7 @@ def test_a_batch_whose_predecessor_was_refused_comes_again(
 
 
 def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
-    """The same holds where the partition stays, because it was refused meanwhile."""
+    """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
     number, topic = led(first), first.partition_table.topic("t")
     first.partition_table.give(topic, number)
@@ -550,3 +550,17 @@ def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     with pytest.raises(errors.EarlierBatchMissing):
         first.append(["later"], partition=number, producer_sequence=(9, 0, 3))
     assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
+
+
+def test_our_own_changes_are_no_news(members: Members) -> None:
+    """A request that was judged by them needs no repetition; by those of another member it does."""
+    first, second = members
+    first.create("u", 2)
+    first.broker.topics.add_partitions(AddPartitions(topic="u", partitions=3))
+    metadata = first.broker.metadata
+    metadata.prove(metadata.looks)
+    second.reconciler.tick()
+    second.broker.topics.delete("u")
+    with pytest.raises(errors.MetadataChanged):
+        metadata.prove(metadata.looks)
+    metadata.prove(metadata.looks)
