@@ -385,6 +385,9 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
     name = f"t{next(_names)}"
     requests: dict[str, object] = {
         "cluster": flight_messages.Empty(),
+        "cluster.describe": flight_messages.DescribeCluster(topics=True),
+        "cluster.balance": flight_messages.BalanceCluster(dry_run=True),
+        "cluster.upgrade": flight_messages.Empty(),
         "status": flight_messages.Empty(),
         "figures": flight_messages.Empty(),
         "topics.create": flight_messages.CreateTopic(topic=name, partitions=1),
@@ -402,7 +405,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "topics.delete": flight_messages.TopicName(topic=name),
     }
     others = {each for each in flight_messages.ACTIONS if not each.startswith("groups.")}
-    assert set(requests) | {"batches.append_staged"} == others
+    assert set(requests) | {"batches.append_staged", "broker.drain"} == others
     for action, request in requests.items():
         reply = client.action(action, request)  # type: ignore[arg-type]
         assert isinstance(reply, flight_messages.ACTIONS[action][1])
@@ -412,6 +415,9 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
             flight_messages.AppendStaged(manifest="staging/q/1/manifest.json"),
         )
     cluster = client.action("cluster")
+    only = flight_messages.DrainBroker(cluster_id=cluster.cluster_id, broker=1, epoch=1)
+    with pytest.raises(errors.CannotDrain, match="no other broker"):
+        client.action("broker.drain", only)
     assert [each.address for each in cluster.brokers] == [agent.address]
     assert {each.type for each in client.flight.list_actions()} == set(flight_messages.ACTIONS)
 
