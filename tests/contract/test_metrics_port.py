@@ -197,7 +197,7 @@ def test_ready_while_all_listeners_serve(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(agents, "_compile_loops", compile_loops)
     agent = agent_on(tmp_path)
     monkeypatch.setattr(
-        agent, "_drain", lambda: states.append(get(agent.metrics_address, "/readyz")[0])
+        agent, "_drain", lambda _leaving: states.append(get(agent.metrics_address, "/readyz")[0])
     )
     starting = threading.Thread(target=agent.start)
     starting.start()
