@@ -84,8 +84,8 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: an epoch is left before a checkpoint has its states",
         patches=((takeover, "leave", _leave_uncovered),),
-        rates=_DEATHS,
-        profile=(("brokers", 3), ("steps", 3_000)),
+        rates=Rates(crash=0.008),
+        profile=(("brokers", 2), ("steps", 2_000)),
     ),
     Mutation(
         name="cluster: partitions are given while appends are under way",
