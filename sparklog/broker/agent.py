@@ -909,7 +909,7 @@ class Agent:
         if self._handovers is None or self._stopping.is_set():
             return
         self._phase = Phase.DRAINING
-        with contextlib.suppress(Exception):  # it is for display only
+        with contextlib.suppress(Exception):  # a hint, for operators and for the other members
             self._write_heartbeat()
         try:
             deadline = self._clock.monotonic() + limits.DRAIN_SECONDS

@@ -46,7 +46,8 @@ class Controller:
     ) -> None:
         """`every_seconds`: the least time between two looks, each of which costs requests.
 
-        `is_sound`: whether our own heartbeats reach the store; else we judge no broker."""
+        `is_sound`: whether our own heartbeats reach the store; else we judge no broker.
+        """
         self._store = store
         self._metadata = metadata
         self._own = own

@@ -18,6 +18,7 @@ import sparklog
 from sparklog import errors
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
+from sparklog.broker.handover import Handovers
 from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
 from sparklog.clock import SystemClock
@@ -397,18 +398,23 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaders, "MOVE_WAIT_SECONDS", 20.0)
 
 
+def about_to_move(cluster: Members) -> tuple[int, int, Handovers]:
+    """The leader of the only partition of topic t, another member, and what moves it."""
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 1)
+    (giver,) = cluster.leaders("t")
+    cluster.wait_for_topic(cluster.agents[giver], "t")
+    handovers = cluster.agents[giver]._handovers
+    assert handovers is not None
+    return giver, next(each for each in cluster.agents if each != giver), handovers
+
+
 @pytest.mark.usefixtures("patience")
 def test_requests_wait_for_the_end_of_a_move(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old leader answers when it knows the new one, and names it."""
-    with frames(cluster.agents[1]) as client:
-        create(client, "t", 1)
-    (giver,) = cluster.leaders("t")
-    cluster.wait_for_topic(cluster.agents[giver], "t")
-    target = next(each for each in cluster.agents if each != giver)
-    handovers = cluster.agents[giver]._handovers
-    assert handovers is not None
+    giver, target, handovers = about_to_move(cluster)
     held = Held(handovers._save_states)
     monkeypatch.setattr(handovers, "_save_states", held)
     with ThreadPoolExecutor() as pool, frames(cluster.agents[giver]) as client:
@@ -431,13 +437,7 @@ def test_requests_wait_until_a_partition_is_restored(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that comes early to the new leader is served once that is possible, not refused."""
-    with frames(cluster.agents[1]) as client:
-        create(client, "t", 1)
-    (giver,) = cluster.leaders("t")
-    cluster.wait_for_topic(cluster.agents[giver], "t")
-    target = next(each for each in cluster.agents if each != giver)
-    handovers = cluster.agents[giver]._handovers
-    assert handovers is not None
+    _, target, handovers = about_to_move(cluster)
     held = Held(recovery.restore)
     monkeypatch.setattr(recovery, "restore", held)
     with ThreadPoolExecutor() as pool, frames(cluster.agents[target]) as client:
