@@ -482,6 +482,8 @@ class Query(Client):
                 self.is_refused = True
             may_be_refused |= self._is_shared
             ensure(is_old or may_be_refused, f"{decision.path} is refused: {error!r}")
+            if is_old:  # it answers at once, and would for ever if no time passed
+                self.process.clock.sleep(0.05)
         return answer
 
     def _adopt(

@@ -413,8 +413,7 @@ MUTATIONS = (
     Mutation(
         name="a slow answer is taken for a silent leader",
         patches=((liveness, "state_of", _state_of_late),),
-        rates=Rates(crash=0.02, stall=0.2, freeze=0.02),
-        aim="after get heartbeats",
+        rates=Rates(stall=0.3, freeze=0.02),
         profile=(("brokers", 3), ("is_one_machine", True), ("steps", 3_000)),
     ),
     Mutation(
