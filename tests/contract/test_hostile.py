@@ -49,6 +49,8 @@ FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS =
 FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
 HOLD_SECONDS = 2.0
+_ANSWER_SECONDS = 120.0
+"""So long an attacker waits for an answer, which may take half a minute on a busy machine."""
 NOBODY = "127.0.0.{}"
 """Loopback has many addresses; a flood comes from others than the bystander's."""
 
@@ -90,7 +92,7 @@ def send(link: socket.socket, data: bytes) -> None:
 
 def answered(link: socket.socket) -> int:
     """Reads one answer; its size, or 0 where the broker has ended the connection."""
-    link.settimeout(30.0)
+    link.settimeout(_ANSWER_SECONDS)
     try:
         start = b""
         while len(start) < 4:
@@ -116,7 +118,7 @@ def ask(address: Address, frame: bytes, count: int = 1, connections: int = 1) ->
         def each(link: socket.socket) -> list[int]:
             sizes = []
             for _ in range(count):
-                link.settimeout(30.0)
+                link.settimeout(_ANSWER_SECONDS)
                 with contextlib.suppress(ConnectionError):
                     link.sendall(frame)
                 sizes.append(answered(link))
