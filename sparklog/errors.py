@@ -135,12 +135,12 @@ class StorageFull(Retriable):
 
 
 class EarlierBatchMissing(Retriable):
-    """An earlier batch of the producer was refused while the partition moved: send both again."""
+    """An earlier batch was refused before the broker served the partition: send both again."""
 
     code = "earlier_batch_missing"
     template = (
         "A batch of producer {producer_id} came to {topic}-{partition} before an earlier one, which"
-        " was refused while the partition moved. Send both again, in order."
+        " was refused before this broker served the partition. Send both again, in order."
     )
 
 

@@ -172,7 +172,7 @@ class Controller:
         except errors.LeadersChanged as error:  # it has started again: nothing has to move
             _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
             return
-        self._metadata.apply(changed)  # some of the partitions may be ours
+        self._metadata.serve(changed)  # some of the partitions may be ours
         if not moved:  # it has given all of them away before it stopped
             _log.info("closed the log of a broker that leads nothing", broker=dead, epoch=epoch)
             return

@@ -185,7 +185,7 @@ class Handovers:
                     newest, self._own.broker, self._own.epoch, resigned
                 )
             )
-            self._metadata.apply(changed)  # requests that wait for it get the new leaders
+            self._metadata.serve(changed)  # requests that wait for it get the new leaders
             count, self._doubtful = len(self._doubtful), []
         _log.info(
             "gave partitions to other brokers",

@@ -58,7 +58,10 @@ class LeaderMetadata:
         self._changed = 0
         """The newest look that has found other topics or leaders."""
         self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
-        """Serves what a version says, and returns whether it has changed anything; of a member."""
+        """Does the work of `serve`, and returns whether it has changed anything; of a member."""
+        self._serving = threading.Lock()
+        """Held while `apply` works, until its changes are counted."""
+        self._counting = threading.Lock()
         self._changing = threading.Lock()
         """Held across I/O too, by administrative calls."""
 
@@ -68,11 +71,22 @@ class LeaderMetadata:
         return self._store.current
 
     def follow(self) -> None:
-        """Serves what the newest version says. Raises as `reload` and `apply`."""
-        if self.apply(self.reload()):
-            with self._looking:
-                self._looks += 1
-                self._changed = self._looks
+        """Serves what the newest version says. Raises as `reload` and `serve`."""
+        self.serve(self.reload())
+
+    def serve(self, metadata: ClusterMetadata) -> None:
+        """Serves what this version says, or a newer one. Raises as `apply`.
+
+        No request that was judged on what this broker knew before is proven after that.
+        """
+        with self._serving:
+            if self.apply(metadata):
+                self._changed = self._next_look()
+
+    def _next_look(self) -> int:
+        with self._counting:
+            self._looks += 1
+            return self._looks
 
     def reload(self) -> ClusterMetadata:
         """Returns the newest version. Raises `BrokerFenced` where it names a newer leader."""
@@ -109,15 +123,15 @@ class LeaderMetadata:
                 raise errors.MetadataChanged
             if self._failed is not None and self._failed[0] > since:
                 raise errors.revive(self._failed[1].code, self._failed[1].facts)
-            self._looks += 1
+            look = self._next_look()
             try:
-                if self.apply(self.reload()):
-                    self._changed = self._looks
+                self.serve(self.reload())
+                if since < self._changed:
                     raise errors.MetadataChanged
             except errors.SparklogError as error:
-                self._failed = self._looks, errors.bare(error)
+                self._failed = look, errors.bare(error)
                 raise
-            self._proven = self._looks
+            self._proven = look
 
     def change(
         self, change: Callable[[ClusterMetadata], ClusterMetadata | None]

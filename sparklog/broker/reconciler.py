@@ -170,7 +170,9 @@ class Reconciler:
             topic.held_back = str(error)
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
-            self._partition_table.add_partitions(topic, snapshot, known)
+            self._partition_table.add_partitions(
+                topic, snapshot, known, taken_seconds=self._clock.monotonic()
+            )
         else:
             self._partition_table.lead(topic, known)
 

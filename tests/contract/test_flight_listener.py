@@ -23,6 +23,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
+from sparklog.broker.broker import Broker
 from sparklog.broker.flight import listener as flight_listener
 from sparklog.broker.flight import protocol
 from sparklog.broker.flight.grpc import http2
@@ -101,6 +102,22 @@ def test_each_batch_is_answered(client: BrokerClient, topic: str) -> None:
     assert [each.base_offset for each in replies] == [0, 2, 4]
     assert all(before_us <= each.timestamp_us <= time.time_ns() // 1_000 for each in replies)
     assert client.values(topic, 1) == [b"0", b"x", b"1", b"x", b"2", b"x"]
+
+
+def test_a_batch_for_a_topic_that_is_just_created_comes_again(
+    client: BrokerClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would end the producer; other brokers may have told it of the topic already."""
+
+    def append_too_early(*_: object) -> None:
+        raise errors.UnknownTopic(topic=topic)
+
+    with Stream(client, topic, VALUES) as stream:
+        with monkeypatch.context() as patched:
+            patched.setattr(Broker, "append", append_too_early)
+            with pytest.raises(errors.MetadataChanged):
+                stream.append(payload(["a"]), header())
+        assert stream.append(payload(["a"]), header()).base_offset == 0
 
 
 def test_pipelined_batches_are_answered_in_order(client: BrokerClient, topic: str) -> None:

@@ -18,9 +18,11 @@ import sparklog
 from sparklog import errors
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
+from sparklog.broker.broker import Broker, PendingAppend
 from sparklog.broker.handover import Handovers
 from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
+from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import (
@@ -453,6 +455,37 @@ def test_requests_wait_until_a_partition_is_restored(
         assert (part.error_code, part.base_offset) == (ErrorCode.none, 0)
         ((found,),) = (each.partitions for each in fetched.result(20.0).responses)
         assert found.error_code == ErrorCode.none
+
+
+def test_records_of_a_new_topic_keep_their_order(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that hears of a topic while it refuses the first batch lets no later one pass."""
+    heard: list[int] = []
+    append = Broker.append
+
+    def append_and_hear(broker: Broker, *arguments: Any) -> PendingAppend:
+        try:
+            return append(broker, *arguments)
+        except errors.UnknownTopic:
+            broker.metadata.follow()  # as another thread may, before the refusal is sent
+            heard.append(broker.broker_id)
+            time.sleep(0.1)  # so that later batches are on their way
+            raise
+
+    monkeypatch.setattr(Broker, "append", append_and_hear)
+    monkeypatch.setattr(Reconciler, "tick", lambda _: None)  # only requests make a member look
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("new", partitions=3)
+        with log.producer() as producer:
+            for number in range(60):
+                producer.send("new", b"%d" % number, partition=number % 3)
+                time.sleep(0.005)  # so that there are several batches
+            producer.flush(30.0)
+        assert len(heard) >= 2
+        for partition in range(3):
+            found = log.read("new", partitions=[partition])["value"].to_pylist()
+            assert found == [b"%d" % number for number in range(partition, 60, 3)]
 
 
 def test_spark_batches_reach_all_leaders(cluster: Members, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -552,6 +552,38 @@ def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
 
 
+def test_a_batch_whose_predecessor_was_refused_in_a_new_topic_comes_again(
+    members: Members, clock: ManualClock
+) -> None:
+    """A topic that another member creates may get its second batch first, but only for a while."""
+    first, second = members
+    first.create("u", 2)
+    second.reconciler.tick()
+    number = min(second.partition_table.topic("u").partitions)
+    for later in ((9, 0, 1), (9, 0, 2)):
+        with pytest.raises(errors.EarlierBatchMissing):
+            second.append(["b"], topic="u", partition=number, producer_sequence=later)
+    for sequence in range(2):
+        ids = 9, 0, sequence
+        found = second.append(["a"], topic="u", partition=number, producer_sequence=ids)
+        assert found.base_offset == sequence
+    clock.advance(limits.PRODUCER_MOVE_SECONDS)
+    found = second.append(["x"], topic="u", partition=number, producer_sequence=(10, 0, 5))
+    assert found.base_offset == 2
+
+
+def test_a_refusal_from_before_a_change_is_not_proven(members: Members) -> None:
+    """A request may have been judged on what the member knew until another thread followed."""
+    first, second = members
+    metadata = second.broker.metadata
+    judged_at = metadata.looks
+    first.create("u", 2)
+    metadata.follow()
+    with pytest.raises(errors.MetadataChanged):
+        metadata.prove(judged_at)
+    metadata.prove(metadata.looks)
+
+
 def test_our_own_changes_are_no_news(members: Members) -> None:
     """A request that was judged by them needs no repetition; by those of another member it does."""
     first, second = members

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -38,8 +38,13 @@ from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 
-_Append: TypeAlias = PendingAppend | errors.SparklogError
-"""A pending append, or the error with which it was refused."""
+
+class _Append(NamedTuple):
+    """A pending append, or the error with which it was refused; `looks` tells when it came."""
+
+    looks: int
+    pending: PendingAppend | errors.SparklogError
+
 
 _log = structlog.get_logger("sparklog.flight")
 _SERVICE: Final = "/arrow.flight.protocol.FlightService/"
@@ -201,7 +206,7 @@ class FlightListener:
     def _append(
         self, topic: str, header: flight_messages.AppendHeader, batch: pa.RecordBatch
     ) -> _Append:
-        producer_sequence = None
+        looks, producer_sequence = self._broker.looks, None
         if header.producer_id != NO_PRODUCER:
             producer_sequence = ProducerSequence(
                 header.producer_id, header.producer_epoch, header.base_sequence
@@ -209,17 +214,18 @@ class FlightListener:
         try:
             if self._hooks is not None:
                 self._hooks.before(_append_request(topic, header, batch))
-            return self._broker.append(topic, header.partition, batch, producer_sequence)
+            pending = self._broker.append(topic, header.partition, batch, producer_sequence)
         except errors.SparklogError as error:
-            return errors.bare(error)
+            return _Append(looks, errors.bare(error))
+        return _Append(looks, pending)
 
     def _reply(self, append: _Append) -> flight_messages.AppendReply:
         try:
-            if isinstance(append, errors.SparklogError):
-                raise append
-            result = self._broker.wait(append)[0]
+            if isinstance(append.pending, errors.SparklogError):
+                raise append.pending
+            result = self._broker.wait(append.pending)[0]
         except errors.SparklogError as error:
-            proven = _proven(self._broker, error)
+            proven = _proven(self._broker, error, append.looks)
             return flight_messages.AppendReply(error=flight_messages.ErrorReply.of(proven))
         return flight_messages.AppendReply(
             base_offset=result.base_offset,
@@ -285,6 +291,7 @@ class FlightListener:
 
     def do_exchange(self, call: Call) -> None:
         self._check_sight()
+        looks = self._broker.looks
         with contextlib.ExitStack() as ending:
             stream = ending.enter_context(
                 self._streams.open(call.peer, sends=False, cut=call.cancel)
@@ -304,7 +311,7 @@ class FlightListener:
                 ),
                 idle=tails.encoded(idle_rows, flight_messages.TailHeader(idle=True)),
                 idle_seconds=request.heartbeat_ms / 1e3,
-                finish=lambda failure: self._finish_tail(call, failure),
+                finish=lambda failure: self._finish_tail(call, failure, looks),
                 before=None
                 if self._hooks is None
                 else lambda batch: self._before_sending("tail", batch, request),
@@ -322,9 +329,9 @@ class FlightListener:
                 self.open_calls += 1  # until it is finished
             self._tails.add(served)
 
-    def _finish_tail(self, call: Call, failure: BaseException | None) -> None:
+    def _finish_tail(self, call: Call, failure: BaseException | None, looks: int) -> None:
         def end() -> None:
-            with _as_status(self._broker):
+            with _as_status(self._broker, looks):
                 if failure is not None:
                     raise failure
 
@@ -353,11 +360,12 @@ class FlightListener:
             self._hooks.before(hooked)
         if name not in _MEMBERSHIP:
             self._check_sight()
+        looks = self._broker.looks
         reply = self._actions[name](request)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:
-            self._broker.prove_leadership(self._broker.looks)
+            self._broker.prove_leadership(looks)
         if self._hooks is not None:
             self._hooks.after(hooked)
         call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
@@ -405,7 +413,7 @@ class FlightListener:
                 self.calls += 1
                 self.open_calls += 1
             try:
-                with _as_status(self._broker):
+                with _as_status(self._broker, self._broker.looks):
                     serve(call)
             finally:
                 with self._counting:
@@ -604,14 +612,14 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 @contextlib.contextmanager
-def _as_status(broker: Broker) -> Iterator[None]:
-    """Turns the exceptions of a call into `GrpcError`."""
+def _as_status(broker: Broker, looks: int) -> Iterator[None]:
+    """Turns the exceptions of a call into `GrpcError`; `looks` tells when the call came."""
     try:
         yield
     except (PeerGone, GrpcError):
         raise
     except errors.SparklogError as error:
-        raise _status(_proven(broker, error)) from error
+        raise _status(_proven(broker, error, looks)) from error
     except Exception as error:
         _log.error("call failed", exc_info=error)
         reply = flight_messages.ErrorReply(
@@ -620,13 +628,18 @@ def _as_status(broker: Broker) -> Iterator[None]:
         raise _status_of(reply, repr(error)) from error
 
 
-def _proven(broker: Broker, error: errors.SparklogError) -> errors.SparklogError:
-    """Returns the error for the client: the reason why its proof failed, if it needs a proof."""
+def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.SparklogError:
+    """Returns the error for the client: the reason why its proof failed, if it needs a proof.
+
+    `looks` tells when the request came, because metadata may have changed since it was judged.
+    """
     if error.needs_proof:
         try:
-            broker.prove_leadership(broker.looks)
+            broker.prove_leadership(looks)
         except errors.SparklogError as unproven:
             return unproven
+    if isinstance(error, errors.UnknownTopic) and broker.topics.exists(error.facts["topic"]):
+        return errors.MetadataChanged()  # this broker was just creating it
     return error
 
 

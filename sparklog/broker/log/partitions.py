@@ -112,7 +112,7 @@ class Partition:
         self.producers = Producers()
         self.batches = PartitionSparkBatches()
         self.taken_seconds = -math.inf
-        """When it came from another leader while this broker served, in monotonic seconds."""
+        """When another broker's change brought it while this one served, in monotonic seconds."""
 
     def unpublished_in(self, start: int, end: int) -> list[Located]:
         """Returns the unpublished entries with an offset in [`start`, `end`)."""
@@ -536,11 +536,21 @@ class PartitionTable:
             self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
 
-    def add_partitions(self, topic: Topic, snapshot: TableSnapshot, known: TopicMetadata) -> None:
+    def add_partitions(
+        self,
+        topic: Topic,
+        snapshot: TableSnapshot,
+        known: TopicMetadata,
+        *,
+        taken_seconds: float = -math.inf,
+    ) -> None:
         """Adds the partitions that the metadata have beyond those of `topic`.
 
         Of these, the topic gets those that this broker leads and that no broker has led before,
         with the bounds of `snapshot`. Those of a predecessor come from `recovery`.
+
+        `taken_seconds`: the monotonic time, if another broker has added them and a client may have
+        known them before this broker.
         """
         with self.lock:
             added = {
@@ -554,6 +564,8 @@ class PartitionTable:
                 for number in range(topic.count, known.partition_count)
                 if known.leaders[number] == self.broker and not known.leader_epochs[number]
             }
+            for partition in added.values():
+                partition.taken_seconds = taken_seconds
             self.lead(topic, known, added)
 
     def lead(

@@ -14,10 +14,11 @@ The last rule leaves a gap, which Kafka has too: if an unknown producer has two 
 and the first is refused for now, the second would be accepted, and the retry of the first would
 then be out of order. `Refusals` closes the gap for as long as clients retry.
 
-A partition that moves leaves another one: the new leader may refuse a batch that comes too early,
-and get the next one when it serves the partition. For some time after that, a batch whose
-predecessor is missing is to be sent again (`skips`). An error about its sequence would make
-librdkafka begin a new epoch, in which batches that are in the log already are not recognised.
+A partition that moves, or that another broker has created, leaves another one: its leader may
+refuse a batch that comes too early, and get the next one when it serves the partition. For some
+time after that, a batch whose predecessor is missing is to be sent again (`skips`), also one of an
+unknown producer. An error about its sequence would make librdkafka begin a new epoch, in which
+batches that are in the log already are not recognised.
 
 States are immutable: a flush works on new states, which are kept only if it becomes durable.
 """
