@@ -107,7 +107,7 @@ def test_each_batch_is_answered(client: BrokerClient, topic: str) -> None:
 def test_a_batch_for_a_topic_that_is_just_created_comes_again(
     client: BrokerClient, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error would end the producer; other brokers may have told it of the topic already."""
+    """An error would end the producer; it may know the topic from another broker already."""
 
     def append_too_early(*_: object) -> None:
         raise errors.UnknownTopic(topic=topic)

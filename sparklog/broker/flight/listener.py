@@ -40,7 +40,7 @@ from sparklog.formats.record import ROW_SCHEMA
 
 
 class _Append(NamedTuple):
-    """A pending append, or the error with which it was refused; `looks` tells when it came."""
+    """A pending append, or the error with which it was refused; `looks` is from when it came."""
 
     looks: int
     pending: PendingAppend | errors.SparklogError
@@ -613,7 +613,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 @contextlib.contextmanager
 def _as_status(broker: Broker, looks: int) -> Iterator[None]:
-    """Turns the exceptions of a call into `GrpcError`; `looks` tells when the call came."""
+    """Turns the exceptions of a call into `GrpcError`; `looks` is from when the call came."""
     try:
         yield
     except (PeerGone, GrpcError):
@@ -631,7 +631,7 @@ def _as_status(broker: Broker, looks: int) -> Iterator[None]:
 def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.SparklogError:
     """Returns the error for the client: the reason why its proof failed, if it needs a proof.
 
-    `looks` tells when the request came, because metadata may have changed since it was judged.
+    `looks` is from when the request came, because metadata may have changed since it was judged.
     """
     if error.needs_proof:
         try:
