@@ -44,7 +44,16 @@ from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
-from tests.support.kafkarequests import batch, create, fetch_fields, produce, produce_fields
+from tests.support.comparing import metadata_fields
+from tests.support.kafkarequests import (
+    CREATE_TOPICS,
+    batch,
+    create,
+    create_fields,
+    fetch_fields,
+    produce,
+    produce_fields,
+)
 from tests.support.kafkas import frames
 from tests.support.waiting import wait_until
 
@@ -339,9 +348,9 @@ def other_than(cluster: Members, leader: int) -> Agent:
     return found
 
 
-def fetch_of_any_version(topic: str) -> dict[str, Any]:
-    """Fetch from the beginning of the first partition."""
-    return fetch_fields(topic, 0, 0) | {"forgotten_topics_data": (), "rack_id": ""}
+def fetch_of_any_version(topic: str, partition: int = 0) -> dict[str, Any]:
+    """Fetch from the beginning of a partition."""
+    return fetch_fields(topic, partition, 0) | {"forgotten_topics_data": (), "rack_id": ""}
 
 
 def named_leader(reply: Any, part: Any) -> tuple[int, str]:
@@ -365,11 +374,7 @@ def test_refusals_name_the_leader(cluster: Members) -> None:
         assert named_leader(reply, part) == wanted
         older = client.ask(PRODUCE, 9, produce_fields("t", 0, batch([b"x"])))
         assert older.responses[0].partition_responses[0].error_code == part.error_code
-        asked = {
-            "topics": [{"name": "t", "topic_id": None}],
-            "allow_auto_topic_creation": False,
-            "include_topic_authorized_operations": False,
-        }
+        asked = metadata_fields(["t"])
         topic_id = client.ask(METADATA, 12, asked).topics[0].topic_id
         fields = fetch_of_any_version("t")
         fields["topics"][0]["topic_id"] = topic_id
@@ -379,6 +384,48 @@ def test_refusals_name_the_leader(cluster: Members) -> None:
             assert part.error_code == ErrorCode.not_leader_or_follower
             if version >= 16:
                 assert named_leader(reply, part) == wanted
+
+
+def test_kafka_clients_ask_for_what_another_broker_has_just_changed(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get the newest answer on the same connection, though their broker had not heard yet."""
+    monkeypatch.setattr(Reconciler, "tick", lambda _: None)  # only requests make a member look
+    asked = metadata_fields(["t"])
+    with contextlib.ExitStack() as closing:
+        first, *others = [closing.enter_context(frames(cluster.agents[n])) for n in (1, 2, 3)]
+        for client in others:
+            assert client.ask(METADATA, 12, asked).topics[0].partitions == ()
+        create(first, "t", 3)
+        (found,) = others[0].ask(METADATA, 12, asked).topics
+        assert sorted(each.leader_id for each in found.partitions) == [1, 2, 3]
+        (again,) = others[1].ask(CREATE_TOPICS, 7, create_fields("t", 3)).topics
+        assert again.error_code == ErrorCode.topic_already_exists
+        for client in (first, *others):
+            assert len(client.ask(METADATA, 12, asked).topics[0].partitions) == 3
+
+
+def test_replies_without_doubt_are_sent_when_another_is_proven(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client asks for a topic that is new to its broker, while another one's fetch waits."""
+    monkeypatch.setattr(Reconciler, "tick", lambda _: None)  # only requests make a member look
+    with frames(cluster.agents[1]) as first:
+        create(first, "t", 3)
+        number = cluster.leaders("t").index(2)
+        with (
+            ThreadPoolExecutor() as pool,
+            frames(cluster.agents[2]) as waiting,
+            frames(cluster.agents[2]) as asking,
+        ):
+            assert len(asking.ask(METADATA, 12, metadata_fields(["t"])).topics[0].partitions) == 3
+            fetch = pool.submit(waiting.ask, FETCH, 12, fetch_of_any_version("t", number))
+            time.sleep(0.3)  # it has come, and waits for records
+            create(first, "u", 3)
+            (found,) = asking.ask(METADATA, 12, metadata_fields(["u"])).topics
+            assert len(found.partitions) == 3
+            ((part,),) = (each.partitions for each in fetch.result(20.0).responses)
+            assert part.error_code == ErrorCode.none
 
 
 class Held:

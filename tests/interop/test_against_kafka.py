@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import json
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
 from sparklog.settings import GroupSettings, TopicSettings
 from tests.support.batches import Record, built, changed, read
+from tests.support.comparing import Answers, Differs, check_answers, metadata_fields, name_of
 from tests.support.kafkarequests import (
     AT_MS,
     TIMEOUT,
@@ -38,7 +38,6 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 Answer: TypeAlias = tuple[object, ...]
-Answers: TypeAlias = Iterator[tuple[str, object]]
 
 GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=100, min_session_timeout_ms=1_000)
 KAFKA: Final = {
@@ -94,11 +93,6 @@ def _sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Sid
         yield both
         for side in both:
             side.frames.close()
-
-
-def name_of(code: Any) -> str:
-    """An error's."""
-    return str(code.name)
 
 
 # ------------------------------------------------------------------------------ produce
@@ -478,21 +472,6 @@ def leader_epochs(side: Side) -> Answers:
 
 
 # ------------------------------------------------------------------------------ topics
-
-
-def metadata_fields(topics: Sequence[Any] | None, **more: Any) -> dict[str, Any]:
-    """Metadata of topics by name, or by fields."""
-    wanted = None
-    if topics is not None:
-        named = [each if isinstance(each, dict) else {"name": each} for each in topics]
-        wanted = [{"topic_id": None, **each} for each in named]
-    return {
-        "topics": wanted,
-        "allow_auto_topic_creation": False,
-        "include_cluster_authorized_operations": False,
-        "include_topic_authorized_operations": False,
-        **more,
-    }
 
 
 def metadata(side: Side) -> Answers:
@@ -1252,15 +1231,6 @@ def strange_versions(side: Side) -> Answers:
     yield "no name", name_of(side.ask(18, 3, bad).error_code)
 
 
-@dataclass(frozen=True, slots=True)
-class Differs:
-    """Both answers, and why they differ."""
-
-    ours: object
-    theirs: object
-    why: str
-
-
 _TRUNCATED: Final = "half a batch was damaged on its way, so its producer may try again"
 _CODEC: Final = "the codec is named, where Kafka reports an internal error"
 _CUT: Final = "as much as is there of a batch that does not decompress is damaged"
@@ -1380,14 +1350,7 @@ def test_a_kafka_answers_the_same(
     sides: tuple[Side, Side], scenario: Callable[[Side], Answers]
 ) -> None:
     """Compares error codes and everything else that must agree, except for known differences."""
-    found = [dict(scenario(side)) for side in sides]
-    assert found[0].keys() == found[1].keys()
-    known_names = {name for of, name in DIFFERENT if of == scenario.__name__}
-    assert known_names <= found[0].keys(), "nothing is compared with that"
-    differences = {}
-    for name, ours in found[0].items():
-        theirs = found[1][name]
-        known = DIFFERENT.get((scenario.__name__, name))
-        if (ours, theirs) != ((theirs, theirs) if known is None else (known.ours, known.theirs)):
-            differences[name] = {"ours": ours, "theirs": theirs}
-    assert not differences, json.dumps(differences, indent=1, default=str)
+    ours, theirs = sides
+    name = scenario.__name__
+    known = {at: each for (of, at), each in DIFFERENT.items() if of == name}
+    check_answers(scenario(ours), scenario(theirs), known)

@@ -15,7 +15,8 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import http1
-from sparklog.broker.kafka import apis, error_codes, fetch_codec, messages
+from sparklog.broker.kafka import apis, fetch_codec, messages
+from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
 from sparklog.broker.kafka.messages import Fields, Raw, Request
@@ -38,8 +39,15 @@ class _Moment(NamedTuple):
     """The moment in which a request arrived: a proof of leadership has to be later."""
 
     looks: int
-    needing_proof: int
-    """The codes of replies that needed a proof, until then."""
+    codes: CodeCount
+    """Those of its reply that need a proof."""
+    codes_anywhere: int
+    """The number until then of those that may be of any reply."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Returns whether a code of the reply may need a proof."""
+        return bool(self.codes.needing_proof) or self.codes_anywhere != ANYWHERE.needing_proof
 
 
 class _QueuedReply(NamedTuple):
@@ -270,13 +278,14 @@ class KafkaConnection:
 
     async def _handle(self, frame: bytes, host: str, grant: MemoryGrant) -> _QueuedReply:
         received_at = self._clock.monotonic()
-        arrival = _Moment(self._context.broker.looks, error_codes.CHOSEN.needing_proof)
+        arrival = self._moment()
         header = api_key, version, correlation_id = messages.read_header(frame)
         request_bytes = len(frame)
         api = APIS.get(api_key)
         if api is None:
             raise errors.BadRequest(reason=f"API key {api_key} is not supported")
         reply: Reply | Awaitable[Reply]
+        request: Request | None = None
         if not api.min_version <= version <= api.max_version:
             if api_key != messages.API_VERSIONS:
                 supported = f"{api.min_version} to {api.max_version}"
@@ -299,15 +308,23 @@ class KafkaConnection:
             if api.may_wait and self._stream.is_over:
                 raise ConnectionResetError("the client has left")
             reply = await api.handler(self._context, request)
+            if api.follows:
+                arrival = arrival._replace(looks=self._context.broker.looks)
         if isinstance(reply, Awaitable):
             self._in_progress = None
             if api.may_wait:
                 grant.release_parsed()  # it may wait for minutes
             return _QueuedReply((), reply, header, grant, request_bytes, received_at, arrival)
-        reply_frame = await self._encode(header, reply, grant, arrival)
+        reply_frame = await self._encode(header, reply, grant, arrival, request)
         grant.release_parsed()
         self._in_progress = None
         return _QueuedReply(reply_frame, None, header, grant, request_bytes, received_at, arrival)
+
+    def _moment(self) -> _Moment:
+        """Begins a reply at the present moment."""
+        codes = CodeCount()
+        count_for(codes)
+        return _Moment(self._context.broker.looks, codes, ANYWHERE.needing_proof)
 
     async def _parse(
         self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
@@ -360,6 +377,7 @@ class KafkaConnection:
             frame, pending, header, grant, request_bytes, received_at, arrival = reply
             del reply
             if pending is not None:
+                count_for(arrival.codes)
                 frame = await self._encode(header, await pending, grant, arrival)
                 grant.release_parsed()
             await self._write(frame, grant, request_bytes)
@@ -383,19 +401,33 @@ class KafkaConnection:
         self._unanswered.release(request_bytes)
 
     async def _encode(
-        self, header: _RequestHeader, reply: Reply, grant: MemoryGrant, arrival: _Moment
+        self,
+        header: _RequestHeader,
+        reply: Reply,
+        grant: MemoryGrant,
+        arrival: _Moment,
+        request: Request | None = None,
     ) -> Sequence[Raw]:
         """Returns the frame in chunks; none if the client wants no response.
 
-        A frame that needs a proof of leadership waits for it.
+        A frame that needs a proof of leadership waits for it. A `request` that changes nothing is
+        handled once more if another broker has changed what it was answered by.
         """
         if reply is None:
             return ()
         frame = await self._write_frame(header, reply, grant)
         api = APIS[header[0]]
-        # The codes may be those of other replies: a look more than needed does no harm.
-        if api.needs_proof or error_codes.CHOSEN.needing_proof != arrival.needing_proof:
-            await self._prove_leadership(arrival)
+        if api.needs_proof or arrival.is_doubtful:
+            try:
+                await self._prove_leadership(arrival)
+            except errors.MetadataChanged:
+                if request is None or not api.is_read:
+                    raise
+                grant.release_reply()
+                arrival = self._moment()
+                later = await api.handler(self._context, request)
+                assert not isinstance(later, Awaitable), "a request that only reads waits in it"
+                return await self._encode(header, later, grant, arrival)
         return frame
 
     async def _prove_leadership(self, arrival: _Moment) -> None:

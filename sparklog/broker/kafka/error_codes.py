@@ -1,13 +1,14 @@
 """Kafka's error codes for sparklog's errors, in one complete table.
 
 Some codes say that the client knows more than the broker (`broker/leader_metadata.py`). They are
-counted when they are chosen, so that a connection notices that its reply may have one, whatever
-wrote it.
+counted when they are chosen, for the reply that the current task is about, so that a connection
+notices that its reply may have one, whatever wrote it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -86,29 +87,39 @@ NEEDING_PROOF: Final = frozenset(
 
 
 class CodeCount:
-    """Counts the codes of `NEEDING_PROOF` in all replies of this process."""
+    """Counts the codes of `NEEDING_PROOF` in a reply."""
+
+    __slots__ = ("needing_proof",)
 
     def __init__(self) -> None:
         self.needing_proof = 0
 
-    def noted(self, code: ErrorCode) -> ErrorCode:
-        """Counts and returns a code that a reply will have."""
-        if code in NEEDING_PROOF:
-            self.needing_proof += 1
-        return code
+
+ANYWHERE: Final = CodeCount()
+"""Codes that were chosen outside of a reply's task, such as in a thread: of any reply."""
+_of_reply: ContextVar[CodeCount] = ContextVar("_of_reply", default=ANYWHERE)
 
 
-CHOSEN: Final = CodeCount()
+def count_for(reply: CodeCount) -> None:
+    """Counts for this reply what the current task chooses from now on."""
+    _of_reply.set(reply)
+
+
+def noted(code: ErrorCode) -> ErrorCode:
+    """Counts and returns a code that a reply will have."""
+    if code in NEEDING_PROOF:
+        _of_reply.get().needing_proof += 1
+    return code
 
 
 def group_code(error: GroupError | None) -> ErrorCode:
     """Returns the code of a group's error, which has Kafka's own name."""
-    return ErrorCode.none if error is None else CHOSEN.noted(ErrorCode[error.name.lower()])
+    return ErrorCode.none if error is None else noted(ErrorCode[error.name.lower()])
 
 
 def code_of(error: BaseException) -> ErrorCode:
     """Returns the code of the error's class, or of its nearest base class."""
     for kind in type(error).__mro__:
         if kind in CODES:
-            return CHOSEN.noted(CODES[kind])
+            return noted(CODES[kind])
     return ErrorCode.unknown_server_error

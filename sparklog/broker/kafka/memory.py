@@ -326,6 +326,11 @@ class MemoryGrant:
         """Returns the memory of the reply down to `left_bytes`."""
         self._shrink(self._memory.replies, left_bytes)
 
+    def release_reply(self) -> None:
+        """Returns the memory of the reply, which may be taken again for another one."""
+        self.shrink_reply(0)
+        self._stage = min(self._stage, _RECORDS)
+
     @property
     def records_bytes(self) -> int:
         """The bytes that are held for records."""

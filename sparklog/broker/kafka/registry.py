@@ -122,6 +122,10 @@ class ServedApi:
     """True if most of its bytes are kept until it is answered, because they are records."""
     needs_proof: bool
     """True if its reply may lack what another broker knows, and so needs a proof of leadership."""
+    is_read: bool
+    """True if it changes nothing, so that it is handled again if the metadata have changed."""
+    follows: bool
+    """True if it follows the metadata before it is judged."""
     is_blind: bool
     """True if it is served by a broker without sight of the metadata too."""
     may_wait: bool
@@ -140,6 +144,8 @@ def serves(
     is_pipelined: bool = False,
     keeps_frame: bool = False,
     needs_proof: bool = False,
+    is_read: bool = False,
+    follows: bool = False,
     is_blind: bool = False,
     may_wait: bool = False,
 ) -> Callable[[Handler], Handler]:
@@ -161,6 +167,8 @@ def serves(
             is_pipelined=is_pipelined,
             keeps_frame=keeps_frame,
             needs_proof=needs_proof,
+            is_read=is_read,
+            follows=follows,
             is_blind=is_blind,
             may_wait=may_wait,
         )

@@ -14,7 +14,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.resources import alter_resources
 
 
-@serves(33, "alter_configs", max_version=2)
+@serves(33, "alter_configs", max_version=2, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
 

@@ -20,7 +20,7 @@ from sparklog.broker.kafka.topics import check_assignment
 from sparklog.formats import flight_messages
 
 
-@serves(37, "create_partitions", max_version=3)
+@serves(37, "create_partitions", max_version=3, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)

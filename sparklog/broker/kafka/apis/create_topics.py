@@ -21,7 +21,7 @@ from sparklog.broker.kafka.topics import check_assignment, kafka_id
 from sparklog.formats import flight_messages
 
 
-@serves(19, "create_topics", max_version=7)
+@serves(19, "create_topics", max_version=7, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)

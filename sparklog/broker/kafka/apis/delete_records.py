@@ -13,7 +13,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.kafka.error_codes import CHOSEN, code_of
+from sparklog.broker.kafka.error_codes import code_of, noted
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
@@ -56,7 +56,7 @@ async def _delete(
             if is_in_range:
                 offsets[number] = offset
             else:
-                codes[number] = CHOSEN.noted(ErrorCode.offset_out_of_range)
+                codes[number] = noted(ErrorCode.offset_out_of_range)
     starts: dict[int, int] = {}
     if offsets:
         deletion_request = flight_messages.DeleteRecords(

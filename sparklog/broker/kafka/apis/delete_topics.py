@@ -15,7 +15,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import topic_name_of_id
 
 
-@serves(20, "delete_topics", max_version=6)
+@serves(20, "delete_topics", max_version=6, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     topics = (

@@ -15,7 +15,7 @@ from sparklog.formats.consumer_offsets import MemberRecord
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 6
 
 
-@serves(15, "describe_groups", max_version=6)
+@serves(15, "describe_groups", max_version=6, is_read=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,

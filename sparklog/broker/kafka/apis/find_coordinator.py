@@ -20,7 +20,7 @@ from sparklog.broker.kafka.topics import nodes
 _GROUP: Final = 0
 
 
-@serves(10, "find_coordinator", max_version=6)
+@serves(10, "find_coordinator", max_version=6, is_read=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     failure = await _failure(context, getattr(body, "key_type", _GROUP))

@@ -23,7 +23,7 @@ _EDITS: Final[Mapping[int, Edit]] = {
 """By Kafka's `AlterConfigOp.OpType`."""
 
 
-@serves(44, "incremental_alter_configs", max_version=1)
+@serves(44, "incremental_alter_configs", max_version=1, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
 

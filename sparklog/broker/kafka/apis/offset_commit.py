@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from sparklog.broker.groups.coordinator import Commit, Errors
 from sparklog.broker.groups.messages import GroupError
-from sparklog.broker.kafka.error_codes import CHOSEN, group_code
+from sparklog.broker.kafka.error_codes import group_code, noted
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
@@ -69,5 +69,5 @@ def _partition(results: Errors, version: int, topic: str, partition: Any) -> Fie
 
 def _code(error: GroupError | None, version: int) -> ErrorCode:
     if error is GroupError.GROUP_ID_NOT_FOUND and version < _FIRST_WITH_GROUP_NOT_FOUND:
-        return CHOSEN.noted(ErrorCode.illegal_generation)
+        return noted(ErrorCode.illegal_generation)
     return group_code(error)
