@@ -31,7 +31,7 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker.backoff import ENDS_THE_BROKER
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Append, Broker, PendingAppend
 from sparklog.broker.counts import Budget
 from sparklog.broker.groups.committed_offsets import (
@@ -76,6 +76,8 @@ from sparklog.settings import GroupSettings
 
 _log = structlog.get_logger("sparklog.groups")
 _T = TypeVar("_T")
+_LOAD_AGAIN_SECONDS: Final = 0.5
+"""The pause before a partition is read again that could not be read."""
 _SWEEP_STEP_MS: Final = 50
 """The longest time for which a sweep keeps `tick` from records that are being stored."""
 _ATTEMPTS: Final = 10
@@ -174,6 +176,9 @@ class Coordinator:
         # the deadline, as in a process that was suspended (CPython 3.11).
         self._storing: queue.Queue[_Storing | None] = queue.Queue()
         """None wakes the thread that waits for it."""
+        self._retries = RetrySchedule(clock, first_seconds=_LOAD_AGAIN_SECONDS)
+        self._failures = FailureLog()
+        """Of the partitions that cannot be read."""
         self._answers: list[tuple[Future[Any], Any]] = []
         """Set once the lock is released, because callers may call again at once."""
 
@@ -608,11 +613,14 @@ class Coordinator:
         is_new = refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS
         led = self._topic.led() if refusal is None or is_new else self._loaded
         self._unload([n for n, epoch in self._loaded.items() if led.get(n) != epoch])
-        to_read = {n: epoch for n, epoch in led.items() if n not in self._loaded}
-        if (is_new or to_read) and not self._load(to_read):
-            self._clock.sleep(timeout_seconds)
-            return
-        left_seconds = max((next_ms - self._now_ms()) / 1e3, 0.0) if not self._to_sweep else 0.0
+        is_behind = self._load_next(led)
+        if is_new:
+            while is_behind:
+                is_behind = self._load_next(led)
+            with self._lock:
+                self._refusal = None
+        is_busy = is_behind or self._to_sweep
+        left_seconds = max((next_ms - self._now_ms()) / 1e3, 0.0) if not is_busy else 0.0
         try:
             item = self._storing.get(timeout=min(left_seconds, timeout_seconds))
         except queue.Empty:
@@ -741,48 +749,63 @@ class Coordinator:
                     self._apply(entry, entry.group.unload())
                     del self._groups[group_id]
 
-    def _load(self, partitions: Mapping[int, int]) -> bool:
-        """Reads the groups that other brokers recorded; returns false if that failed.
+    def _load_next(self, led: Mapping[int, int]) -> bool:
+        """Reads one of the partitions that are led and not loaded; returns whether more are due.
 
-        `partitions`: those of `__consumer_offsets` that this broker has got, with their leader
-        epochs.
+        One after another, and each by itself: a partition that cannot be read, or takes long, does
+        not hold up the groups of the others for longer than its own reading.
         """
-        held_bytes = self._memory.held_bytes
+        missing = [number for number in led if number not in self._loaded]
+        due = [number for number in missing if not self._retries.is_waiting(str(number))]
+        if due:
+            self._load(due[0], led[due[0]])
+        return len(due) > 1
+
+    def _load(self, number: int, leader_epoch: int) -> None:
+        """Reads the groups that other brokers recorded in a partition of `__consumer_offsets`."""
         try:
-            groups = self._restore(dict(self._topic.read(partitions)))
+            groups = self._restore(dict(self._topic.read(number)))
         except (errors.SparklogError, OSError) as error:
-            _log.error("cannot read the groups", reason=str(error))
-            self._memory.held_bytes = held_bytes
-            return False
+            self._retries.failed(str(number))
+            if self._failures.is_new(str(number), str(error)):
+                _log.error("cannot read groups", partition=number, reason=str(error))
+            return
+        self._retries.succeeded(str(number))
+        self._failures.recovered(str(number))
         with self._locked():
-            for group_id, entry in groups.items():
-                if self._topic.find_partition(group_id) not in self._loaded:
-                    self._groups[group_id] = entry
-                    self._schedule(entry)
-            self._refusal = None
-            self._loaded |= partitions
-        return True
+            if number in self._loaded:  # it had no records, so that it is in use already
+                for entry in groups.values():
+                    entry.group.unload()
+                return
+            self._groups |= groups
+            for entry in groups.values():
+                self._schedule(entry)
+            self._loaded[number] = leader_epoch
 
     def _restore(self, records: Mapping[Key, bytes]) -> dict[str, _Entry]:
+        # All are decoded before the first member takes memory.
+        known = {
+            key: decode_group(data) for key, data in records.items() if isinstance(key, GroupKey)
+        }
+        offsets = {
+            key: decode_offset(data) for key, data in records.items() if isinstance(key, OffsetKey)
+        }
         groups: dict[str, _Entry] = {}
         now_ms = self._now_ms()
-        for key, value in records.items():
-            if isinstance(key, GroupKey):
-                record, changed_ms = decode_group(value)
-                group = Group.restore(
-                    key.group,
-                    record,
-                    now_ms,
-                    settings=self._settings,
-                    new_uuid=self._new_uuid,
-                    memory=self._memory,
-                )
-                groups[key.group] = _Entry(group, changed_ms=changed_ms)
-        for key, value in records.items():
-            if isinstance(key, OffsetKey):
-                if key.group not in groups:
-                    groups[key.group] = self._new(key.group)
-                groups[key.group].offsets.put((key.topic, key.partition), decode_offset(value))
+        for of_group, (record, changed_ms) in known.items():
+            group = Group.restore(
+                of_group.group,
+                record,
+                now_ms,
+                settings=self._settings,
+                new_uuid=self._new_uuid,
+                memory=self._memory,
+            )
+            groups[of_group.group] = _Entry(group, changed_ms=changed_ms)
+        for key, offset in offsets.items():
+            if key.group not in groups:
+                groups[key.group] = self._new(key.group)
+            groups[key.group].offsets.put((key.topic, key.partition), offset)
         return groups
 
     # -------------------------------------------------------------------------- under the lock

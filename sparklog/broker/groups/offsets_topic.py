@@ -6,7 +6,7 @@ It is created when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
@@ -78,20 +78,19 @@ class OffsetsTopic:
         """Queues prepared records. Raises the error that ended the writer."""
         return self._broker.submit_internal(append)
 
-    def read(self, partitions: Iterable[int]) -> Iterator[tuple[Key, bytes]]:
-        """Yields the last value of each key of these partitions, in no order.
+    def read(self, number: int) -> Iterator[tuple[Key, bytes]]:
+        """Yields the last value of each key of a partition, in no order.
 
         Raises what `Broker.read` raises.
         """
-        for number in partitions:
-            partition = self._broker.partition_status(TOPIC, number)
-            found: dict[bytes, bytes | None] = {}
-            for rows in self._read_portions(number, partition.start, partition.end):
-                found.update(consumer_offsets.last_of_each_key(rows))
-            for data, value in found.items():
-                key = consumer_offsets.decode_key(data)
-                if key is not None and value is not None:
-                    yield key, value
+        partition = self._broker.partition_status(TOPIC, number)
+        found: dict[bytes, bytes | None] = {}
+        for rows in self._read_portions(number, partition.start, partition.end):
+            found.update(consumer_offsets.last_of_each_key(rows))
+        for data, value in found.items():
+            key = consumer_offsets.decode_key(data)
+            if key is not None and value is not None:
+                yield key, value
 
     def _read_portions(self, number: int, start: int, end: int) -> Iterator[pa.Table]:
         portion: list[pa.RecordBatch] = []
