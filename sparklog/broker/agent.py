@@ -352,6 +352,8 @@ class Agent:
             if topic.held_back is not None:
                 _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
         broker = self._build_broker(partition_table, open_table)
+        # Before the first client may ask for a topic that another broker has just created.
+        reconciler = self._reconciler(broker, taken.metadata, open_table)
         self._writer.open()
         takeover.check_opened(self._meta, self._leadership)
         # A broker that has just been replaced needs a moment to close its ports.
@@ -378,7 +380,7 @@ class Agent:
         for number in range(self._writer.leaders):
             self._start_thread(f"flush-{number}", self._writer.lead_flushes)
         if self._is_member:  # before the compilation: others already give it partitions
-            self._join_cluster(broker, taken.metadata, open_table)
+            self._join_cluster(broker, reconciler)
         if self._kafka is not None:
             _compile_loops()  # while native clients are served, and before the backlog is published
             if self.failure is not None:  # a thread has met it, and closed the listeners
@@ -392,10 +394,10 @@ class Agent:
             self._start_thread("janitor", self._janitor_loop)
         self._is_serving = True
 
-    def _join_cluster(
+    def _reconciler(
         self, broker: Broker, recovered: ClusterMetadata, open_table: OpenTable
-    ) -> None:
-        """Follows the metadata, and watches the other members, from now on."""
+    ) -> Reconciler:
+        """Returns what follows the metadata for a member, which requests use from now on."""
         reconciler = Reconciler(
             self._store,
             broker.metadata,
@@ -409,7 +411,12 @@ class Agent:
             seen=recovered,
             on_change=self._follow_now.set,
         )
-        broker.metadata.apply = reconciler.apply
+        if self._is_member:
+            broker.metadata.apply = reconciler.apply
+        return reconciler
+
+    def _join_cluster(self, broker: Broker, reconciler: Reconciler) -> None:
+        """Follows the metadata, and watches the other members, from now on."""
         liveness = self._liveness
 
         def has_beaten() -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -49,6 +51,7 @@ from sparklog.storage import assign
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
+from sparklog.storage.processes import Fate, fate_of
 from sparklog.storage.table import OpenTable
 from sparklog.version import VERSION
 
@@ -76,6 +79,19 @@ __all__ = [
 """The names that listeners use."""
 
 _DEFAULT_SETTINGS = BrokerSettings()
+_FATE_SECONDS: Final = 0.01
+"""How long the fate of other members' processes is remembered."""
+
+
+class _Members(NamedTuple):
+    """The members, as of a version of the metadata."""
+
+    metadata: ClusterMetadata | None = None
+    registered: Mapping[int, BrokerRegistration] = MappingProxyType({})
+    up: Mapping[int, BrokerRegistration] = MappingProxyType({})
+    """Without those whose process had ended."""
+    until: float = 0.0
+    """The monotonic time at which `up` becomes too old."""
 
 
 class Broker:
@@ -144,8 +160,7 @@ class Broker:
         self.cluster_admin = ClusterAdmin(
             store, self.metadata, leadership, clock=clock, check_open=self._check_open
         )
-        self._members: tuple[ClusterMetadata | None, Mapping[int, BrokerRegistration]] = (None, {})
-        """The members, as of a version of the metadata."""
+        self._members = _Members()
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
@@ -183,16 +198,27 @@ class Broker:
         )
 
     def members(self) -> Mapping[int, BrokerRegistration]:
-        """Returns the brokers that are up, by id; of a broker that leads the root alone, itself."""
-        metadata, found = self._members
-        if metadata is not self.metadata.known:
-            metadata = self.metadata.known
+        """Returns the brokers that are up, by id; of a broker that leads the root alone, itself.
+
+        Leaves out those whose process has ended on this machine: others will lead in their place,
+        and clients ask again soon.
+        """
+        known, now = self._members, self._clock.monotonic()
+        if known.metadata is self.metadata.known and now < known.until:
+            return known.up
+        metadata, registered = self.metadata.known, known.registered
+        if metadata is not known.metadata:
             ids = [self._leadership.broker]
             if self._leadership.is_member:
                 ids = sorted({*ids, *(each.broker for each in assign.candidates(metadata))})
-            found = {each: metadata.brokers[each] for each in ids if each in metadata.brokers}
-            self._members = metadata, found
-        return found
+            registered = {each: metadata.brokers[each] for each in ids if each in metadata.brokers}
+        up = {
+            number: each
+            for number, each in registered.items()
+            if number == self._leadership.broker or fate_of(each.process) is not Fate.GONE
+        }
+        self._members = _Members(metadata, registered, up, now + _FATE_SECONDS)
+        return up
 
     @property
     def is_member(self) -> bool:

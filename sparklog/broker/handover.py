@@ -172,12 +172,14 @@ class Handovers:
                 self._finish_appends()
             except BaseException:
                 for topic, each in wanted:
+                    # Batches were refused meanwhile, and come again after later ones.
+                    topic.partitions[each.partition].taken_seconds = self._clock.monotonic()
                     topic.resigning -= {each.partition}
                 raise
             for topic, each in wanted:
                 if self._partition_table.by_id(topic.topic_id) is topic:
+                    self._doubtful.append((topic, each))  # before it can be released
                     self._partition_table.give(topic, each.partition)
-                    self._doubtful.append((topic, each))
             sequence = self._save_states()
             resigned = {each: sequence for _, each in self._doubtful}
             changed = self._metadata.change(

@@ -130,7 +130,7 @@ class Reconciler:
         gone = [
             topic
             for topic in self._partition_table.topics()
-            if topic.topic_id not in ids and topic.named_in <= metadata.version
+            if topic.topic_id not in ids and topic.version <= metadata.version
         ]
         for topic in gone:
             self._partition_table.remove_topic(topic)
@@ -143,22 +143,21 @@ class Reconciler:
         topic = table.by_id(known.topic_id)
         if topic is None:
             topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
-            topic.named_in = metadata.version
-            self._add_partitions(topic, known)
+            self._add_partitions(topic, known, metadata.version)
             table.add_topic(topic)
             return True
         was = topic.leaders, topic.leader_epochs, topic.config
         if known.partition_count > topic.count:
-            self._add_partitions(topic, known)
+            self._add_partitions(topic, known, metadata.version)
         else:
-            table.lead(topic, known)
+            table.lead(topic, known, version=metadata.version)
         before = self._seen.topics.get(name)
         # A change of our own that is under way is in neither of the two.
         if before is not None and before.config != known.config:
             topic.config = dict(known.config)
         return (topic.leaders, topic.leader_epochs, topic.config) != was
 
-    def _add_partitions(self, topic: Topic, known: TopicMetadata) -> None:
+    def _add_partitions(self, topic: Topic, known: TopicMetadata, version: int) -> None:
         """Adds new partitions. If the table cannot be read, they are restored like inherited ones.
 
         So the topic is held back, and the other topics continue.
@@ -171,10 +170,10 @@ class Reconciler:
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
             self._partition_table.add_partitions(
-                topic, snapshot, known, taken_seconds=self._clock.monotonic()
+                topic, snapshot, known, version=version, taken_seconds=self._clock.monotonic()
             )
         else:
-            self._partition_table.lead(topic, known)
+            self._partition_table.lead(topic, known, version=version)
 
     # -------------------------------------------------------------------------- partitions
 

@@ -11,6 +11,7 @@ Where the outcome of a change of the metadata is unknown, the topic is in doubt 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -424,9 +425,24 @@ class TopicAdmin:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
         known = metadata.topics[name]
         topic = Topic(name, known.topic_id, dict(known.config), table)
-        topic.named_in = metadata.version
-        self._partition_table.add_partitions(topic, table.snapshot, known)
+        self._add_partitions(topic, table.snapshot, metadata)
         self._partition_table.add_topic(topic)
+
+    def _add_partitions(
+        self, topic: Topic, snapshot: TableSnapshot, metadata: ClusterMetadata
+    ) -> None:
+        """Serves what `metadata` have beyond the partitions of `topic`.
+
+        If there are other brokers, their clients may have known of it before this one.
+        """
+        are_others = any(each.broker != self._broker_id for each in assign.candidates(metadata))
+        self._partition_table.add_partitions(
+            topic,
+            snapshot,
+            metadata.topics[topic.name],
+            version=metadata.version,
+            taken_seconds=self._clock.monotonic() if are_others else -math.inf,
+        )
 
     # -------------------------------------------------------------------------- changing
 
@@ -464,8 +480,7 @@ class TopicAdmin:
                 return msgspec.structs.replace(metadata, topics=topics)
 
             snapshot = topic.table.commit(widen)
-            metadata = self._metadata.change(widen_metadata).topic(topic.name)
-            self._partition_table.add_partitions(topic, snapshot, metadata)
+            self._add_partitions(topic, snapshot, self._metadata.change(widen_metadata))
         return self.describe(topic.name)
 
     def check_partitions(self, request: AddPartitions) -> None:

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors, limits
+from sparklog.broker import broker as brokers
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
@@ -21,6 +22,7 @@ from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.observer import Observer
+from sparklog.storage.processes import Fate
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
     GRACE_SECONDS,
@@ -301,10 +303,10 @@ def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
 def test_older_leaders_are_ignored(members: Members) -> None:
     """A version from before a topic was widened removes none of its partitions."""
     first, second = members
-    before = first.meta.current.topics["t"]
+    before = first.meta.current
     first.broker.topics.add_partitions(AddPartitions(topic="t", partitions=6))
     table: PartitionTable = first.partition_table
-    table.lead(table.topic("t"), before)
+    table.lead(table.topic("t"), before.topics["t"], version=before.version)
     assert table.topic("t").count == 6
     second.reconciler.tick()
     assert second.partition_table.topic("t").count == 6
@@ -521,6 +523,17 @@ def test_members_say_that_they_leave(
     beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
     write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
     assert leaving(first.store, first.meta.current, [1, 2, 7]) == found
+
+
+def test_a_member_whose_process_has_ended_is_not_up(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients are not sent to it while it is replaced; of a process elsewhere nothing is known."""
+    first, _ = members
+    for fate, up in ((Fate.UNKNOWN, [1, 2]), (Fate.GONE, [1]), (Fate.RUNS, [1, 2])):
+        clock.advance(0.01)
+        monkeypatch.setattr(brokers, "fate_of", lambda _, fate=fate: fate)
+        assert list(first.broker.members()) == up
 
 
 def test_a_batch_whose_predecessor_was_refused_comes_again(

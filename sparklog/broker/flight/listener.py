@@ -638,8 +638,10 @@ def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.S
             broker.prove_leadership(looks)
         except errors.SparklogError as unproven:
             return unproven
-    if isinstance(error, errors.UnknownTopic) and broker.topics.exists(error.facts["topic"]):
-        return errors.MetadataChanged()  # this broker was just creating it
+    if isinstance(error, errors.UnknownTopic | errors.UnknownPartition):
+        with contextlib.suppress(errors.Invalid):
+            broker.leader_of(error.facts["topic"], error.facts.get("partition", 0))
+            return errors.MetadataChanged()  # this broker was just creating it
     return error
 
 

@@ -163,7 +163,6 @@ class Topic:
         "leader_epochs",
         "leaders",
         "name",
-        "named_in",
         "partitions",
         "resigning",
         "spark_batches",
@@ -172,6 +171,7 @@ class Topic:
         "topic_id",
         "unconfirmed",
         "unpublished_bytes",
+        "version",
         "waiting",
         "waiting_partitions",
         "waiting_since",
@@ -187,8 +187,8 @@ class Topic:
         So a commit of one is known to all without a request. No thread holds the partition table's
         lock while it waits for the table.
         """
-        self.named_in = 0
-        """A version of the metadata that names the topic: an older one says nothing about it."""
+        self.version = 0
+        """The version of the metadata that `leaders` are of: an older one says nothing about it."""
         self.last_read = NO_TABLE
         """The last version that was published or planned with. The next one may be spoilt."""
         self.leaders: tuple[int, ...] = ()
@@ -542,15 +542,15 @@ class PartitionTable:
         snapshot: TableSnapshot,
         known: TopicMetadata,
         *,
-        taken_seconds: float = -math.inf,
+        version: int,
+        taken_seconds: float,
     ) -> None:
-        """Adds the partitions that the metadata have beyond those of `topic`.
+        """Adds the partitions that the metadata of `version` have beyond those of `topic`.
 
         Of these, the topic gets those that this broker leads and that no broker has led before,
         with the bounds of `snapshot`. Those of a predecessor come from `recovery`.
 
-        `taken_seconds`: the monotonic time, if another broker has added them and a client may have
-        known them before this broker.
+        `taken_seconds`: the monotonic time, if clients may know them before this broker does.
         """
         with self.lock:
             added = {
@@ -566,15 +566,20 @@ class PartitionTable:
             }
             for partition in added.values():
                 partition.taken_seconds = taken_seconds
-            self.lead(topic, known, added)
+            self.lead(topic, known, added, version=version)
 
     def lead(
-        self, topic: Topic, known: TopicMetadata, added: Mapping[int, Partition] | None = None
+        self,
+        topic: Topic,
+        known: TopicMetadata,
+        added: Mapping[int, Partition] | None = None,
+        *,
+        version: int,
     ) -> None:
         """Records the leaders of a topic's partitions, and serves those of `added` from now on.
 
         Their states are complete by then, because other threads find them without the lock. Ignores
-        leaders of a version in which the topic had fewer partitions.
+        the leaders of a `version` of the metadata that is older than the one recorded.
         """
         with self.lock:
             for partition in (added or {}).values():
@@ -585,7 +590,8 @@ class PartitionTable:
                 assert not added.keys() & topic.partitions.keys(), "their records would be lost"
                 topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
                 self._bounds_changed.update(dict.fromkeys(added.values(), topic))
-            if known.partition_count >= topic.count:
+            if version >= topic.version:
+                topic.version = version
                 # In this order: `count` is that of the leaders, and is read without the lock.
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders

@@ -70,7 +70,12 @@ def restore(
         name: {number: logs.past_of(metadata.topics[name].topic_id, number) for number in numbers}
         for name, numbers in wanted.items()
     }
-    topics = {name: partition_table.topic(name) for name in wanted}
+    topics = {
+        name: topic
+        for name in wanted
+        # One that was created again under the name is another one.
+        if (topic := partition_table.by_id(metadata.topics[name].topic_id)) is not None
+    }
     refusals = dict(in_parallel(store, _refresh, [topic.table for topic in topics.values()]))
     sync_all(store, [topics[name].table for name, each in refusals.items() if each is None])
     tables = {
@@ -102,7 +107,7 @@ def restore(
                 for number in pasts[name]
                 if (topic.topic_id, number) in restored
             }
-            partition_table.lead(topic, metadata.topics[name], added)
+            partition_table.lead(topic, metadata.topics[name], added, version=metadata.version)
         return [each for _, found in restored.values() for each in found.unpublished]
 
 

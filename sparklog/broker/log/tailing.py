@@ -65,21 +65,22 @@ class Tail:
         """The place of the batch that `next` has returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
         with partition_table.lock:
-            for (_, partition), follower in zip(partitions, self._followers, strict=True):
-                partition.growth.follow(follower)
+            self._growths = [partition.growth for _, partition in partitions]
+            for growth, follower in zip(self._growths, self._followers, strict=True):
+                growth.follow(follower)
 
     def close(self) -> None:
         """Follows the partitions no longer."""
         with self._partition_table.lock:
-            for (_, partition), follower in zip(self._partitions, self._followers, strict=True):
-                partition.growth.unfollow(follower)
+            for growth, follower in zip(self._growths, self._followers, strict=True):
+                growth.unfollow(follower)
         self._batches = None
 
     def place(self) -> Place | None:
         """Returns the offsets that are read next; None: all partitions are read to their ends.
 
-        Raises `UnknownTopic` if a topic was deleted, and `NotLeader` if another broker leads a
-        partition now.
+        Raises `UnknownTopic` if a topic was deleted, `NotLeader` if another broker leads a
+        partition now, and `MetadataChanged` if a partition was away meanwhile.
         """
         if self._index is not None and self._offsets[self._index] >= self._end:
             self._leave()
@@ -94,6 +95,8 @@ class Tail:
             if topic.partitions.get(partition.number) is not partition:
                 topic.partition(partition.number)  # raises `NotLeader`, unless it is back
                 raise errors.MetadataChanged
+            if partition.growth is not self._growths[index]:
+                raise errors.MetadataChanged  # it was away for a moment, and notifies us no more
             self._end = partition.end
             if self._offsets[index] < self._end:
                 self._index = index
