@@ -1,7 +1,8 @@
-"""A real Kafka broker.
+"""A real Kafka broker, or a cluster of them.
 
-One node, controller and broker at once, on loopback and free ports, with the settings and the heap
-that Kafka's own scripts give it. As Kafka does, it acks before anything is flushed to the disk.
+Each node is controller and broker at once, on loopback and free ports, with the settings and the
+heap that Kafka's own scripts give it. As Kafka does, it acks before anything is flushed to the
+disk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 _JVM_FLAGS = (
     "-server",
@@ -38,6 +39,19 @@ def java() -> str:
     return str(Path(home, "bin", "java")) if home else "java"
 
 
+class Node(NamedTuple):
+    """A broker's place among those of its cluster."""
+
+    number: int
+    port: int
+    controller_port: int
+
+    @property
+    def voter(self) -> str:
+        """Its name in the quorum of controllers."""
+        return f"{self.number}@127.0.0.1:{self.controller_port}"
+
+
 class KafkaProcess:
     """A broker with its data in `folder`, which must not exist; serving when `start` returns.
 
@@ -45,13 +59,21 @@ class KafkaProcess:
     """
 
     def __init__(
-        self, jars: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None
+        self,
+        jars: Sequence[str],
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        node: Node | None = None,
+        cluster_id: str = "",
     ) -> None:
+        """`node` and `cluster_id` are given for the brokers of a cluster."""
         self._settings = dict(settings or {})
         self._java = [java(), *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
         self._folder = folder
         self._config = folder / "server.properties"
-        self._port = 0
+        self._node = node
+        self._cluster_id = cluster_id or _new_cluster_id()
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
@@ -61,29 +83,50 @@ class KafkaProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        self._port, controller_port = _free_ports(2)
-        self._folder.mkdir(parents=True)
-        self._config.write_text(
-            _properties(self._folder / "data", self._port, controller_port, self._settings),
-            "utf-8",
-        )
-        format_storage = ("kafka.tools.StorageTool", "format", "--config", str(self._config))
-        with self._starting() as output:
-            self._run(output, *format_storage, "--cluster-id", _cluster_id()).wait(_START_SECONDS)
-            self._serve(output)
+        self.launch()
+        self.await_up()
         return self
 
     def restart(self) -> None:
         """Stops it in good order, and starts it on the same data at the same address."""
         self.stop()
+        self.start()
+
+    def launch(self) -> None:
+        """Starts the process, the first time on data of its own; does not wait until it serves."""
         with self._starting() as output:
-            self._serve(output)
+            if not self._config.exists():
+                self._format(output)
+            self._process = self._run(output, "kafka.Kafka", str(self._config))
+
+    def await_up(self) -> None:
+        """Returns when the broker answers at its port."""
+        with self._starting():
+            assert self._process is not None
+            assert self._node is not None
+            deadline = time.monotonic() + _START_SECONDS
+            while self._process.poll() is None and time.monotonic() < deadline:
+                with socket.socket() as asking:
+                    if asking.connect_ex(("127.0.0.1", self._node.port)) == 0:
+                        return
+                time.sleep(_LOOK_SECONDS)
+            raise RuntimeError(f"exit {self._process.poll()}")
+
+    def _format(self, output: IO[bytes]) -> None:
+        node = self._node = self._node or _free_nodes(1)[0]
+        self.address = f"127.0.0.1:{node.port}"
+        settings = _settings(self._folder / "data", node) | self._settings
+        lines = [f"{name}={value}\n" for name, value in settings.items()]
+        self._config.write_text("".join(lines), "utf-8")
+        command = ("kafka.tools.StorageTool", "format", "--config", str(self._config))
+        self._run(output, *command, "--cluster-id", self._cluster_id).wait(_START_SECONDS)
 
     @contextmanager
     def _starting(self) -> Iterator[IO[bytes]]:
         """Yields the file of its output; an error ends with the last line of it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "output.log"
-        with path.open("wb") as output:
+        with path.open("ab") as output:
             try:
                 yield output
             except (OSError, subprocess.TimeoutExpired, RuntimeError) as error:
@@ -94,11 +137,6 @@ class KafkaProcess:
                 self.stop()
                 raise
 
-    def _serve(self, output: IO[bytes]) -> None:
-        self._process = self._run(output, "kafka.Kafka", str(self._config))
-        self._await(self._port)
-        self.address = f"127.0.0.1:{self._port}"
-
     def _run(self, output: IO[bytes], *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*self._java, *command],
@@ -107,16 +145,12 @@ class KafkaProcess:
             stderr=subprocess.STDOUT,
         )
 
-    def _await(self, port: int) -> None:
-        """Returns when the broker answers at its port."""
-        assert self._process is not None
-        deadline = time.monotonic() + _START_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
-            with socket.socket() as asking:
-                if asking.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(_LOOK_SECONDS)
-        raise RuntimeError(f"exit {self._process.poll()}")
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -141,25 +175,83 @@ class KafkaProcess:
         self.stop()
 
 
-def _properties(data: Path, port: int, controller_port: int, more: Mapping[str, str]) -> str:
-    settings = {
+class KafkaCluster:
+    """Brokers 1 to `count`, each of them a controller too; all serve when it is entered."""
+
+    def __init__(
+        self,
+        jars: Sequence[str],
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        count: int = 3,
+    ) -> None:
+        nodes, cluster_id = _free_nodes(count), _new_cluster_id()
+        common = {
+            "controller.quorum.voters": ",".join(each.voter for each in nodes),
+            "default.replication.factor": str(count),
+            "min.insync.replicas": str(count // 2 + 1),
+            "offsets.topic.replication.factor": str(count),
+        }
+        self.brokers = {
+            each.number: KafkaProcess(
+                jars,
+                folder / str(each.number),
+                {**common, **(settings or {})},
+                node=each,
+                cluster_id=cluster_id,
+            )
+            for each in nodes
+        }
+
+    @property
+    def address(self) -> str:
+        return ",".join(each.address for each in self.brokers.values())
+
+    def __enter__(self) -> Self:
+        try:
+            for each in self.brokers.values():  # none serves before most of them run
+                each.launch()
+            for each in self.brokers.values():
+                each.await_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends all brokers at once: the last one would wait in vain for the others."""
+        for each in self.brokers.values():
+            each.kill()
+
+
+def _settings(data: Path, node: Node) -> dict[str, str]:
+    broker, controller = node.port, node.controller_port
+    return {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "node.id": str(node.number),
+        "controller.quorum.voters": node.voter,
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
         "offsets.topic.replication.factor": "1",
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
-        **more,
     }
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
-def _cluster_id() -> str:
+def _free_nodes(count: int) -> list[Node]:
+    """Returns brokers 1 to `count`, on ports that are free now."""
+    ports = _free_ports(2 * count)
+    return [Node(at + 1, ports[2 * at], ports[2 * at + 1]) for at in range(count)]
+
+
+def _new_cluster_id() -> str:
     """128 random bits as Kafka writes them; a first '-' would be taken for an option."""
     return "k" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 

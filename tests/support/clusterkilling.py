@@ -73,7 +73,7 @@ class Cluster:
     """Three brokers on a root; their log lines are in files of `folder`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self.root = root
         self._folder = folder
         self._metadata = MetadataStore(LocalStore(root), clock=SystemClock())
