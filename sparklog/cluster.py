@@ -30,13 +30,12 @@ from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.overview import SERVING, BrokerState
+from sparklog.storage.overview import ENDED, SERVING, BrokerState
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
 _LOOK_SECONDS: Final = 0.25
 """Between two looks at a cluster that changes."""
-_ENDED: Final = (BrokerState.STOPPED, BrokerState.DEAD)
 
 Waits = Callable[[Sequence[Leader], float], object]
 """Is called if it takes time to see whether brokers are alive: with these, and the longest wait."""
@@ -92,14 +91,18 @@ class BrokerView:
             try:
                 found: ClusterDescription = ask(address, "cluster.describe", request)
             except errors.SparklogError as error:
-                if not is_of_the_broker(error):
+                # A listener that closes may look like a port of another program.
+                if not (is_of_the_broker(error) or isinstance(error, errors.WrongPort)):
                     raise
                 failures.append(error)
                 continue
             serving = [each.address for each in found.brokers if each.state in SERVING]
             self._known = [address, *serving]
             return found
-        raise failures[-1]
+        if len(failures) == 1:
+            raise failures[0]
+        reasons = "; ".join(str(each.facts.get("reason", each)) for each in failures)
+        raise errors.BrokerUnavailable(address=",".join(self._given), reason=reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,10 @@ class Drained:
     """The number of partitions that each other broker leads now, by its id."""
     left: int
     """Partitions that no other broker has taken."""
+    had_stopped: bool = False
+    """True if the broker had stopped in order before."""
+    epoch: int = -1
+    """The epoch in which a supervisor has started it again; -1: it has not seen that."""
 
 
 def drain(
@@ -131,9 +138,11 @@ def drain(
     """
     before = view.describe(topics=True)
     target = _to_drain(before, broker, alone=alone)
+    if _has_stopped(before, target):
+        return Drained(moved={}, left=target.partitions, had_stopped=True)
     deadline = clock.monotonic() + timeout_seconds
     progress(target.partitions)
-    if target.state != BrokerState.DRAINING:
+    if target.state not in (BrokerState.DRAINING, BrokerState.STOPPED):
         request = DrainBroker(
             cluster_id=before.cluster_id, broker=broker, epoch=target.epoch, alone=alone
         )
@@ -142,6 +151,8 @@ def drain(
     while True:
         try:
             now = view.describe(topics=True)
+        except errors.WrongPort:
+            pass  # its listener is closing
         except errors.Retriable as error:
             if is_of_the_broker(error) and not _others_up(before, broker):
                 return Drained(moved={}, left=left)  # it was the only one that could answer
@@ -150,7 +161,9 @@ def drain(
             left = known.partitions
             progress(left)
             if _has_ended(now, target):
-                return Drained(moved=_moved(before, now, broker), left=left)
+                is_new = known.epoch != target.epoch
+                moved = _moved(before, now, broker)
+                return Drained(moved=moved, left=left, epoch=known.epoch if is_new else -1)
         if clock.monotonic() >= deadline:
             raise errors.TimedOut(
                 what=f"the drain of broker {broker} (partitions left: {left})",
@@ -166,8 +179,10 @@ def _to_drain(cluster: ClusterDescription, broker: int, *, alone: bool) -> Broke
     if target is None:
         ids = ", ".join(map(str, found)) or "none"
         reason = f"the cluster has no broker of this id; its brokers are {ids}"
-    elif target.state in _ENDED:
-        reason = f"it is {target.state} already"
+    elif target.state == BrokerState.STOPPED:
+        return target
+    elif target.state == BrokerState.DEAD:
+        reason = "it is dead already; the others lead its partitions, and nothing is to be done"
     elif not alone and not _others_up(cluster, broker):
         reason = NO_OTHER_BROKER
     else:
@@ -183,15 +198,22 @@ def _has_ended(cluster: ClusterDescription, target: BrokerDescription) -> bool:
     known = next(each for each in cluster.brokers if each.broker == target.broker)
     if known.epoch != target.epoch:
         return True  # a supervisor has started it again
-    if known.state not in _ENDED:
-        return False
+    return known.state in ENDED and _is_replaced(cluster, target)
+
+
+def _has_stopped(cluster: ClusterDescription, target: BrokerDescription) -> bool:
+    return target.state == BrokerState.STOPPED and _is_replaced(cluster, target)
+
+
+def _is_replaced(cluster: ClusterDescription, target: BrokerDescription) -> bool:
+    known = next(each for each in cluster.brokers if each.broker == target.broker)
     own = target.broker, target.epoch
     is_fenced = all(each.fenced for each in cluster.epochs if (each.broker, each.epoch) == own)
     return (is_fenced and not known.partitions) or not _others_up(cluster, target.broker)
 
 
 def _others_up(cluster: ClusterDescription, broker: int) -> bool:
-    return any(each != broker for each in up(cluster))
+    return any(each.state == BrokerState.UP and each.broker != broker for each in cluster.brokers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +225,7 @@ class Balanced:
     moved: int
     """Partitions that have another leader than before."""
     left: Sequence[PartitionMove] = ()
-    """Moves that would level the brokers, and that they do not make."""
+    """Moves that would balance the brokers, and that they do not make."""
 
 
 def plan(view: View) -> Balanced:
@@ -224,7 +246,7 @@ def balance(
     timeout_seconds: float = 120.0,
     progress: Callable[[int], object] = lambda _moved: None,
 ) -> Balanced:
-    """Levels the brokers: asks each to give partitions away, until none gives any.
+    """Balances the brokers: asks each to give partitions away, until none gives any.
 
     Raises `BrokerUnavailable` if no broker is up; and, once the time is over, the reason why a
     broker could not be asked, or `TimedOut`.
@@ -252,7 +274,7 @@ def balance(
         if clock.monotonic() >= deadline:
             if failure is not None:
                 raise failure
-            what = f"the levelling of brokers, after {moved} partitions"
+            what = f"balancing the brokers, after {moved} partitions"
             raise errors.TimedOut(what=what, timeout_seconds=timeout_seconds)
         if failure is not None:
             clock.sleep(_LOOK_SECONDS)
@@ -310,7 +332,7 @@ def _loads(cluster: ClusterDescription) -> dict[int, int]:
     return {
         each.broker: each.partitions
         for each in cluster.brokers
-        if each.partitions or each.state not in _ENDED
+        if each.partitions or each.state not in ENDED
     }
 
 
@@ -343,8 +365,3 @@ def ask(
             " name the root or another broker"
         )
         raise errors.BadRequest(reason=f"{reason}.") from error
-
-
-def up(cluster: ClusterDescription) -> list[int]:
-    """Returns the ids of the brokers that are up."""
-    return [each.broker for each in cluster.brokers if each.state == BrokerState.UP]

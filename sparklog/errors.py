@@ -553,7 +553,9 @@ class NotARoot(Invalid):
     code = "not_a_root"
     template = "{root} is not a sparklog root ({reason}): {advice}."
 
-    def __init__(self, *, advice: str = "start a broker on it first", **facts: Any) -> None:
+    def __init__(
+        self, *, advice: str = "correct it, or start a broker on it first", **facts: Any
+    ) -> None:
         super().__init__(advice=advice, **facts)
 
 

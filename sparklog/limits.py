@@ -145,6 +145,7 @@ EMBEDDED_BROKER_ID = 1_000_000
 DETACHED_IDLE_SECONDS = 60.0
 STOP_SECONDS = 30.0
 BROKER_PROCESSES = 64  # of `sparklog broker --processes`
+PROCESS_STOP_SECONDS = 2 * (DRAIN_SECONDS + STOP_SECONDS)  # then brokers that run are killed
 PROCESS_RETRY_SECONDS = 0.5  # before a process that ends again and again is started; then doubled
 PROCESS_RETRY_MAX_SECONDS = 10.0
 PROCESS_STEADY_SECONDS = 60.0  # that a broker has served, after which its end is the first again

@@ -249,6 +249,7 @@ def load_settings(
     overrides: Mapping[str, Any],
     *,
     defaults: Mapping[str, Any] | None = None,
+    brokers: int = 1,
 ) -> BrokerSettings:
     """Returns the settings of a broker, merged from all sources.
 
@@ -258,6 +259,8 @@ def load_settings(
         overrides: the command line's values by dotted name (`"writer.linger_ms"`), as text or
             typed; None means that the option was not given.
         defaults: values by dotted name that replace the built-in defaults.
+        brokers: the number of brokers on each host. If the id is "auto", it is that of the host's
+            first broker.
 
     Raises:
         errors.UnknownOption: a name is not that of a setting; the error has the most similar one.
@@ -271,7 +274,7 @@ def load_settings(
     values |= _from_environment(environment)
     values |= _from_overrides(overrides)
     if values.get("id") == _AUTO_ID:
-        values["id"] = _id_of(socket.gethostname())
+        values["id"] = brokers * _id_of(socket.gethostname())
 
     tree: dict[str, Any] = {}
     for name, value in values.items():

@@ -80,7 +80,7 @@ __all__ = [
 
 _DEFAULT_SETTINGS = BrokerSettings()
 _FATE_SECONDS: Final = 0.01
-"""How long the fate of other members' processes is remembered."""
+"""The time for which the fates of other members' processes are remembered."""
 
 
 class _Members(NamedTuple):

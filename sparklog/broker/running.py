@@ -113,6 +113,8 @@ class _Signals:
         self._stops_with = stops_with
         self._all_stop = threading.Event()
         self._main_thread = threading.get_ident()
+        self._interrupted: str | None = None
+        """Reason of a signal that came during a start."""
         self.is_stopping = False
         """True once a signal has stopped a broker."""
 
@@ -121,8 +123,14 @@ class _Signals:
         _handle(self._interrupt)
 
     def stop(self, agent: Agent) -> None:
-        """From now on, a signal stops `agent` in good order."""
+        """From now on, a signal stops `agent` in good order.
+
+        Raises `_StoppedEarly` if one came during the start: an exception that a signal raises in a
+        callback from C, such as those of a compiler, is printed and lost.
+        """
         _handle(functools.partial(self._stop, agent))
+        if self._interrupted is not None:
+            raise _StoppedEarly(self._interrupted)
 
     def stop_with_supervisor(self) -> None:
         """Acts as a signal does, together with the other brokers of the supervisor."""
@@ -131,7 +139,8 @@ class _Signals:
 
     def _interrupt(self, received: int, _frame: object) -> None:
         _handle(signal.SIG_IGN)
-        raise _StoppedEarly(self._reason(received))
+        self._interrupted = self._reason(received)
+        raise _StoppedEarly(self._interrupted)
 
     def _stop(self, agent: Agent, received: int, _frame: object) -> None:
         self.is_stopping = True

@@ -142,6 +142,8 @@ class Supervisor:
         self._tell = tell
         self._root = root
         self._is_stopping = False
+        self._kills_at = float("inf")
+        """When brokers that have not stopped are killed, in monotonic seconds."""
         self._signals = 0
         self._failed_with = 0
         """The first exit code that the supervisor has to return; 0: none failed."""
@@ -162,7 +164,10 @@ class Supervisor:
         return min(max(left_seconds, 0.0), _WAIT_SECONDS)
 
     def tick(self) -> None:
-        """Starts the brokers that are due."""
+        """Starts the brokers that are due, or kills those that take too long to stop."""
+        if self._kills_at <= self._clock.monotonic():
+            self._kills_at = float("inf")
+            self._kill("they take too long")
         for broker, member in self._members.items():
             is_due = member.child is None and member.starts_at <= self._clock.monotonic()
             if is_due and not self._is_stopping:
@@ -198,7 +203,8 @@ class Supervisor:
                 self._fail(code)
         elif code and not member.has_served:
             _log.error(
-                "all brokers stop, because one ended before it served; its error is above",
+                "all brokers stop, because one ended before it served; its error is on standard"
+                " error",
                 broker_id=broker,
                 exit_code=code,
             )
@@ -227,16 +233,23 @@ class Supervisor:
     def _stop_or_kill(self, reason: str) -> None:
         self._signals += 1
         if self._signals > 1:
-            _log.warning("killing the brokers that have not stopped yet", reason=reason)
-            for member in self._members.values():
-                if member.child is not None:
-                    member.child.kill()
-        elif not self._is_stopping:
+            self._kill(reason)
+        elif self._is_stopping:
+            left = [broker for broker, each in self._members.items() if each.child is not None]
+            _log.warning("stopping already; another signal kills the brokers", brokers=left)
+        else:
             _log.info("stopping all brokers", reason=reason, root=self._root)
             self._stop()
 
+    def _kill(self, reason: str) -> None:
+        _log.warning("killing the brokers that have not stopped yet", reason=reason)
+        for member in self._members.values():
+            if member.child is not None:
+                member.child.kill()
+
     def _stop(self) -> None:
         self._is_stopping = True
+        self._kills_at = self._clock.monotonic() + limits.PROCESS_STOP_SECONDS
         for member in self._members.values():
             if member.child is not None:
                 member.child.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def broker(
             "--id",
             metavar="N",
             help="The id of the broker in the cluster; auto: the ordinal at the end of the host"
-            " name. Default: SPARKLOG_ID, or 0.",
+            " name, times the number of --processes. Default: SPARKLOG_ID, or 0.",
             show_default=False,
         ),
     ] = None,
@@ -115,6 +116,9 @@ def broker(
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
+    # The first process of a container ignores SIGTERM until there is a handler, and the packages
+    # of a broker take a while to load.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     if supervised:
         _run_supervised()
         return
@@ -126,7 +130,7 @@ def broker(
         "flight.listen": flight,
         "kafka.listen": kafka,
     }
-    settings = load_settings(config, os.environ, given)
+    settings = load_settings(config, os.environ, given, brokers=max(processes, 1))
     if processes:
         from sparklog.broker.supervisor import supervise
 
@@ -218,7 +222,13 @@ def drain(
         timeout_seconds=timeout,
         progress=progress,
     )
-    typer.echo(f"broker {number} has stopped; {_moved(drained.moved)}")
+    if drained.had_stopped:
+        typer.echo(f"broker {number} had stopped already")
+    else:
+        typer.echo(f"broker {number} has stopped; {_moved(drained.moved)}")
+    if drained.epoch >= 0:
+        again = f"broker {number} was started again (epoch {drained.epoch})"
+        typer.echo(f"sparklog: {again}, by a supervisor: stop it there", err=True)
     if drained.left:
         typer.echo(f"{partitions(drained.left)} are not served until the next broker starts")
 

@@ -1,9 +1,9 @@
-"""`sparklog cluster`: describes, levels and upgrades the brokers that share a root."""
+"""`sparklog cluster`: describes, balances and upgrades the brokers that share a root."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show, level and upgrade the brokers that share a root.",
+    help="Show, balance and upgrade the brokers that share a root.",
 )
 
 ClusterRootOption = Annotated[
@@ -59,8 +59,8 @@ def describe(
     The command starts no broker. Exits with 0 if every partition has a live leader, with 3 if one
     has none, and with 4 if no broker is alive.
 
-    The heartbeat's age is for orientation: it depends on the clocks of two hosts. Logs of brokers
-    that have ended are kept, with their heirs, until the heirs need nothing of them any more.
+    The heartbeat's age is for orientation: it depends on the clocks of two hosts. The last table
+    has the write-ahead logs that other brokers, their heirs, still need.
 
     Example: sparklog cluster describe --root ./data
     """
@@ -137,14 +137,14 @@ def upgrade(
     Example: sparklog cluster upgrade --root ./data
     """
     from sparklog import cluster
+    from sparklog.storage.overview import ENDED
 
     target = view(root, bootstrap)
     reply = cluster.upgrade(target)
     if reply.after > reply.before:
         typer.echo(f"feature level {reply.after}, which was {reply.before}")
         return
-    ended = ("stopped", "dead")
-    alive = [each for each in target.describe().brokers if each.state not in ended]
+    alive = [each for each in target.describe().brokers if each.state not in ENDED]
     holding = ", ".join(str(each.broker) for each in alive if each.level <= reply.after)
     typer.echo(f"feature level {reply.after}: brokers {holding or 'that ended'} know no higher one")
 
@@ -169,33 +169,32 @@ def view(root: str | None, bootstrap: str | None) -> View:
 
 
 def _exit_code(cluster: ClusterDescription) -> ExitCode:
-    from sparklog.storage.overview import BrokerState
+    from sparklog.storage.overview import ENDED
 
-    ended = (BrokerState.STOPPED, BrokerState.DEAD)
-    if all(each.state in ended for each in cluster.brokers):
+    if all(each.state in ENDED for each in cluster.brokers):
         return ExitCode.NO_BROKER
     return ExitCode.UNHEALTHY if cluster.lost_partitions else ExitCode.OK
 
 
 def _print(cluster: ClusterDescription) -> None:
     for name, words in _lines(cluster):
-        typer.echo(f"{name:<12} {words}")
+        typer.echo(f"{name:<14} {words}")
     if cluster.brokers:
         typer.echo()
         print_columns([_HEADING, *map(_row, cluster.brokers)])
-    states = {each.broker: each.state for each in cluster.brokers}
+    states = _states(cluster)
     waiting = [each for each in cluster.epochs if each.heirs]
     if waiting:
         typer.echo()
         print_columns(
             [
-                ("log of", "epoch", "fenced", "heirs"),
+                ("WAL of", "epoch", "fenced", "heirs"),
                 *(
                     (
                         f"broker {each.broker}",
                         each.epoch,
                         "yes" if each.fenced else "no",
-                        ", ".join(_heir(heir, states.get(heir, "unknown")) for heir in each.heirs),
+                        ", ".join(_named(heir, states) for heir in each.heirs),
                     )
                     for each in waiting
                 ),
@@ -244,8 +243,14 @@ def _age(seconds: float | None) -> str:
     return _NONE if seconds is None else f"{age(round(seconds * 1e6))} ago"
 
 
-def _heir(broker: int, state: str) -> str:
+def _named(broker: int, states: Mapping[int, str]) -> str:
+    """Returns the id of a broker, and its state unless it is up."""
+    state = states.get(broker, "unknown")
     return str(broker) if state == "up" else f"{broker} ({state})"
+
+
+def _states(cluster: ClusterDescription) -> dict[int, str]:
+    return {each.broker: each.state for each in cluster.brokers}
 
 
 def partitions(count: int) -> str:
@@ -261,9 +266,9 @@ def _counts(leaders: Sequence[int]) -> str:
 def _lines(cluster: ClusterDescription) -> Iterator[tuple[str, str]]:
     yield "root", cluster.root
     yield "cluster", cluster.cluster_id
-    controller = f"broker {cluster.controller}" if cluster.controller >= 0 else "no broker yet"
-    yield "controller", controller
-    yield "level", str(cluster.level)
+    named = f"broker {_named(cluster.controller, _states(cluster))}"
+    yield "controller", named if cluster.controller >= 0 else "no broker yet"
+    yield "feature level", str(cluster.level)
     yield "topics", f"{cluster.topics}, of {cluster.partitions} partitions"
     shown = cluster.lost[:_LOST_SHOWN]
     for each in shown:

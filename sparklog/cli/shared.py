@@ -206,9 +206,9 @@ RootOption = Annotated[
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT",
-        help=f"The Flight address of a broker, instead of a root. Default: {BOOTSTRAP_VARIABLE},"
-        f" which takes precedence over {ROOT_VARIABLE}.",
+        metavar="HOST:PORT,…",
+        help="The Flight address of a broker, or of several of a cluster, instead of a root."
+        f" Default: {BOOTSTRAP_VARIABLE}, which takes precedence over {ROOT_VARIABLE}.",
         show_default=False,
     ),
 ]

@@ -282,7 +282,7 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Has the member that answers give partitions to those that lead fewer, if it should.
 
-    To level a cluster, ask all members again and again, until none gives any.
+    To balance a cluster, ask all members again and again, until none gives any.
     """
 
     dry_run: bool = False

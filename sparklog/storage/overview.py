@@ -46,6 +46,8 @@ class BrokerState(enum.StrEnum):
 
 SERVING: Final = (BrokerState.UP, BrokerState.DRAINING)
 """States in which a broker serves the partitions that it leads."""
+ENDED: Final = (BrokerState.STOPPED, BrokerState.DEAD)
+"""States of a broker that has no process any more, or none that counts."""
 
 
 def look(
@@ -161,7 +163,7 @@ def describe(
                 fenced=each.fenced,
                 heirs=list(each.heirs),
             )
-            for each in metadata.open_epochs
+            for each in sorted(metadata.open_epochs, key=lambda each: each.id)
         ],
         topics=len(metadata.topics),
         partitions=loads.total(),

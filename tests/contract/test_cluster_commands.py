@@ -138,7 +138,11 @@ def test_members_are_described(three: Cluster) -> None:
         assert found["leaders"] is None
     words = run("cluster", "describe", "--topics", "--root", three.root).stdout.splitlines()
     controller = f"broker {three.metadata.controller}"
-    facts = [f"controller   {controller}", "level        1", "topics       1, of 6 partitions"]
+    facts = [
+        f"controller     {controller}",
+        "feature level  1",
+        "topics         1, of 6 partitions",
+    ]
     assert words[2:5] == facts
     leaders = "2 by broker 1, 2 by broker 2, 2 by broker 3"
     assert words[-1].split(maxsplit=2) == ["t", "6", leaders]
@@ -155,7 +159,7 @@ def test_a_root_without_brokers_is_described(cluster: Cluster) -> None:
     assert [(each["state"], each["partitions"]) for each in found["brokers"]] == [("stopped", 2)]
     assert found["lost_partitions"] == 2
     shown = run("cluster", "describe", "--root", cluster.root)
-    assert "no leader    t-1: broker 1 does not serve it" in shown.stdout.splitlines()
+    assert "no leader      t-1: broker 1 does not serve it" in shown.stdout.splitlines()
     assert {stat.name: stat for stat in cluster.store.walk("")} == before
 
 
@@ -218,7 +222,7 @@ def test_a_broker_of_an_older_release(cluster: Cluster, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("by_root", [True, False])
 def test_a_member_is_drained(three: Cluster, *, by_root: bool) -> None:
-    """The others lead its partitions once the command returns; a drain of a drained one fails."""
+    """The others lead its partitions once the command returns; another drain changes nothing."""
     three.create("t", 6)
     with sparklog.connect(three.addresses) as log:
         write(log, "t", range(60), 6)
@@ -237,8 +241,7 @@ def test_a_member_is_drained(three: Cluster, *, by_root: bool) -> None:
     code, found = three.describe()
     assert (code, found["brokers"][1]["state"]) == (ExitCode.OK, "stopped")
     again = run("broker", "drain", "--id", "2", "--root", three.root)
-    assert again.exit_code == ExitCode.FAILED
-    assert again.stderr == "sparklog: Broker 2 cannot be drained: it is stopped already.\n"
+    assert (again.exit_code, again.stdout) == (ExitCode.OK, "broker 2 had stopped already\n")
 
 
 def test_an_unknown_member_is_not_drained(three: Cluster) -> None:

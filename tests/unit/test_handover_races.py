@@ -130,7 +130,7 @@ def test_a_topic_that_is_created_again_during_a_takeover(
 def test_a_partition_is_not_released_while_it_moves(
     members: list[Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster's thread may look at what was given at any moment of a move."""
+    """The cluster's thread may look at given partitions at any moment of a move."""
     first, second, *_ = members
     number = led_by(first)
     for sequence in range(3):

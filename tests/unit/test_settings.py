@@ -334,6 +334,13 @@ def test_id_is_the_ordinal_of_the_host(
         assert type(settings.id) is int
 
 
+def test_hosts_with_several_brokers_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host leaves as many ids as it has brokers."""
+    for host, first in (("sparklog-0", 0), ("sparklog-1", 3), ("sparklog-2", 6)):
+        named(monkeypatch, host)
+        assert load_settings(None, {"SPARKLOG_ID": "auto"}, ROOT, brokers=3).id == first
+
+
 @pytest.mark.parametrize(
     "host",
     ["broker", "", "broker2", "2", "-", "sparklog-2a", "a.b-2", "sparklog-٣", "x-2147483648"],

@@ -239,13 +239,28 @@ def test_the_first_signal_never_kills(machine: Machine) -> None:
     assert [machine.calls[0], machine.calls[2]] == [["stop", "kill"]] * 2
 
 
+def test_a_broker_that_does_not_stop_is_killed(serving: Machine) -> None:
+    """Nothing waits for it for ever, also without a second signal."""
+    serving.stop()
+    serving.end(1, 0)
+    serving.clock.advance(limits.PROCESS_STOP_SECONDS - 1.0)
+    serving.supervisor.tick()
+    assert serving.calls[1] == ["stop"]
+    serving.clock.advance(1.0)
+    serving.supervisor.tick()
+    assert serving.calls == [["stop"], ["stop", "kill"], ["stop", "kill"]]
+    serving.end(2, -9)
+    serving.end(3, -9)
+    assert serving.supervisor.exit_code == 137
+
+
 def test_a_stop_before_all_serve(machine: Machine) -> None:
     """Brokers that start are stopped too; one that waits for its restart does not come back."""
     machine.serve(1, 2)
     for code in (1, 1):
         machine.end(1, code)
     machine.stop()
-    machine.clock.advance(3600.0)
+    machine.clock.advance(limits.PROCESS_RETRY_MAX_SECONDS)
     machine.supervisor.tick()
     assert machine.starts == [2, 1, 1]
     assert [machine.calls[1], machine.calls[2]] == [["stop"], ["stop"]]

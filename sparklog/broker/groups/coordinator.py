@@ -178,7 +178,7 @@ class Coordinator:
         """None wakes the thread that waits for it."""
         self._retries = RetrySchedule(clock, first_seconds=_LOAD_AGAIN_SECONDS)
         self._failures = FailureLog()
-        """Of the partitions that cannot be read."""
+        """Failures to read a partition, so that each is logged once."""
         self._answers: list[tuple[Future[Any], Any]] = []
         """Set once the lock is released, because callers may call again at once."""
 
