@@ -41,6 +41,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "wide-partitions": wide.partitions,
     "cluster": cluster.cluster,
     "cluster-hosts": cluster.hosts,
+    "cluster-kafka": cluster.kafka,
     "cluster-rolling": cluster.rolling,
     "cluster-speed": cluster.speed,
 }
