@@ -793,14 +793,15 @@ class Coordinator:
         groups: dict[str, _Entry] = {}
         now_ms = self._now_ms()
         for of_group, (record, changed_ms) in known.items():
-            group = Group.restore(
-                of_group.group,
-                record,
-                now_ms,
-                settings=self._settings,
-                new_uuid=self._new_uuid,
-                memory=self._memory,
-            )
+            with self._lock:  # members take memory that those of other groups take too
+                group = Group.restore(
+                    of_group.group,
+                    record,
+                    now_ms,
+                    settings=self._settings,
+                    new_uuid=self._new_uuid,
+                    memory=self._memory,
+                )
             groups[of_group.group] = _Entry(group, changed_ms=changed_ms)
         for key, offset in offsets.items():
             if key.group not in groups:
