@@ -125,28 +125,28 @@ def _loaded(
         _create(broker, ["probe"], 4)
         _create(broker, names, count)
         usage = _Usage(broker)
-        load = _start(
-            broker,
+        load = start_load(
+            broker.kafka_address,
             f"--topics={len(names)}",
             f"--partitions={count}",
             f"--rate={rate}",
             f"--seconds={_SECONDS + _WARM_SECONDS}",
         )
         time.sleep(_WARM_SECONDS)
-        probe = _start(broker, f"--seconds={_SECONDS - 2}")
+        probe = start_load(broker.kafka_address, f"--seconds={_SECONDS - 2}")
         deadline = time.monotonic() + 3 * _SECONDS
         while load.poll() is None and time.monotonic() < deadline:
             usage.look()
             time.sleep(0.2)
         cores = usage.cores()
-        sent, acks = _result(load), _result(probe)
+        sent, acks = result_of(load), result_of(probe)
         log = broker.connect()
         try:
             log.flush_to_table(timeout_seconds=_PUBLISH_SECONDS)
         except Exception as error:
             yield Measurement(name=what, value=f"not all is in the tables: {error}", met=False)
         log.close()
-        lags = np.concatenate([_lags(broker.root, name) for name in names])
+        found = np.concatenate([lags(broker.root, name) for name in names])
         usage.look()
     times = Times(acks["seconds"])
     if ack_ms is not None:
@@ -156,13 +156,13 @@ def _loaded(
             target=f"p99 ≤ {ack_ms:g} ms",
             met=times.ms(99) <= ack_ms,
         )
-    p50, p99 = np.percentile(lags, [50, 99])
+    p50, p99 = np.percentile(found, [50, 99])
     yield Measurement(
         name=f"{what}: oldest record of a file, sent until committed",
-        value=f"p50 {p50:.2f}, p99 {p99:.2f}, max {lags.max():.2f} s",
+        value=f"p50 {p50:.2f}, p99 {p99:.2f}, max {found.max():.2f} s",
         target=f"p99 ≤ {lag_seconds:g} s",
         met=bool(p99 <= lag_seconds),
-        detail=f"{len(lags)} files, {sent['acked']} records, {sent['refused']} refused",
+        detail=f"{len(found)} files, {sent['acked']} records, {sent['refused']} refused",
     )
     yield Measurement(
         name="the same: broker",
@@ -174,17 +174,19 @@ def _loaded(
     )
 
 
-def _start(broker: BrokerProcess, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.wide.load", broker.kafka_address, *arguments]
+def start_load(address: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Starts `benchmarks.wide.load` with these arguments."""
+    command = [sys.executable, "-m", "benchmarks.wide.load", address, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
-def _result(process: subprocess.Popen[bytes]) -> Any:
+def result_of(process: subprocess.Popen[bytes]) -> Any:
+    """Returns what a load or a probe has printed, once it has ended."""
     out, _ = process.communicate(timeout=4 * _SECONDS)
     return json.loads(out)
 
 
-def _lags(root: Path, topic: str) -> Any:
+def lags(root: Path, topic: str) -> Any:
     """Returns for each file how long its oldest record waited for the commit, in seconds."""
     found = []
     for path in (root / "topics" / topic / "_delta_log").glob("*.json"):
