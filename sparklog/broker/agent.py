@@ -613,6 +613,7 @@ class Agent:
             open_table=open_table,
             finish_deletion=broker.topics.finish_deletion,
             settle_doubts=broker.topics.settle_doubts,
+            settle_config=broker.topics.settle_config,
             workers=self._compactors,
             counts=self._upkeep,
             owns=self._owns_table,

@@ -152,6 +152,7 @@ class Broker:
             writer,
             clock=clock,
             submit_timeout_seconds=submit_timeout_seconds,
+            has_others=lambda: len(self.members()) > 1,
         )
         self.publishing = PublishWaiter(
             partition_table, publisher, clock=clock, check_open=self._check_open

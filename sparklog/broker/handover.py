@@ -177,7 +177,12 @@ class Handovers:
                     topic.resigning -= {each.partition}
                 raise
             for topic, each in wanted:
-                if self._partition_table.by_id(topic.topic_id) is topic:
+                with self._partition_table.lock:
+                    if self._partition_table.by_id(topic.topic_id) is not topic:
+                        continue
+                    if topic.partitions[each.partition].blocked is not None:  # just now
+                        topic.resigning -= {each.partition}
+                        continue
                     self._doubtful.append((topic, each))  # before it can be released
                     self._partition_table.give(topic, each.partition)
             sequence = self._save_states()

@@ -12,7 +12,9 @@ rerun of the batch cannot distribute its rows differently.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from sparklog import errors
 from sparklog.broker.log.partitions import PartitionTable, Topic
@@ -40,7 +42,10 @@ class StagedBatches:
         *,
         clock: Clock,
         submit_timeout_seconds: float,
+        has_others: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`has_others`: whether other brokers are up, which may get partitions of a batch."""
+        self._has_others = has_others
         self._store = store
         self._partition_table = partition_table
         self._writer = writer
@@ -86,7 +91,11 @@ class StagedBatches:
         if not appends:
             return AppendStagedReply(ranges={})
         staged.check_files(self._store, staged.sections)
-        return self._submit(staged.sections, appends)
+        reply = self._submit(staged.sections, appends)
+        if self._has_others():
+            # Once its partitions have several leaders, only a receipt shows that it is published.
+            reply = msgspec.structs.replace(reply, topic_ids=self._topic_ids(staged))
+        return reply
 
     def _submit(self, sections: Sequence[Section], appends: Sequence[Append]) -> AppendStagedReply:
         pending = self._writer.submit(appends, timeout_seconds=self._submit_timeout_seconds)
@@ -176,11 +185,13 @@ class StagedBatches:
             ranges=ranges,
             skipped=not missing,
             elsewhere=elsewhere,
-            topic_ids={
-                name: self._partition_table.topic(name).topic_id
-                for name in {section.topic for section in staged.sections}
-            },
+            topic_ids=self._topic_ids(staged),
         )
+
+    def _topic_ids(self, staged: manifest.Manifest) -> dict[str, str]:
+        """Returns the topics of a batch: the driver puts a receipt for those that are named."""
+        names = {section.topic for section in staged.sections}
+        return {name: self._partition_table.topic(name).topic_id for name in names}
 
     def _check_not_begun_later(self, batch_id: BatchId, kind: BatchKind) -> None:
         """Raises `BadRequest` if a later batch of the query is staged: this one was over by then.

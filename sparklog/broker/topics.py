@@ -563,13 +563,26 @@ class TopicAdmin:
                     )
                 )
                 topic.config = dict(self._metadata.change_topics(replace).topic(name).config)
-                if topic.config != config:
-                    topic.table.commit(lambda before: self._as_named(topic, before))
+                # Another broker may have changed it too, or undone it as one that was cut short.
+                topic.table.commit(lambda before: self._as_named(topic, before))
             except BaseException:
                 known = self._metadata.known.topics.get(name)
                 is_same = known is not None and known.topic_id == topic.topic_id
                 topic.config = dict(known.config) if known is not None and is_same else was
                 raise
+
+    def settle_config(self, name: str) -> None:
+        """Takes a configuration back from the table that no version of the metadata has got.
+
+        A change may have been cut short between the two. Retention would obey the table's. Raises
+        `UnknownTopic`, and the errors of the store.
+        """
+        topic = self._partition_table.topic(name)
+        known = self._metadata.known.topics.get(name)
+        if known is None or topic.table.snapshot.config == known.config:
+            return
+        with self._metadata.changing(f"configuration of topic {name}"):
+            topic.table.commit(lambda before: self._as_named(topic, before))
 
     def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
         """Gives the table the configuration that the metadata have, in which others take part.
@@ -724,6 +737,9 @@ def _check_empty(topic: Topic, source: str | None) -> None:
     Raises `BadOption` and `InternalTopic`.
     """
     check_not_internal(topic.name, "mirror records to")
+    if len(topic.partitions) < topic.count:
+        reason = f"several brokers lead topic {topic.name}; create a topic as a mirror instead"
+        raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)
     if any(each.end or not each.is_end_known for each in topic.partitions.values()):
         reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
         raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)

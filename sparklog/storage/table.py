@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import crc32c
@@ -73,6 +73,14 @@ _BOUND: Final = re.compile(r"(\d{1,9})(?:/start)?")
 def is_our_file(path: str) -> bool:
     """Returns whether a data file has a name of ours, by its path in the table's folder."""
     return _OUR_FILE.fullmatch(path) is not None
+
+
+class Unsynced(NamedTuple):
+    """Paths of a version of a table that may not be durable yet."""
+
+    version: int
+    files: list[str]
+    log: list[str]
 
 
 def file_suffix(preparation: int | None) -> str:
@@ -656,26 +664,34 @@ class TopicTable:
                 self._sync_files()
 
     def _sync_files(self) -> None:
-        for paths in self.unsynced():
-            self.store.sync_files(paths)
-        self.note_synced()
+        unsynced = self.unsynced()
+        self.store.sync_files(unsynced.files)
+        self.store.sync_files(unsynced.log)
+        self.note_synced(unsynced.version)
 
-    def unsynced(self) -> tuple[list[str], list[str]]:
-        """Returns the files and then the log objects that `sync` makes durable, in this order."""
+    def unsynced(self) -> Unsynced:
+        """Returns what `sync` makes durable: the files first, and then the log."""
         with self._lock:
+            version = self._replay.version
             if self._is_synced:
-                return [], []
+                return Unsynced(version, [], [])
             active = self._unsynced_files & self._replay.active.keys()
             versions = range(self._synced_version + 1, self._replay.version + 1)
             log = [*self._unsynced_base, *map(self._commit_path, versions)]
-            return [f"{self.folder}/{path}" for path in sorted(active)], log
+            return Unsynced(version, [f"{self.folder}/{path}" for path in sorted(active)], log)
 
-    def note_synced(self) -> None:
-        """Records that the paths of `unsynced` are durable."""
-        self._is_synced = True
-        self._unsynced_files.clear()
-        self._unsynced_base.clear()
-        self._synced_version = self._replay.version
+    def note_synced(self, version: int) -> None:
+        """Records that what `unsynced` has returned for this version is durable.
+
+        Ignores it if a later version has been read meanwhile.
+        """
+        with self._lock:
+            if version != self._replay.version:
+                return
+            self._is_synced = True
+            self._unsynced_files.clear()
+            self._unsynced_base.clear()
+            self._synced_version = version
 
     def confirm(self, until: float | None = None) -> None:
         """Reads back commits where another engine may overwrite one.
@@ -1232,17 +1248,17 @@ OpenTable: TypeAlias = Callable[[str], TopicTable]
 def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
     """Makes the state of tables durable together, as `TopicTable.sync` does for one.
 
-    Belongs to a start, when no other thread uses the tables. If the store refuses, some tables are
-    left to their own `sync`. Raises `SyncFailed`.
+    Tables that other threads read on meanwhile, or all if the store refuses, are left to their own
+    `sync`. Raises `SyncFailed`.
     """
     unsynced = [table.unsynced() for table in tables]
     try:
-        store.sync_files(path for files, _ in unsynced for path in files)
-        store.sync_files(path for _, log in unsynced for path in log)
+        store.sync_files(path for each in unsynced for path in each.files)
+        store.sync_files(path for each in unsynced for path in each.log)
     except errors.SparklogError:
         return
-    for table in tables:
-        table.note_synced()
+    for table, each in zip(tables, unsynced, strict=True):
+        table.note_synced(each.version)
 
 
 def commit_all(

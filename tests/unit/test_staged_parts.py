@@ -278,6 +278,7 @@ def test_a_batch_that_one_broker_appended_stays_whole(
     """Its manifest is swept as ever; a leader that had no part of it knows it from the table."""
     first, second = members
     move(second, first, *_led(second))
+    first.broker.staged._has_others = lambda: False
     driver.commit({0: "a"})
     sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
     assert driver.files() == []
@@ -286,6 +287,24 @@ def test_a_batch_that_one_broker_appended_stays_whole(
     reply = second.broker.staged.append(AppendStaged(manifest=late))
     assert reply.skipped
     assert rows(members) == {0: [b"a"], 1: [], 2: [], 3: []}
+
+
+def test_a_batch_that_one_broker_appended_is_swept_after_a_move(
+    members: Members, driver: Driver, clock: ManualClock
+) -> None:
+    """Others may get its partitions before the next sweep; its receipt shows that it is over."""
+    first, second = members
+    move(second, first, *_led(second))
+    driver.commit({0: "a"}, batch=0)
+    driver.commit({0: "b"}, batch=1)
+    first.publish()
+    for _ in range(3):
+        first.confirmer.confirm()
+        clock.advance(limits.PARTS_KEPT_SECONDS / 2)
+    move(first, second, 0, 1)
+    sweep(members, clock, limits.SWEEP_EVERY_SECONDS)
+    assert driver.files() == ["appended.json", "manifest.json"]  # of the last batch of the query
+    assert rows(members) == {0: [b"a", b"b"], 1: [], 2: [], 3: []}
 
 
 def test_a_part_is_not_appended_blindly(

@@ -63,9 +63,12 @@ class Confirmer:
         published any further, or the unconfirmed entries would grow without bound.
         """
         topics = self._partition_table.unconfirmed()
-        self._failure_log.retain({topic.topic_id for topic in topics})
+        topic_ids = {topic.topic_id for topic in topics}
+        self._failure_log.retain(topic_ids)
+        # The partition with the missing file may have moved to another broker.
+        self._publisher.retain_refusals(topic_ids)
         for each in (self._seen, self._published_ends):
-            for gone in each.keys() - {topic.topic_id for topic in topics}:
+            for gone in each.keys() - topic_ids:
                 del each[gone]
         in_parallel(self._store, self._try_confirm, topics)
 

@@ -91,6 +91,7 @@ class Janitor:
         open_table: OpenTable,
         finish_deletion: Callable[[str], None],
         settle_doubts: Callable[[], None],
+        settle_config: Callable[[str], None],
         workers: Executor | None = None,
         counts: UpkeepCounts | None = None,
         owns: Callable[[Topic], bool] = lambda _topic: True,
@@ -99,11 +100,12 @@ class Janitor:
     ) -> None:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
-        `settle_doubts` finds out whether the topics in doubt still exist. `workers` remove
-        superseded records; without them the caller of `tick` does. `owns`: whether this broker
-        maintains a topic's table; `is_controller`: whether it maintains the rest of the root. It
-        is no harm if several do, or none for a while. `quiet_seconds`: a table to which this broker
-        has committed nothing is looked at so much later, because a look costs requests.
+        `settle_doubts` finds out whether the topics in doubt still exist, `settle_config` gives a
+        table the configuration of the metadata. `workers` remove superseded records; without them
+        the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
+        `is_controller`: whether it maintains the rest of the root. It is no harm if several do, or
+        none for a while. `quiet_seconds`: a table to which this broker has committed nothing is
+        looked at so much later, because a look costs requests.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
@@ -113,6 +115,7 @@ class Janitor:
         self._open_table = open_table
         self._finish_deletion = finish_deletion
         self._settle_doubts = settle_doubts
+        self._settle_config = settle_config
         self._workers = workers
         self._counts = counts or UpkeepCounts()
         self._owns = owns
@@ -126,6 +129,8 @@ class Janitor:
         self._topics_version = -1
         """The version of the partition table's topics that `_rotation` has."""
         self._failure: BaseException | None = None
+        self._cleared: set[str] = set()
+        """Folders of deleted topics whose tables are empty."""
         self._emptied: set[str] = set()
         """Names of deleted topics of which only the Delta log is left."""
         self._is_busy = False
@@ -155,8 +160,8 @@ class Janitor:
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
+            self._sweep_deleted(should_stop)
             if self._is_controller():
-                self._sweep_deleted(should_stop)
                 self._sweep_temporaries()
 
     def _choose_topics(self) -> None:
@@ -170,7 +175,9 @@ class Janitor:
             known = set(self._rotation)
             new = [topic_id for topic_id in topics if topic_id not in known]
             self._rotation = deque([*new, *(each for each in self._rotation if each in topics)])
-            self._emptied -= {topic.name for topic in topics.values()}
+            present = {topic.name for topic in topics.values()}
+            self._cleared -= present
+            self._emptied -= present
         enough = max(self._settings.compact_files // 4, 1)
         for topic_id, count in self._partition_table.take_commits().items():
             state = self._topics.get(topic_id)
@@ -354,6 +361,7 @@ class Janitor:
             maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
         if now >= state.due.get("retention", 0.0):
             state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
+            self._settle_config(table.topic)
             retention.retain(table)
             retention.sweep_below(table)
             self._update_starts(table)
@@ -436,8 +444,9 @@ class Janitor:
         try:
             found = set(self._store.folders("topics"))
             live = self._meta.reload().topics.keys()  # other brokers lead some of them
+            self._cleared -= live
             self._emptied -= live
-            deleted = found - live - self._emptied
+            deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
         except SyncFailed:
             raise
         except Exception as error:
@@ -458,8 +467,18 @@ class Janitor:
                 )
 
     def _sweep_topic(self, name: str) -> None:
-        self._finish_deletion(name)
+        """Empties the table of a topic, which is for its creator to do while that lives.
+
+        The controller removes the files.
+        """
+        if name not in self._cleared:
+            self._finish_deletion(name)
         table = self._open_table(name)
+        if table.refresh().topic_id is not None:
+            return  # its creator may name it yet
+        self._cleared.add(name)
+        if not self._is_controller():
+            return
         maintenance.sweep_replaced(table)
         maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
         if not maintenance.has_files(table):

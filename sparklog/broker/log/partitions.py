@@ -1037,6 +1037,13 @@ class PartitionTable:
             index = bisect_left(waiting, entry.base_offset, key=_base)
             return index < len(waiting) and waiting[index].at == located.at
 
+    def may_carry(self, located: Located) -> bool:
+        """Returns whether a copy of an entry may replace it: its partition is not about to move."""
+        with self.lock:
+            topic = self._by_id.get(located.entry.topic_id)
+            is_moving = topic is not None and located.entry.partition in topic.resigning
+            return not is_moving and self.is_unpublished(located)
+
     def oldest_unpublished(self, broker: int, epoch: int, count: int) -> list[int]:
         """Returns the first `count` objects of our own epoch that have unpublished entries."""
         with self.lock:

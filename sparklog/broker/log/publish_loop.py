@@ -82,7 +82,9 @@ class PublishLoop:
         self._check_leadership = check_leadership
         self._clock = clock
         self._workers = workers
-        self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
+        # Two brokers that write large commits of one table at once end each other's preparations.
+        salt = f" {partition_table.broker}"
+        self._backoff = RetrySchedule(clock, first_seconds=retry_seconds, salt=salt)
         self._pace = PublishPace(settings.interval_seconds)
         self._share = share
         self._beside: dict[str, Future[None]] = {}
@@ -206,7 +208,8 @@ class PublishLoop:
             self._backoff.failed(topic.topic_id)
             self._backoff.retain({each.topic_id for each in self._partition_table.waiting()})
             return False
-        self._backoff.succeeded(topic.topic_id)
+        if not self._publisher.is_writing(topic):  # else nothing is committed yet
+            self._backoff.succeeded(topic.topic_id)
         if topic.held_back is not None:
             _log.info("the topic is published again", topic=topic.name)
             topic.held_back = None

@@ -18,7 +18,7 @@ written in several turns, with turns of other topics in between, and one commit 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -544,6 +544,15 @@ class Publisher:
             self._refused.pop(topic.topic_id, None)
         else:
             self._refused[topic.topic_id] = error
+
+    def retain_refusals(self, topic_ids: Collection[str]) -> None:
+        """Allows all topics but these again that were refused."""
+        for gone in self._refused.keys() - set(topic_ids):
+            self._refused.pop(gone, None)
+
+    def is_writing(self, topic: Topic) -> bool:
+        """Returns whether files of a large commit are written, which later turns will make."""
+        return topic.topic_id in self._pending
 
     def rewrite(
         self, topic: Topic, partition: Partition, first: int, entries: Sequence[Located]

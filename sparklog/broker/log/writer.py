@@ -278,6 +278,13 @@ class _Flush:
         return None
 
     def _carry(self, carry: CarriedEntry) -> None:
+        """Copies an entry that is still to be published by this broker.
+
+        A copy behind the resignation of its partition would be taken for the original by the next
+        leader, although nothing of ours keeps it.
+        """
+        if not self._partition_table.may_carry(carry.located):
+            return
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
         )
