@@ -143,7 +143,7 @@ def test_a_refusal_ends_when_its_partition_has_moved(
 def test_retention_obeys_the_metadata(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change that only the table got was cut short: its client was told that it failed."""
+    """A change that only the table got was cut short: its client got an error."""
     members = two(store, clock)
     for each in members:
         each.append(["kept"], partition=led_by(each))
