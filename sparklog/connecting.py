@@ -54,10 +54,13 @@ from sparklog.options import (
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
+from sparklog.storage import assign
 from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe
 from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, open_store
+from sparklog.storage.processes import Fate, fate_of
 
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
@@ -294,7 +297,7 @@ class _RootSession:
         """
         with self._lock:
             for _ in range(_START_ATTEMPTS):
-                address = self._join(patience_seconds)
+                address = self._join(patience_seconds) or self._join_member()
                 try:
                     if address is None:
                         address = self._start()
@@ -302,7 +305,20 @@ class _RootSession:
                     return address
                 except (errors.BrokerAlive, errors.BrokerFenced) as error:
                     refusal = error  # another process was faster
-            raise refusal
+            # Brokers come and go right now; later there may be one that answers.
+            raise errors.BrokerUnavailable(address=self._store.uri, reason=str(refusal))
+
+    def _join_member(self) -> str | None:
+        """Returns the address of a live member of a cluster whose controller has just died."""
+        metadata = MetadataStore(self._store, clock=self._clock).reload()
+        for each in assign.candidates(metadata):
+            leader = Leader.of(metadata, self._store, broker=each.broker)
+            if leader is None or leader.is_leaving or fate_of(leader.process) is Fate.GONE:
+                continue
+            with contextlib.suppress(errors.SparklogError):
+                self._check(leader)
+                return leader.flight
+        return None
 
     def find(self) -> str:
         """Returns the Flight address of the live broker. Raises `BrokerUnavailable`."""

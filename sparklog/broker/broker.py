@@ -155,7 +155,11 @@ class Broker:
             has_others=lambda: len(self.members()) > 1,
         )
         self.publishing = PublishWaiter(
-            partition_table, publisher, clock=clock, check_open=self._check_open
+            partition_table,
+            publisher,
+            clock=clock,
+            check_open=self._check_open,
+            is_up=lambda broker: broker in self.members(),
         )
         self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
         self.cluster_admin = ClusterAdmin(

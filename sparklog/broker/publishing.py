@@ -27,8 +27,10 @@ class PublishWaiter:
         *,
         clock: Clock,
         check_open: Callable[[], None],
+        is_up: Callable[[int], bool] = lambda _broker: True,
     ) -> None:
-        """`check_open` raises `BrokerClosing` once the broker closes."""
+        """`check_open` raises `BrokerClosing` once the broker closes; `is_up` knows the others."""
+        self._is_up = is_up
         self._partition_table = partition_table
         self._publisher = publisher
         self._clock = clock
@@ -37,18 +39,29 @@ class PublishWaiter:
         """Asks the publishing thread to begin at once; set by the owner of that thread."""
 
     def publish(self, request: PublishNow) -> None:
-        """Returns once the tables hold everything that was acked before the call.
+        """Returns once the tables hold all that was acked before the call and that we lead.
 
-        Raises `UnknownTopic`, and what `wait` raises.
+        Raises `UnknownTopic`, `MetadataChanged` if a partition is just moving, or its leader is
+        replaced, and what `wait` raises.
         """
         topics = self._partition_table.topics()
         if request.topics is not None:
             topics = [self._partition_table.topic(name) for name in request.topics]
+        for topic in topics:
+            self._check_leaders(topic)
         goals = [
             (topic, {each.number: each.end for each in topic.partitions.values()})
             for topic in topics
         ]
         self.wait(goals, request.timeout_seconds)
+
+    def _check_leaders(self, topic: Topic) -> None:
+        """Raises `MetadataChanged` if no broker would publish a partition now."""
+        own, partitions = self._partition_table.broker, topic.partitions
+        for number, leader in enumerate(topic.leaders):
+            is_served = number in partitions if leader == own else self._is_up(leader)
+            if not is_served:
+                raise errors.MetadataChanged
 
     def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
         """Returns once every goal is reached.

@@ -13,6 +13,7 @@ from sparklog.client.lag import GroupLag, group_lag, partitions_of
 from sparklog.client.offsets import (
     OffsetAndMetadata,
     TopicPartition,
+    ask,
     ask_leaders,
     check_offsets,
     describe,
@@ -159,22 +160,23 @@ class Admin:
         }
         starts: dict[int, int] = {}
 
-        def ask(broker: int, partitions: list[int]) -> None:
+        def delete(broker: int, partitions: list[int]) -> None:
             request = flight_messages.DeleteRecords(
                 topic=name,
                 offsets={each: wanted[each] for each in partitions},
                 timeout_seconds=timeout_seconds,
             )
             # The broker applies the timeout to publishing; the extra time is for the deletion.
-            answer: flight_messages.LogStarts = self.connection.action(
+            answer: flight_messages.LogStarts = ask(
+                self.connection,
                 "records.delete",
                 request,
+                broker,
                 timeout_seconds=timeout_seconds + _DELETION_SECONDS,
-                broker=broker,
             )
             starts.update(answer.starts)
 
-        ask_leaders(self.connection, name, wanted, ask)
+        ask_leaders(self.connection, name, wanted, delete)
         return starts
 
     def delete_topic(self, topic: str) -> None:

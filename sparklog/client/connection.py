@@ -11,6 +11,7 @@ of such a process gets an error; a child whose parent had no open channel opens 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import socket
@@ -71,6 +72,8 @@ _SETTINGS_FRAME: Final = 4
 _WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
 _COORDINATORS: Final = 10_000
 """A connection remembers the coordinators of so many groups."""
+_ADDRESSES_SECONDS: Final = 1.0
+"""The age at which addresses of brokers are asked for with the leaders of a topic."""
 _BROKEN_TRANSPORT: Final = "Error in HTTP transport"
 _HINT_BYTES: Final = 300
 """More than the length of that line."""
@@ -317,6 +320,8 @@ class Connection:
         self._answered: set[str] = set()
         """Addresses where a broker has answered."""
         self._brokers: dict[int, str] = {}
+        self._learned_at = -math.inf
+        """When their addresses were learned, in monotonic seconds."""
         self._is_cluster = False
         """True once several brokers were known; then each is used at the address it advertises."""
         self._coordinators: dict[str, int] = {}
@@ -465,6 +470,7 @@ class Connection:
     def _set_brokers(self, cluster: flight_messages.ClusterInfo) -> list[int]:
         with self._lock:
             self._brokers = {each.broker: each.address for each in cluster.brokers}
+            self._learned_at = self.clock.monotonic()
             self._is_cluster |= len(self._brokers) > 1
             # The groups of a broker that is down get another coordinator.
             self._coordinators = {
@@ -504,11 +510,16 @@ class Connection:
                 self._coordinators[name.group] = found.broker
 
     def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
-        """Fetches the brokers' addresses, unless those of the leaders of `topic` are known."""
+        """Fetches the brokers' addresses, unless those of the leaders of `topic` are known.
+
+        And unless they are so new that no broker can have started again at another address.
+        """
         leaders = {each.leader for each in topic.partitions if each.leader >= 0}
         with self._lock:
-            known = self._brokers.keys()
-            if leaders <= known:
+            age_seconds = self.clock.monotonic() - self._learned_at
+            is_alone = not self._is_cluster and leaders <= self._brokers.keys()
+            is_new = age_seconds < _ADDRESSES_SECONDS and leaders <= self._brokers.keys()
+            if is_alone or is_new:
                 return
         self.brokers()
 
@@ -540,17 +551,41 @@ class Connection:
         if address is None:
             if self._is_unknown(broker):  # it was forgotten again
                 raise errors.BrokerUnavailable(address=f"broker {broker}", reason="it is down")
-            address = self._home = self._ask()
-        try:
-            _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
-        except errors.SparklogError:
-            with self._lock:
-                self._forget(address)
-            raise
+            address = self._home = self._find_home()
+        else:
+            self._check_answers(address, is_learned=self._is_cluster and broker >= 0)
         channel = Channel(address)
         with self._lock:
             self._channels[address] = channel
         return channel
+
+    def _check_answers(self, address: str, *, is_learned: bool = False) -> None:
+        """Raises `BrokerUnavailable`, and `WrongPort` for an address that was given."""
+        try:
+            _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
+        except errors.SparklogError as error:
+            with self._lock:
+                self._forget(address)
+            if isinstance(error, errors.WrongPort) and is_learned:
+                # The broker has died, and another program has got its port.
+                reason = "another program listens there now"
+                raise errors.BrokerUnavailable(address=address, reason=reason) from error
+            raise
+
+    def _find_home(self) -> str:
+        """Returns the address of `resolve`, or else of another broker that was known to be up."""
+        try:
+            address = self._ask()
+            self._check_answers(address)
+            return address
+        except errors.Retriable:
+            with self._lock:
+                others = list(self._brokers.values()) if self._is_cluster else []
+            for other in others:
+                with contextlib.suppress(errors.SparklogError):
+                    self._check_answers(other)
+                    return other
+            raise
 
     def _ask(self) -> str:
         # It may open files and start a broker; callers expect a `SparklogError` only.

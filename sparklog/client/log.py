@@ -295,13 +295,16 @@ class Log(Admin):
             topics=None if names is None else arguments.texts("topics", names),
             timeout_seconds=timeout_seconds,
         )
-        # The broker applies the timeout; the extra time is for its answer.
-        everywhere(
-            self.connection,
-            "publish.now",
-            request,
-            timeout_seconds=timeout_seconds + _ANSWER_SECONDS,
-        )
+        for _ in range(2):  # records may have moved to a broker that had answered
+            # The broker applies the timeout; the extra time is for its answer.
+            replies = everywhere(
+                self.connection,
+                "publish.now",
+                request,
+                timeout_seconds=timeout_seconds + _ANSWER_SECONDS,
+            )
+            if len(replies) == 1:
+                return
 
     # -------------------------------------------------------------------------- closing
 

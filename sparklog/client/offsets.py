@@ -84,15 +84,18 @@ def ask_leaders(
 
     `ask` gets a broker's id and the numbers of its partitions, and raises `NotLeader`, without an
     effect, if that broker does not lead all of them. At first it gets -1, for the broker in use,
-    and all partitions: one broker may lead everything.
+    and all partitions: one broker may lead everything. A leader that has died has a successor soon,
+    so that `ask` is called again for that one.
     """
     retry, routes = connection.retry(), {-1: sorted(partitions)} if partitions else {}
     while routes:
         broker, numbers = routes.popitem()
         try:
             ask(broker, numbers)
-        except errors.NotLeader as error:
-            if broker >= 0:  # the leader has moved
+        except errors.SparklogError as error:
+            if not connection.may_have_moved(error):
+                raise
+            if broker >= 0 or not isinstance(error, errors.NotLeader):
                 retry.wait_or_raise(error)
             request = flight_messages.TopicName(topic=topic)
             info: flight_messages.TopicInfo = connection.action("topics.describe", request)
@@ -108,12 +111,42 @@ def everywhere(
     *,
     timeout_seconds: float | None = None,
 ) -> list[Any]:
-    """Performs an action at each broker that is up, one after another, and returns the replies."""
-    brokers = connection.brokers()
-    return [
-        connection.action(name, request, timeout_seconds=timeout_seconds, broker=each)
-        for each in (brokers if len(brokers) > 1 else [-1])
-    ]
+    """Performs an action at each broker that is up, one after another, and returns the replies.
+
+    Leaves out brokers that end meanwhile, and begins again if partitions move.
+    """
+    retry, replies = connection.retry(timeout_seconds), dict[int, Any]()
+    while True:
+        brokers = connection.brokers()
+        try:
+            for each in brokers if len(brokers) > 1 else [-1]:
+                if each not in replies:
+                    replies[each] = ask(
+                        connection, name, request, each, timeout_seconds=retry.left_seconds
+                    )
+        except errors.SparklogError as error:
+            if isinstance(error, errors.MetadataChanged):
+                replies.clear()
+            elif not connection.may_have_moved(error):
+                raise
+            retry.wait_or_raise(error)
+        else:
+            return list(replies.values())
+
+
+def ask(
+    connection: Connection,
+    name: str,
+    request: msgspec.Struct,
+    broker: int,
+    *,
+    timeout_seconds: float | None = None,
+) -> Any:
+    """Performs an action at the broker in use (-1), or once at another one, which may have died."""
+    if broker < 0:
+        return connection.action(name, request, timeout_seconds=timeout_seconds)
+    seconds = connection.retry(timeout_seconds).left_seconds
+    return connection.attempt(name, request, timeout_seconds=seconds, broker=broker)
 
 
 def offsets_of(
@@ -153,16 +186,14 @@ def offsets_for_times(
     """Returns by partition the offset of the first record at a time or later, or -1."""
     offsets: dict[int, int] = {}
 
-    def ask(broker: int, partitions: list[int]) -> None:
+    def ask_for_some(broker: int, partitions: list[int]) -> None:
         request = flight_messages.OffsetsForTimes(
             topic=topic, timestamps_us={each: timestamps_us[each] for each in partitions}
         )
-        found: flight_messages.Offsets = connection.action(
-            "offsets.for_times", request, broker=broker
-        )
+        found: flight_messages.Offsets = ask(connection, "offsets.for_times", request, broker)
         offsets.update(found.offsets)
 
-    ask_leaders(connection, topic, timestamps_us, ask)
+    ask_leaders(connection, topic, timestamps_us, ask_for_some)
     return offsets
 
 

@@ -844,3 +844,18 @@ def test_administration(log: Log) -> None:
     assert log.group_offsets("made") == {}
     with pytest.raises(errors.GroupRefused, match="GROUP_ID_NOT_FOUND"):
         log.describe_group("made")
+
+
+def test_positions_of_a_deleted_topic_are_not_committed(log: Log) -> None:
+    """They would hide the first records of the topic that has its name now."""
+    fill(log, 5)
+    with member(log, start="earliest") as consumer:
+        found = 0
+        while found < 5 * PARTITIONS:
+            found += len(consumer.poll(timeout=SECONDS))
+        log.delete_topic("t")
+        log.create_topic("t", PARTITIONS)
+        fill(log, 9)
+        with pytest.raises(errors.GroupRefused):
+            consumer.commit()
+    assert log.group_offsets("g") == {}

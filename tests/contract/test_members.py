@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import errors
+from sparklog import connecting, errors
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.broker import Broker, PendingAppend
@@ -36,12 +37,14 @@ from sparklog.settings import (
     PublisherSettings,
 )
 from sparklog.sinks import commit as commits
-from sparklog.storage import manifest
+from sparklog.storage import assign, manifest
 from sparklog.storage.leadership import inherited_by
+from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
+from sparklog.storage.processes import Fate
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
 from tests.support.comparing import metadata_fields
@@ -58,6 +61,7 @@ from tests.support.kafkas import frames
 from tests.support.waiting import wait_until
 
 CLOCK = SystemClock()
+candidates = assign.candidates
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 0, 1, 3, 10, 60
 
 
@@ -684,6 +688,35 @@ def test_a_member_that_was_fenced_may_return(
     with pytest.raises(errors.BrokerFenced):
         again.wait(20.0)
     assert not again.may_return()
+
+
+def test_a_client_by_root_outlives_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until there is another controller, it uses any live member, and starts no broker."""
+    with contextlib.ExitStack() as closing:
+        for broker in (1, 2):
+            own = msgspec.structs.replace(settings(broker), root=str(tmp_path / "root"))
+            closing.enter_context(Agent(own))
+        store = LocalStore(tmp_path / "root")
+        until(lambda: len(MetadataStore(store, clock=CLOCK).reload().brokers) == 2)
+        metadata = MetadataStore(store, clock=CLOCK).reload()
+        (other,) = metadata.brokers.keys() - {metadata.controller}
+
+        def poll(watch: LeaderWatch, *_: object) -> Sighting:
+            leader = Leader.of(metadata, store, broker=metadata.controller)
+            assert leader is not None
+            return Sighting(leader=leader, state=LeaderState.DEAD)
+
+        monkeypatch.setattr(LeaderWatch, "poll", poll)
+        monkeypatch.setattr(connecting, "fate_of", lambda _: Fate.RUNS)
+        session = connecting._RootSession(str(tmp_path / "root"), given=None)
+        monkeypatch.setattr(
+            assign,
+            "candidates",
+            lambda known: [each for each in candidates(known) if each.broker == other],
+        )
+        assert session.resolve() == metadata.brokers[other].flight
 
 
 def test_members_and_other_brokers() -> None:

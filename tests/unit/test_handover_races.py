@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from sparklog import errors
+from sparklog.broker import broker as brokers
 from sparklog.broker.flight.listener import _proven
 from sparklog.broker.groups.coordinator import Commit, Coordinator
 from sparklog.broker.log import takeover
 from sparklog.clock import ManualClock
-from sparklog.formats.flight_messages import AddPartitions, TailPosition
+from sparklog.formats.flight_messages import AddPartitions, PublishNow, TailPosition
 from sparklog.settings import GroupSettings
 from sparklog.storage import leadership
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.processes import Fate
 from sparklog.storage.wal.objects import ObjectFollower
 from tests.support.brokers import Rig, RigOptions, rows_of_root
 
@@ -232,6 +234,27 @@ def test_producers_that_are_ahead_of_the_creator(
         for sequence in range(2):
             ids = 9, 0, sequence
             first.append(["c"], topic="u", partition=number, producer_sequence=ids)
+
+
+def test_records_without_a_leader_are_not_said_to_be_published(
+    members: list[Rig], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that serves nothing of a partition does not know if all of it is in the table."""
+    first, second, *_ = members
+    number = led_by(first)
+    first.append(["a"], partition=number)
+    request = PublishNow(topics=["t"], timeout_seconds=0.0)
+    first.handovers.move({("t", number): 2})
+    second.broker.metadata.follow()
+    with pytest.raises(errors.MetadataChanged):  # it comes
+        second.broker.publishing.publish(request)
+    second.reconciler.tick()
+    second.publish()
+    second.broker.publishing.publish(request)
+    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
+    clock.advance(1.0)
+    with pytest.raises(errors.MetadataChanged):  # others are replaced
+        second.broker.publishing.publish(request)
 
 
 def test_groups_of_other_partitions_continue(

@@ -486,7 +486,10 @@ class Fetcher:
             return
         self._metadata_expires_at = self._clock.monotonic() + self._metadata_age_seconds
         try:
-            topics = {name: describe(self._connection, name) for name in self._topics}
+            topics = {name: self._described(info) for name, info in self._topics.items()}
+        except errors.TopicChanged as error:
+            self._fail(reading, error)
+            return
         except errors.SparklogError as error:
             # A stream of the topic fails with the same error.
             _log.warning("cannot describe the topics that are followed: %s", error)
@@ -515,6 +518,23 @@ class Fetcher:
                             high_watermark=each.end,
                         )
             self._begin()
+
+    def _described(self, known: flight_messages.TopicInfo) -> flight_messages.TopicInfo:
+        """Describes a topic again; asks all leaders only where partitions are new.
+
+        Raises `TopicChanged` if it was created again.
+        """
+        info: flight_messages.TopicInfo = self._connection.action(
+            "topics.describe", flight_messages.TopicName(topic=known.topic)
+        )
+        if info.topic_id != known.topic_id:
+            raise errors.TopicChanged(
+                topic=known.topic, expected=known.topic_id, found=info.topic_id
+            )
+        self._connection.learn_leaders(info)
+        if self._takes_new_partitions and len(info.partitions) > len(known.partitions):
+            return describe(self._connection, known.topic)
+        return info
 
 
 def _leaders(info: flight_messages.TopicInfo) -> list[int]:

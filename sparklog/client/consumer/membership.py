@@ -187,6 +187,8 @@ class Membership:
         self._phase = _Phase.OUT
         self._generation = -1
         self._assigned: Assigned | None = None
+        self._topic_ids: dict[str, str] = {}
+        """Ids of the topics of the assignment that was taken over, by name."""
         self._owned: list[TopicPartition] = []
         """The partitions that it keeps while it joins."""
         self._must_rejoin = False
@@ -268,6 +270,8 @@ class Membership:
         with self._changed:
             if self._assigned is not None:
                 self.committed = self._assigned.committed
+                infos = self._assigned.infos
+                self._topic_ids = {name: each.topic_id for name, each in infos.items()}
             self._assigned = None
             self._owned = []
             self._commit_at = self._clock.monotonic() + self.options.auto_commit_seconds
@@ -563,8 +567,10 @@ class Membership:
         """Returns the number of partitions of each topic; 0 if it does not exist."""
         counts = {}
         for topic in topics:
+            request = flight_messages.TopicName(topic=topic)
             try:
-                counts[topic] = len(describe(self._connection, topic).partitions)
+                # Not `describe`: a partition that no broker serves must not hold the group up.
+                counts[topic] = len(self._attempt("topics.describe", request).partitions)
             except errors.UnknownTopic:
                 counts[topic] = 0
         return counts
@@ -723,6 +729,8 @@ class Membership:
                     partition=number,
                     offset=_offset(each),
                     metadata="" if isinstance(each, int) else each.metadata,
+                    # An offset of a topic that was created again since means other records.
+                    topic_id=self._topic_ids.get(topic, ""),
                 )
                 for (topic, number), each in offsets.items()
             ],

@@ -161,7 +161,12 @@ def read_range(
         except errors.SparklogError as error:
             retry.wait_or_raise(error)
             if connection.may_have_moved(error):
-                info = describe(connection, info.topic)
+                fresh = describe(connection, info.topic)
+                if fresh.topic_id != info.topic_id:
+                    raise errors.TopicChanged(
+                        topic=info.topic, expected=info.topic_id, found=fresh.topic_id
+                    ) from error
+                info = fresh
 
 
 def _one_stream(
