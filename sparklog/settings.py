@@ -173,6 +173,17 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             self, heartbeat_seconds=heartbeat_seconds, dead_after_seconds=dead_after_seconds
         )
 
+    @property
+    def sight_seconds(self) -> float:
+        """The age of the last look at the metadata up to which a broker serves reads.
+
+        Others may replace it `dead_after_seconds` after its last heartbeat, which may be older than
+        that look, and late.
+        """
+        return max(
+            self.dead_after_seconds - 2 * self.heartbeat_seconds, self.dead_after_seconds / 2
+        )
+
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sharing the root with other brokers (`join`), and the failure domain (`rack`)."""

@@ -129,7 +129,7 @@ class Broker:
             meta,
             leadership,
             writer,
-            sight_seconds=settings.liveness.on(local=store.is_local).dead_after_seconds,
+            sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
         )
         """The cluster's metadata, as this broker knows them."""
         self.topics = TopicAdmin(

@@ -8,8 +8,8 @@ has not. Two rules keep it from misleading clients:
   leadership*: a look at the metadata that began after the request arrived. Such responses are that
   an offset is out of range, that a sequence number is out of order, and that a topic, a member or a
   committed offset does not exist. A consumer would reset its position, and a producer would fail;
-- a broker that has not seen the metadata for as long as a silent broker is considered alive serves
-  no request before the next look. Appends are excepted, because an ack is a proof itself, and
+- a broker that may have been replaced since its last look at the metadata, because that is long ago
+  (`LivenessSettings.sight_seconds`), serves no request before the next one. Appends are excepted, because an ack is a proof itself, and
   requests of group members, whose sessions would end during an outage of the store.
 """
 

@@ -204,7 +204,7 @@ def test_administration(store: DelayedStore, clock: ManualClock) -> None:
     rig.create("t")
     fill(rig, 1, 4)
     rig.publish()
-    with costs(store, put_new=2, get=2, stat=1, list_after=1):
+    with costs(store, put_new=2, get=3, stat=1, list_after=1):
         rig.broker.topics.alter(AlterTopic(topic="t", config={"retention.ms": "1000"}))
     with costs(store, put_new=2, get=2, stat=1, list_after=1):
         rig.broker.topics.add_partitions(AddPartitions(topic="t", partitions=2))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sparklog import errors, limits
-from sparklog.settings import BrokerSettings, WriterSettings, load_settings
+from sparklog.settings import BrokerSettings, LivenessSettings, WriterSettings, load_settings
 
 SHIPPED = Path(__file__).parents[2] / "conf" / "broker.toml"
 ROOT = {"root": "/data"}
@@ -332,6 +332,13 @@ def test_id_is_the_ordinal_of_the_host(
         settings = load_settings(file, environment, ROOT | given)
         assert settings == BrokerSettings(root="/data", id=expected)
         assert type(settings.id) is int
+
+
+def test_a_broker_loses_sight_before_others_replace_it() -> None:
+    """Its last heartbeat may be one interval older than its last look, and late."""
+    for heartbeat, dead_after, sight in ((1.0, 5.0, 3.0), (2.0, 10.0, 6.0), (1.0, 2.0, 1.0)):
+        liveness = LivenessSettings(heartbeat_seconds=heartbeat, dead_after_seconds=dead_after)
+        assert liveness.on(local=True).sight_seconds == sight
 
 
 def test_hosts_with_several_brokers_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
