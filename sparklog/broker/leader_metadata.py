@@ -9,8 +9,9 @@ has not. Two rules keep it from misleading clients:
   an offset is out of range, that a sequence number is out of order, and that a topic, a member or a
   committed offset does not exist. A consumer would reset its position, and a producer would fail;
 - a broker that may have been replaced since its last look at the metadata, because that is long ago
-  (`LivenessSettings.sight_seconds`), serves no request before the next one. Appends are excepted, because an ack is a proof itself, and
-  requests of group members, whose sessions would end during an outage of the store.
+  (`LivenessSettings.sight_seconds`), serves no request before the next look. Appends are excepted,
+  because an ack is a proof itself, and requests of group members, whose sessions would end during
+  an outage of the store.
 """
 
 from __future__ import annotations
