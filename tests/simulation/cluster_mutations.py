@@ -90,8 +90,8 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: partitions are given while appends are under way",
         patches=((Handovers, "_finish_appends", lambda _handovers: None),),
-        rates=_DEATHS,
-        profile=(("brokers", 3), ("steps", 3_000)),
+        rates=Rates(stall=0.05),
+        profile=(("brokers", 2), ("steps", 2_000), ("idempotent", 3)),
     ),
     Mutation(
         name="cluster: partitions are given before a checkpoint has their states",
