@@ -58,7 +58,6 @@ from sparklog.storage import assign
 from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe
 from sparklog.storage.metadata import BrokerKind
-from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, open_store
 from sparklog.storage.processes import Fate, fate_of
 
@@ -310,9 +309,10 @@ class _RootSession:
 
     def _join_member(self) -> str | None:
         """Returns the address of a live member of a cluster whose controller has just died."""
-        metadata = MetadataStore(self._store, clock=self._clock).reload()
-        for each in assign.candidates(metadata):
-            leader = Leader.of(metadata, self._store, broker=each.broker)
+        metadata = self._watch.metadata
+        others = {each.broker for each in assign.candidates(metadata)} - {metadata.controller}
+        for broker in sorted(others):
+            leader = Leader.of(metadata, self._store, broker=broker)
             if leader is None or leader.is_leaving or fate_of(leader.process) is Fate.GONE:
                 continue
             with contextlib.suppress(errors.SparklogError):

@@ -237,6 +237,11 @@ class LeaderWatch:
         self._seen_at = 0.0
         self._has_changed = False
 
+    @property
+    def metadata(self) -> ClusterMetadata:
+        """The newest version that the watch has read by itself."""
+        return self._meta.current
+
     def patience_seconds(self, leader: Leader) -> float:
         return max(self._dead_after_seconds, leader.known.dead_after_seconds)
 

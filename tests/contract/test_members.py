@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -37,14 +38,13 @@ from sparklog.settings import (
     PublisherSettings,
 )
 from sparklog.sinks import commit as commits
-from sparklog.storage import assign, manifest
+from sparklog.storage import manifest
 from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
+from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.processes import Fate
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
 from tests.support.comparing import metadata_fields
@@ -61,7 +61,6 @@ from tests.support.kafkas import frames
 from tests.support.waiting import wait_until
 
 CLOCK = SystemClock()
-candidates = assign.candidates
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 0, 1, 3, 10, 60
 
 
@@ -698,24 +697,18 @@ def test_a_client_by_root_outlives_the_controller(
         for broker in (1, 2):
             own = msgspec.structs.replace(settings(broker), root=str(tmp_path / "root"))
             closing.enter_context(Agent(own))
-        store = LocalStore(tmp_path / "root")
-        until(lambda: len(MetadataStore(store, clock=CLOCK).reload().brokers) == 2)
-        metadata = MetadataStore(store, clock=CLOCK).reload()
+        known = MetadataStore(LocalStore(tmp_path / "root"), clock=CLOCK)
+        until(lambda: len(known.reload().brokers) == 2)
+        metadata, poll = known.reload(), LeaderWatch.poll
         (other,) = metadata.brokers.keys() - {metadata.controller}
 
-        def poll(watch: LeaderWatch, *_: object) -> Sighting:
-            leader = Leader.of(metadata, store, broker=metadata.controller)
-            assert leader is not None
-            return Sighting(leader=leader, state=LeaderState.DEAD)
+        def poll_the_dead(watch: LeaderWatch, *values: Any) -> Sighting | None:
+            found = poll(watch, *values)
+            assert found is not None
+            return dataclasses.replace(found, state=LeaderState.DEAD)
 
-        monkeypatch.setattr(LeaderWatch, "poll", poll)
-        monkeypatch.setattr(connecting, "fate_of", lambda _: Fate.RUNS)
+        monkeypatch.setattr(LeaderWatch, "poll", poll_the_dead)
         session = connecting._RootSession(str(tmp_path / "root"), given=None)
-        monkeypatch.setattr(
-            assign,
-            "candidates",
-            lambda known: [each for each in candidates(known) if each.broker == other],
-        )
         assert session.resolve() == metadata.brokers[other].flight
 
 
