@@ -159,7 +159,7 @@ class Broker:
             publisher,
             clock=clock,
             check_open=self._check_open,
-            is_up=lambda broker: broker in self.members(),
+            members=self.members,
         )
         self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
         self.cluster_admin = ClusterAdmin(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from sparklog import errors
@@ -27,10 +27,10 @@ class PublishWaiter:
         *,
         clock: Clock,
         check_open: Callable[[], None],
-        is_up: Callable[[int], bool] = lambda _broker: True,
+        members: Callable[[], Collection[int]],
     ) -> None:
-        """`check_open` raises `BrokerClosing` once the broker closes; `is_up` knows the others."""
-        self._is_up = is_up
+        """`check_open` raises `BrokerClosing` once the broker closes; `members` are up."""
+        self._members = members
         self._partition_table = partition_table
         self._publisher = publisher
         self._clock = clock
@@ -47,21 +47,21 @@ class PublishWaiter:
         topics = self._partition_table.topics()
         if request.topics is not None:
             topics = [self._partition_table.topic(name) for name in request.topics]
+        up = set(self._members())
         for topic in topics:
-            self._check_leaders(topic)
+            self._check_leaders(topic, up)
         goals = [
             (topic, {each.number: each.end for each in topic.partitions.values()})
             for topic in topics
         ]
         self.wait(goals, request.timeout_seconds)
 
-    def _check_leaders(self, topic: Topic) -> None:
+    def _check_leaders(self, topic: Topic, up: set[int]) -> None:
         """Raises `MetadataChanged` if no broker would publish a partition now."""
-        own, partitions = self._partition_table.broker, topic.partitions
-        for number, leader in enumerate(topic.leaders):
-            is_served = number in partitions if leader == own else self._is_up(leader)
-            if not is_served:
-                raise errors.MetadataChanged
+        own, leaders = self._partition_table.broker, topic.leaders
+        led = {number for number, leader in enumerate(leaders) if leader == own}
+        if not (up.issuperset(leaders) and led <= topic.partitions.keys()):
+            raise errors.MetadataChanged
 
     def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
         """Returns once every goal is reached.

@@ -512,14 +512,12 @@ class Connection:
     def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
         """Fetches the brokers' addresses, unless those of the leaders of `topic` are known.
 
-        And unless they are so new that no broker can have started again at another address.
+        A broker of a cluster may have started again at another address, if they are not new.
         """
         leaders = {each.leader for each in topic.partitions if each.leader >= 0}
         with self._lock:
-            age_seconds = self.clock.monotonic() - self._learned_at
-            is_alone = not self._is_cluster and leaders <= self._brokers.keys()
-            is_new = age_seconds < _ADDRESSES_SECONDS and leaders <= self._brokers.keys()
-            if is_alone or is_new:
+            is_new = self.clock.monotonic() - self._learned_at < _ADDRESSES_SECONDS
+            if leaders <= self._brokers.keys() and (is_new or not self._is_cluster):
                 return
         self.brokers()
 

@@ -399,6 +399,11 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     """Largest key, value and headers together that the broker takes, in bytes."""
 
+    def check_id(self, expected: str) -> None:
+        """Raises `TopicChanged` if the topic of that id was deleted, and this one created."""
+        if self.topic_id != expected:
+            raise errors.TopicChanged(topic=self.topic, expected=expected, found=self.topic_id)
+
     def __repr__(self) -> str:
         return f"TopicInfo({self.topic!r}, {len(self.partitions)} partitions, {self._range()})"
 

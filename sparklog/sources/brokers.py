@@ -32,8 +32,7 @@ def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.Record
     """
     channel = connection(bootstrap)
     info = describe(channel, piece.topic)
-    if info.topic_id != piece.topic_id:
-        raise errors.TopicChanged(topic=piece.topic, expected=piece.topic_id, found=info.topic_id)
+    info.check_id(piece.topic_id)
     return read_range(
         channel, info, piece.partition, start=piece.first, end=piece.end, columns=columns
     )

@@ -332,6 +332,17 @@ class Rig:
         return self.partition_table.topic(topic).partition(partition).end
 
 
+def follow(members: Iterable[Rig]) -> None:
+    """Has members of a cluster see the newest metadata."""
+    for each in members:
+        each.reconciler.tick()
+
+
+def led_by(rig: Rig, topic: str = "t") -> int:
+    """A partition that the member serves."""
+    return min(rig.partition_table.topic(topic).partitions)
+
+
 def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:
     """Offsets and values; asserts that the batches follow one another."""
     found: list[Row] = []

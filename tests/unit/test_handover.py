@@ -28,6 +28,7 @@ from tests.support.brokers import (
     GRACE_SECONDS,
     Rig,
     RigOptions,
+    led_by,
     payload,
     rows_of_root,
     rows_of_table,
@@ -61,14 +62,9 @@ def leader(rig: Rig, number: int) -> int:
     return MetadataStore(rig.store, clock=rig.clock).reload().topics["t"].leaders[number]
 
 
-def led(rig: Rig) -> int:
-    """A partition that the member serves."""
-    return min(rig.partition_table.topic("t").partitions)
-
-
 def give(first: Rig, second: Rig) -> int:
     """Moves a partition, and returns its number."""
-    number = led(first)
+    number = led_by(first)
     assert first.handovers.move({("t", number): second.leadership.broker}) == 1
     second.reconciler.tick()
     first.reconciler.tick()
@@ -80,7 +76,7 @@ def test_topics_are_shared(members: Members) -> None:
     first, second = members
     assert [len(rig.partition_table.topic("t").partitions) for rig in members] == [2, 2]
     with pytest.raises(errors.NotLeader, match="broker 2"):
-        first.append(["x"], partition=led(second))
+        first.append(["x"], partition=led_by(second))
     assert first.broker.members().keys() == second.broker.members().keys() == {1, 2}
     assert first.broker.controller == second.broker.controller == 1
 
@@ -107,10 +103,10 @@ def test_a_partition_moves_whole(members: Members) -> None:
 def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualClock) -> None:
     """Its log and its checkpoints have the partition until the new leader has it all itself."""
     first, second = members
-    number = led(first)
+    number = led_by(first)
     assert first.handovers.move({("t", number): 2}) == 1
     for _ in range(3):  # the new leader is slow
-        first.append(["x"], partition=led(first))
+        first.append(["x"], partition=led_by(first))
         first.publish()
         first.trim()
         first.handovers.tick()
@@ -128,7 +124,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     first.reconciler.tick()
     first.handovers.tick()
     assert first.partition_table.given() == []
-    first.append(["x"], partition=led(first))
+    first.append(["x"], partition=led_by(first))
     first.publish()
     first.wal_cleaner.checkpoint()
     found = newest_checkpoint(first.store, 1, first.leadership.epoch)
@@ -158,7 +154,7 @@ def test_a_partition_comes_back(members: Members) -> None:
 def test_the_new_leader_dies_at_once(members: Members) -> None:
     """The next one continues from the log of the leader before, which lives on."""
     first, second = members
-    number = led(first)
+    number = led_by(first)
     assert first.handovers.move({("t", number): 2}) == 1
     third = Rig(first.store, first.clock, broker=3, options=MEMBER)
     fail_over(first, second, third)
@@ -178,7 +174,7 @@ def fail_over(controller: Rig, dead: Rig, *_others: Rig) -> None:
 def test_a_target_that_is_not_up(members: Members) -> None:
     """The partition is served again by its leader, in the same leader epoch."""
     first, _ = members
-    number = led(first)
+    number = led_by(first)
     with pytest.raises(errors.LeadersChanged, match="broker 7"):
         first.handovers.move({("t", number): 7})
     with pytest.raises(errors.NotLeader):
@@ -199,7 +195,7 @@ def test_an_unknown_outcome(
 ) -> None:
     """The partition waits until it is known which of the two leads it; then one serves it."""
     first, second = members
-    number, change = led(first), first.broker.metadata.change
+    number, change = led_by(first), first.broker.metadata.change
 
     def lose(decide: Callable[[ClusterMetadata], Any]) -> ClusterMetadata:
         if has_effect:
@@ -224,7 +220,7 @@ def test_an_unknown_outcome(
 def test_appends_that_come_too_late(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends that are queued when the move begins are refused, and the new leader takes them."""
     first, second = members
-    number = led(first)
+    number = led_by(first)
     queued = [first.submit(["c"], partition=number, producer_sequence=(9, 0, 2))]
     topic, finish = first.partition_table.topic("t"), first.handovers._finish_appends
     prepared = first.writer.prepare(topic, number, payload(["d"]), None)
@@ -245,7 +241,7 @@ def test_appends_that_come_too_late(members: Members, monkeypatch: pytest.Monkey
 def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
     """All appends of a flush are answered, also where one is of an unknown producer."""
     first, _ = members
-    number = led(first)
+    number = led_by(first)
     topic = first.partition_table.topic("t")
     refused = first.submit(["x"], partition=number, producer_sequence=(77, 0, 0))
     written = first.submit(["y"], partition=max(topic.partitions))
@@ -258,7 +254,7 @@ def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
 def test_the_writer_has_ended(members: Members) -> None:
     """A member that was fenced gives nothing; its partitions are its successor's."""
     first, _ = members
-    number = led(first)
+    number = led_by(first)
     Rig(first.store, first.clock, broker=1, options=MEMBER)
     with pytest.raises(errors.BrokerFenced):
         first.handovers.move({("t", number): 2})
@@ -315,7 +311,7 @@ def test_older_leaders_are_ignored(members: Members) -> None:
 def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None:
     """The partition waits, the others are served, and the failure is logged once."""
     first, second = members
-    number = led(first)
+    number = led_by(first)
     assert first.handovers.move({("t", number): 2}) == 1
     path = f"wal/1/{first.leadership.epoch:010d}/"
     damaged = [stat.name for stat in second.store.list_after(path[:-1]) if "check" in stat.name]
@@ -326,7 +322,7 @@ def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None
             second.reconciler.tick()
             clock.advance(1.0)
     assert [each["event"] for each in logs] == ["cannot take over partitions of another broker"]
-    second.append(["x"], partition=led(second))
+    second.append(["x"], partition=led_by(second))
     with pytest.raises(errors.NotLeader):
         second.append(["x"], partition=number)
     second.store.put(path + damaged[-1], sound)
@@ -354,7 +350,7 @@ def test_staged_files_of_partitions_that_moved(members: Members, clock: ManualCl
     second.reconciler.tick()
     fail_over(second, first)
     second.reconciler.tick()
-    assert leader(second, led(second)) == 2
+    assert leader(second, led_by(second)) == 2
     for _ in range(3):
         second.publish()
         second.wal_cleaner.tick()
@@ -362,7 +358,7 @@ def test_staged_files_of_partitions_that_moved(members: Members, clock: ManualCl
         clock.advance(limits.SWEEP_EVERY_SECONDS)
         second.janitor.tick()
     third.reconciler.tick()
-    number = led(third)
+    number = led_by(third)
     assert third.read(partition=number)[-1] == (2, b"staged")
     third.publish()
     assert rows_of_table(third.store, clock, partition=number)[-1] == (2, b"staged")
@@ -380,7 +376,7 @@ def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> No
     assert topic.held_back is not None
     (number,) = topic.partitions
     assert second.append(["x"], topic="u", partition=number).base_offset == 0
-    second.append(["x"], partition=led(second))
+    second.append(["x"], partition=led_by(second))
     second.store.put(path, sound)
     second.publish()
     assert topic.partitions[number].published == 1
@@ -415,8 +411,8 @@ def test_a_silent_member_is_failed_over(members: Members, clock: ManualClock) ->
     third = Rig(first.store, clock, broker=3, options=MEMBER)
     beating = [lambda: beat(second), lambda: beat(third), first.reconciler.tick]
     pass_time(clock, 6.0, *beating, first.controller.tick)
-    assert leader(first, led(second)) == 2
-    number = led(second)
+    assert leader(first, led_by(second)) == 2
+    number = led_by(second)
     pass_time(clock, 4.9, *beating[1:], first.controller.tick)
     assert leader(first, number) == 2
     pass_time(clock, 1.0, *beating[1:], first.controller.tick)
@@ -428,7 +424,7 @@ def test_a_silent_member_is_failed_over(members: Members, clock: ManualClock) ->
 def test_a_member_that_has_stopped(members: Members) -> None:
     """Its last heartbeat says so, and no time has to pass."""
     first, second = members
-    number = led(second)
+    number = led_by(second)
     beat(second, stopped=True)
     first.controller.tick()
     assert leader(first, number) == 1
@@ -454,7 +450,7 @@ def test_an_observer_that_was_suspended(members: Members, clock: ManualClock) ->
 def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -> None:
     """Another member takes its place, and moves its partitions."""
     first, second = members
-    number = led(first)
+    number = led_by(first)
     pass_time(clock, 8.0, second.reconciler.tick, second.controller.tick)
     assert second.meta.reload().controller == 2
     assert leader(second, number) == 2
@@ -468,7 +464,7 @@ def test_a_member_that_started_again_is_spared(members: Members) -> None:
     again = Rig(first.store, first.clock, broker=2, options=MEMBER)
     first.controller._fail_over(metadata, 2, second.leadership.epoch)
     assert leadership.is_up(first.meta.reload(), 2)
-    again.append(["x"], partition=led(again))
+    again.append(["x"], partition=led_by(again))
 
 
 def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: ManualClock) -> None:
@@ -557,7 +553,7 @@ def test_a_batch_whose_predecessor_was_refused_comes_again(
 def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
-    number, topic = led(first), first.partition_table.topic("t")
+    number, topic = led_by(first), first.partition_table.topic("t")
     first.partition_table.give(topic, number)
     first.partition_table.take_back(topic, number, first.clock.monotonic())
     with pytest.raises(errors.EarlierBatchMissing):
@@ -572,7 +568,7 @@ def test_a_batch_whose_predecessor_was_refused_in_a_new_topic_comes_again(
     first, second = members
     first.create("u", 2)
     second.reconciler.tick()
-    number = min(second.partition_table.topic("u").partitions)
+    number = led_by(second, "u")
     for later in ((9, 0, 1), (9, 0, 2)):
         with pytest.raises(errors.EarlierBatchMissing):
             second.append(["b"], topic="u", partition=number, producer_sequence=later)

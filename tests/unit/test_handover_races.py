@@ -19,7 +19,7 @@ from sparklog.storage import leadership
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.processes import Fate
 from sparklog.storage.wal.objects import ObjectFollower
-from tests.support.brokers import Rig, RigOptions, rows_of_root
+from tests.support.brokers import Rig, RigOptions, follow, led_by, rows_of_root
 
 MEMBER = RigOptions(is_member=True)
 OFFSETS = "__consumer_offsets"
@@ -34,17 +34,6 @@ def _members(store: MemoryStore, clock: ManualClock) -> list[Rig]:
     members[0].create("t", 8)
     follow(members)
     return members
-
-
-def follow(members: list[Rig]) -> None:
-    """Has all members see the newest metadata."""
-    for each in members:
-        each.reconciler.tick()
-
-
-def led_by(rig: Rig, topic: str = "t") -> int:
-    """A partition that the member serves."""
-    return min(rig.partition_table.topic(topic).partitions)
 
 
 def during_takeover(monkeypatch: pytest.MonkeyPatch, event: Callable[[], object]) -> None:

@@ -15,7 +15,14 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import TopicTable, data_path, sync_all
-from tests.support.brokers import GRACE_SECONDS, Rig, RigOptions, rows_of_table
+from tests.support.brokers import (
+    GRACE_SECONDS,
+    Rig,
+    RigOptions,
+    follow,
+    led_by,
+    rows_of_table,
+)
 
 MEMBER = RigOptions(is_member=True)
 UPKEEP_SECONDS = 400.0
@@ -35,17 +42,6 @@ def two(store: MemoryStore, clock: ManualClock, options: RigOptions = MEMBER) ->
 
 def _is_controller(rig: Rig) -> bool:
     return rig.broker.metadata.known.controller == rig.leadership.broker
-
-
-def follow(members: list[Rig]) -> None:
-    """Has all members see the newest metadata."""
-    for each in members:
-        each.reconciler.tick()
-
-
-def led_by(rig: Rig, topic: str = "t") -> int:
-    """A partition that the member serves."""
-    return min(rig.partition_table.topic(topic).partitions)
 
 
 def pass_time(members: list[Rig], clock: ManualClock, times: int = 3) -> None:

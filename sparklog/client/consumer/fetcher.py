@@ -527,10 +527,7 @@ class Fetcher:
         info: flight_messages.TopicInfo = self._connection.action(
             "topics.describe", flight_messages.TopicName(topic=known.topic)
         )
-        if info.topic_id != known.topic_id:
-            raise errors.TopicChanged(
-                topic=known.topic, expected=known.topic_id, found=info.topic_id
-            )
+        info.check_id(known.topic_id)
         self._connection.learn_leaders(info)
         if self._takes_new_partitions and len(info.partitions) > len(known.partitions):
             return describe(self._connection, known.topic)

@@ -161,12 +161,8 @@ def read_range(
         except errors.SparklogError as error:
             retry.wait_or_raise(error)
             if connection.may_have_moved(error):
-                fresh = describe(connection, info.topic)
-                if fresh.topic_id != info.topic_id:
-                    raise errors.TopicChanged(
-                        topic=info.topic, expected=info.topic_id, found=fresh.topic_id
-                    ) from error
-                info = fresh
+                topic_id, info = info.topic_id, describe(connection, info.topic)
+                info.check_id(topic_id)
 
 
 def _one_stream(
