@@ -90,7 +90,8 @@ def test_beside_a_broker_that_publishes(root: Path, log: Log) -> None:
     assert found.column("offset").to_pylist() == [*range(end[0] // 2)] * 2
     expected = [b"%d" % number for each in (0, 1) for number in range(each, end[0], 2)]
     assert found.column("value").to_pylist() == expected
-    run(root, "t")
+    while "left for another run" in succeeded(run(root, "t")):
+        pass  # The broker has merged the same new files meanwhile.
     assert files_of(root, "t") == [1, 1]
     assert succeeded(run(root, "t")) == "t: nothing to compact"
     assert pl.read_delta(str(root / "topics" / "t")).height == end[0]
@@ -143,7 +144,7 @@ def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_job_that_is_killed_often(root: Path, kills: int) -> None:
     """At any point, beside a broker that publishes and compacts too."""
     with sparklog.connect(root) as log:
