@@ -61,11 +61,12 @@ clean: ## back to what git knows, .venv included
 	@rm -rf artifacts derby.log metastore_db spark-warehouse
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Modules are compiled when they are imported: most never are, and it takes a third of the time.
 $(STAMP): requirements.lock pyproject.toml
 	@tools/check-java
 	@python=$$(tools/find-python $(PYTHON)) && { \
 	    $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); }
 	@echo "installing what requirements.lock pins into $(VENV); the first time takes some minutes"
-	@$(PIP) install --require-hashes --requirement requirements.lock
+	@$(PIP) install --no-compile --require-hashes --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
