@@ -17,8 +17,8 @@ import pytest
 import structlog
 
 from sparklog.broker.groups.group import Group
-from tests.support.jvms import SHORT_LIVED
 from tests.support.logs import logging_restored
+from tests.support.spark_variables import spark_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,8 +29,7 @@ hypothesis.settings.load_profile("sparklog")
 
 Group.checks_itself = True
 
-# Of Spark's JVMs too, in this process and in programs.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(SHORT_LIVED))
+os.environ.update(spark_variables())
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -106,14 +105,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
-        "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
     }
     if HAS_DELTA:
@@ -122,7 +116,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         settings |= {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.databricks.delta.snapshotPartitions": "2",
         }
         builder = configure_spark_with_delta_pip(builder)
     for name, value in settings.items():

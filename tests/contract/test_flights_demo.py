@@ -14,7 +14,8 @@ import pytest
 import sparklog
 from examples import flights_demo as demo
 from examples.flights_demo import Kill, Places
-from tests.support.demos import REPOSITORY, demo_with_cluster, processes_of, session
+from tests.support.demos import REPOSITORY, brokers_of, demo_with_cluster
+from tests.support.processes import is_running, processes_of
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 _FLIGHTS: Final = 12_000
@@ -69,10 +70,9 @@ def test_kill_of_a_broker_while_records_are_sent(places: Places) -> None:
 def test_broker_that_does_not_start(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its message is shown, and the brokers that had started are stopped."""
     monkeypatch.setattr(demo, "MEMBERS", (1, 2, 2))
-    before = set(processes_of(os.getsid(0)))
     with pytest.raises(SystemExit, match=r"no broker: .*2"), demo.cluster(places):
         pass
-    assert set(processes_of(os.getsid(0))) <= before
+    assert not brokers_of(places.root)
 
 
 def test_group_ends_with_a_killed_program() -> None:
@@ -81,9 +81,9 @@ def test_group_ends_with_a_killed_program() -> None:
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         group, member = map(int, program.stdout.readline().split())
-        assert session(member) != -1
+        assert is_running(member)
         program.kill()
-    wait_until(lambda: session(member) == session(group) == -1, "the group has ended")
+    wait_until(lambda: not is_running(member) and not is_running(group), "the group has ended")
 
 
 @pytest.mark.parametrize("brokers", [1, 3])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import socket
-import statistics
 import struct
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -50,6 +49,7 @@ FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
 HOLD_SECONDS = 2.0
 _ANSWER_SECONDS = 120.0
+_MOST_PAIRS = 25
 """An attacker's patience: an answer may take half a minute on a busy machine."""
 NOBODY = "127.0.0.{}"
 """Loopback has many addresses; a flood comes from others than the bystander's."""
@@ -773,33 +773,39 @@ def test_a_bystander_is_hardly_disturbed_by(case: Case, siege: Siege) -> None:
 
 
 @pytest.mark.xdist_group("hostile")
-def test_acks_go_on_beside_fetches_that_wait_for_much(siege: Siege) -> None:
-    """A hundred that wait for 1 GiB of the same topic: nine tenths as many acks as without them."""
+def test_acks_cost_little_more_beside_fetches_that_wait_for_much(siege: Siege) -> None:
+    """A hundred that wait for 1 GiB of the same topic: nine tenths as many acks by the same work.
+
+    The broker's time on a processor is measured, not how long the acks took: other tests run too.
+    """
     topic = "waited"
-    ratios: list[float] = []
+    seconds = {"alone": 0.0, "beside": 0.0}
     with siege.frames() as client:
         kafkarequests.create(client, topic)
         batch = kafkarequests.batch([bytes(100)])
         frame = Frames.frame(0, 3, 1, kafkarequests.produce_fields(topic, 0, batch))
 
-        def acks() -> int:
-            count, until = 0, time.monotonic() + 0.4
-            while time.monotonic() < until:
+        def ack() -> float:
+            began = siege.cpu_seconds()
+            for _ in range(500):
                 client._socket.sendall(frame)
                 client._read(int.from_bytes(client._read(4), "big"))
-                count += 1
-            return count
+            return siege.cpu_seconds() - began
 
-        acks()
+        def is_bounded() -> bool:
+            return seconds["beside"] * 0.9 <= seconds["alone"]
+
+        ack()
+        pairs = 0
         # More pairs where other load made the first ones differ.
-        while len(ratios) < 5 or (len(ratios) < 25 and statistics.median(ratios) < 0.9):
-            before = acks()
+        while pairs < 5 or (pairs < _MOST_PAIRS and not is_bounded()):
+            pairs += 1
+            seconds["alone"] += ack()
             with links(siege.address, 100) as found:
                 for link in found:
                     send(link, fetch_frame(topic, min_bytes=1 << 30, wait_ms=600_000))
                 time.sleep(0.5)  # until all have seen the existing records
-                beside = acks()
+                seconds["beside"] += ack()
             time.sleep(0.1)
-            ratios.append(2 * beside / (before + acks()))
-    print("acks beside 100 waiting fetches", ratios)  # noqa: T201 - for those who ask with -s
-    assert statistics.median(ratios) >= 0.9, ratios
+    print("processor seconds of acks", seconds)  # noqa: T201 - for those who ask with -s
+    assert is_bounded(), seconds

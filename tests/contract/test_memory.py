@@ -18,7 +18,7 @@ from tests.support.batches import bomb
 from tests.support.kafkakilling import kafka_broker
 from tests.support.kafkas import Frames
 from tests.support.killing import BrokerProcess
-from tests.support.memory import MIB, Peak, resident_bytes
+from tests.support.processes import MIB, Peak, resident_bytes
 
 BATCH_BYTES = 60 * MIB
 BATCHES = [

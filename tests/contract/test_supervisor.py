@@ -25,6 +25,7 @@ from sparklog.clock import SystemClock
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import rows_of_table
+from tests.support.processes import arguments, children_of, is_running
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -85,9 +86,8 @@ class Supervised:
     def pids(self) -> dict[int, int]:
         """The processes of its brokers, by broker id."""
         found = {}
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        for pid in map(int, children.read_text().split()):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        for pid in children_of(self._process.pid):
+            words = arguments(pid)
             if "--id" in words:  # it may have been forked and not be a program yet
                 found[int(words[words.index("--id") + 1])] = pid
         return found
@@ -120,15 +120,6 @@ def supervised(root: Path, processes: int, *options: str) -> Iterator[Supervised
         yield found
     finally:
         found.kill_all()
-
-
-def is_running(pid: int) -> bool:
-    """Returns whether the process runs; one that was not waited for has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def leaders(root: Path) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import MemoryStore
 from tests.support.brokers import Rig, RigOptions
-from tests.support.memory import MIB, resident_bytes
+from tests.support.processes import MIB, resident_bytes
 
 YEAR_SECONDS: Final = 365 * 24 * 3600.0
 DAY_SECONDS: Final = 24 * 3600.0

@@ -9,7 +9,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.demos import demo_with_cluster, processes_of
+from tests.support.demos import demo_with_cluster
+from tests.support.processes import processes_of
 
 pytestmark = [
     pytest.mark.spark,

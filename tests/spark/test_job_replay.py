@@ -149,7 +149,7 @@ def test_a_dry_run_writes_nothing(root: Path, log: Log) -> None:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_replay_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is written once."""
     root = tmp_path / "root"

@@ -293,7 +293,7 @@ def test_a_run_that_ends_between_two_steps(
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is a row or a dead letter, once."""
     root, table = tmp_path / "root", tmp_path / "table"

@@ -19,12 +19,6 @@ _REPOSITORY = Path(__file__).parents[2]
 _SETTINGS = _REPOSITORY / "conf" / "spark-defaults.conf"
 _SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 _INSTALLED = {"delta-spark": "delta-spark", "spark-sql-kafka-0-10": "pyspark"}
-_LOCAL = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": spark_programs.SHORT_LIVED_JVM,
-    "spark.ui.enabled": "false",
-}
 
 
 @pytest.mark.delta
@@ -48,8 +42,6 @@ def test_a_job_of_spark_submit_writes_a_delta_table_into_a_topic(tmp_path: Path)
     root = tmp_path / "root"
     deltalake.write_deltalake(tmp_path / "table", pa.table({"value": ["a", "b", "c"]}))
     command = [str(_SPARK_SUBMIT), "--master", "local[2]", "--properties-file", str(_SETTINGS)]
-    for name, value in _LOCAL.items():
-        command += ["--conf", f"{name}={value}"]
     command += [str(_REPOSITORY / "jobs" / "produce.py"), "--topic", "t", "--partitions", "2"]
     command += ["--format", "delta", str(tmp_path / "table")]
     env = spark_programs.environment(SPARKLOG_ROOT=str(root))

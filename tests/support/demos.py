@@ -11,23 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from tests.support.processes import arguments, processes_of
 from tests.support.spark_programs import environment
 
 REPOSITORY: Final = Path(__file__).parents[2]
 
 
-def session(process: int) -> int:
-    """Returns the session of a process, -1 if it has ended."""
-    with suppress(OSError):
-        state, *numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return -1 if state in "ZX" else int(numbers[2])
-    return -1
-
-
-def processes_of(wanted: int) -> list[int]:
-    """Returns the processes of a session."""
-    numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return [each for each in numbers if session(each) == wanted]
+def brokers_of(root: Path) -> list[int]:
+    """Returns the processes with this root in their command, such as its brokers."""
+    return [each for each in processes_of(os.getsid(0)) if str(root) in arguments(each)]
 
 
 @contextmanager

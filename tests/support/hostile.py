@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from benchmarks.processes import cpu_seconds
 from sparklog import limits
 from tests.support import bystander, kafkarequests
 from tests.support.kafkas import Frames
 from tests.support.killing import BrokerProcess
+from tests.support.processes import resident_bytes
 
 PING_SECONDS: Final = 0.25
 ACK_SECONDS: Final = 1.0
@@ -240,11 +242,17 @@ class Siege:
 
     def memory_bytes(self) -> int:
         """The broker's resident memory now."""
+        return resident_bytes(self._pid)
+
+    def cpu_seconds(self) -> float:
+        """Returns the processor time of the broker, to a hundredth of a second."""
+        return cpu_seconds(self._pid)[self._pid]
+
+    @property
+    def _pid(self) -> int:
         process = self._broker._process
         assert process is not None
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        (line,) = (each for each in status.splitlines() if each.startswith("VmRSS:"))
-        return int(line.split()[1]) << 10
+        return process.pid
 
     def _met(self) -> Any:
         self._tell("")

@@ -16,8 +16,15 @@ from benchmarks.kafka_process import java
 from tests.support.waiting import wait_until
 
 PATIENCE_SECONDS: Final = 60.0
-SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Flags of a JVM that ends before its best compiler has paid: Spark's tests take 40 % less CPU."""
+SHORT_LIVED: Final = (
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",
+)
+"""Flags of a JVM that ends before its best compiler, and the check of its classes, have paid: half
+of the processor time of a short program of Spark.
+"""
 
 
 def class_path(artifact: str = "kafka-tools") -> Sequence[str]:

@@ -23,7 +23,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.jobs import run_jobs
-from tests.support.spark_programs import SHORT_LIVED_JVM
+from tests.support.jvms import SHORT_LIVED
 
 ROWS = 120
 RACING_ROWS = 800
@@ -31,12 +31,9 @@ _HOSTS = ("127.0.0.1", "localhost")
 _VALUE_BYTES = 100_000  # so many that the first attempt has put a file before it is done
 _LONG_SECONDS = 60.0
 _SETTINGS = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": SHORT_LIVED_JVM,
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": SHORT_LIVED_JVM,
+    "spark.executor.extraJavaOptions": " ".join(SHORT_LIVED),
     "spark.executor.memory": "512m",
     "spark.log.level": "OFF",
     "spark.master.rest.enabled": "false",
@@ -46,7 +43,6 @@ _SETTINGS = {
     "spark.speculation.quantile": "0.5",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
 }
 
 Batches = Iterator[pa.RecordBatch]

@@ -22,19 +22,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support import killpoints
-from tests.support.jvms import SHORT_LIVED
 
 _log = logging.getLogger("pipeline")
 _ATTEMPTS: Final = 20
 _LOOK_SECONDS: Final = 1
 _SETTINGS: Final = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED),
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 

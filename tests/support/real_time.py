@@ -72,9 +72,7 @@ def delays(log: Log, query: StreamingQuery) -> list[float]:
 def main(flight: str, kafka: str, checkpoint: str, jars: str) -> dict[str, Any]:
     """Results of both sources."""
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
-    for name, value in (("spark.ui.enabled", "false"), ("spark.log.level", "ERROR")):
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = builder.config("spark.log.level", "ERROR").getOrCreate()
     ours = spark.readStream.format("sparklog").options(bootstrap=flight, subscribe="t").load()
     refused = refusal(ours, kafka, f"{checkpoint}/ours")
     given = {"kafka.bootstrap.servers": kafka, "subscribe": "t", "startingOffsets": "earliest"}

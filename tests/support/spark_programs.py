@@ -22,23 +22,17 @@ import pyspark
 
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
-from tests.support.jvms import SHORT_LIVED
+from tests.support.spark_variables import spark_variables
 
 _REPOSITORY = Path(__file__).parents[2]
 _SPARK_HOME = Path(pyspark.__file__).parent
 _OURS = ("SPARK_", "PYSPARK_", "SPARKLOG_")
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-SHORT_LIVED_JVM = " ".join(SHORT_LIVED)
 
 _SERVER_SETTINGS = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": SHORT_LIVED_JVM,
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "768m",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
 }
 START_SECONDS = 120.0
 
@@ -49,7 +43,7 @@ def environment(**more: str) -> dict[str, str]:
     """This process's, without what its own Spark session or its user has set there."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return own | python | {"SPARK_HOME": str(_SPARK_HOME)} | more
+    return own | python | spark_variables() | more
 
 
 @contextmanager

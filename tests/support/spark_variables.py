@@ -1,0 +1,51 @@
+"""Environment variables of all Spark sessions of the tests, to save processor time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tests.support.jvms import SHORT_LIVED
+
+_BUILD: Final = Path(__file__).parents[2] / "build"
+_SETTINGS: Final = {
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    "spark.ui.enabled": "false",
+}
+"""Defaults for little data, two cores, and nothing on the network."""
+
+
+def spark_variables() -> dict[str, str]:
+    """Returns `SPARK_HOME` and `SPARK_SUBMIT_OPTS`, for this process and programs of tests."""
+    settings = [f"-D{name}={value}" for name, value in _SETTINGS.items()]
+    return {
+        "SPARK_HOME": str(_home()),
+        "SPARK_SUBMIT_OPTS": " ".join([*SHORT_LIVED, *settings]),
+    }
+
+
+def _home() -> Path:
+    """Returns a home of Spark without a second copy of pyspark.
+
+    The installed one has another pyspark, in a zip file, which Python's processes of Spark import
+    first. They compile it each time, which takes half a second.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    home = _BUILD / f"spark-{importlib.metadata.version('pyspark')}"
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        link, installed = home / name, Path(spec.origin).parent / name
+        with suppress(FileExistsError):  # another worker of pytest has just made the link
+            if not link.is_symlink() or link.readlink() != installed:
+                link.unlink(missing_ok=True)
+                link.symlink_to(installed)
+    return home
