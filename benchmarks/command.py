@@ -20,8 +20,8 @@ def main(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Measures to run: {', '.join(MEASURES)}; or kafka or spark for all of that group."
-            " Default: all of them."
+            help=f"Measures to run: {', '.join(MEASURES)}; or kafka, spark, wide or cluster"
+            " for all of a group. Default: all of them."
         ),
     ] = None,
     seconds: Annotated[

@@ -39,7 +39,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "wide-400": wide.busy_400,
     "wide-1000": wide.busy_1000,
     "wide-partitions": wide.partitions,
-    "cluster": cluster.cluster,
+    "cluster-kill": cluster.kill,
     "cluster-hosts": cluster.hosts,
     "cluster-kafka": cluster.kafka,
     "cluster-rolling": cluster.rolling,
