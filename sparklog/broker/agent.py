@@ -429,7 +429,11 @@ class Agent:
             self._leadership,
             clock=self._clock,
             dead_after_seconds=liveness.dead_after_seconds,
-            every_seconds=0.0 if self._store.is_local else liveness.dead_after_seconds * _LOOK,
+            every_seconds=(
+                limits.WATCH_SECONDS
+                if self._store.is_local
+                else liveness.dead_after_seconds * _LOOK
+            ),
             is_sound=has_beaten,
         )
 
@@ -444,16 +448,30 @@ class Agent:
         )
         handovers = broker.cluster_admin.handovers = self._handovers
 
+        looked_at = -float("inf")
+
+        def prepare() -> None:
+            nonlocal looked_at
+            if self._clock.monotonic() - looked_at >= limits.WATCH_SECONDS:
+                looked_at = self._clock.monotonic()
+                others = broker.members().keys() - {self._leadership.broker}
+                reconciler.prepare(leaving(self._store, broker.metadata.known, others))
+
         def follow() -> None:
             reconciler.tick()
             controller.tick()
             handovers.tick()
+            # Elsewhere each look costs requests. A broker that stops gets no partitions.
+            if self._store.is_local and self._phase is not Phase.DRAINING:
+                prepare()
 
-        is_local = self._store.is_local
-        every_seconds = min(
-            limits.FOLLOW_SECONDS if is_local else limits.FOLLOW_REMOTE_SECONDS,
-            liveness.dead_after_seconds * PAUSE / 2,
-        )
+        def every_seconds() -> float:
+            often_seconds = (
+                limits.FOLLOW_SECONDS if len(broker.members()) > 1 else limits.WATCH_SECONDS
+            )
+            wanted = often_seconds if self._store.is_local else limits.FOLLOW_REMOTE_SECONDS
+            return min(wanted, liveness.dead_after_seconds * PAUSE / 2)
+
         self._start_thread(
             "cluster",
             lambda: self._repeat("the cluster", every_seconds, follow, wake=self._follow_now),
@@ -635,7 +653,12 @@ class Agent:
         if self.settings.publisher.process == "off" or not is_possible:
             return None
         start = functools.partial(WorkerProcess, self._store.uri)
-        return PublishProcess(self._hot, start, clock=self._clock)
+        return PublishProcess(
+            self._hot,
+            start,
+            clock=self._clock,
+            interval_seconds=self.settings.publisher.interval_seconds,
+        )
 
     def _check_leadership(self) -> None:
         """Raises `BrokerFenced` where a newer broker has taken over."""
@@ -685,7 +708,7 @@ class Agent:
     def _repeat(
         self,
         what: str,
-        seconds: float,
+        seconds: float | Callable[[], float],
         work: Callable[[], None],
         *,
         wake: threading.Event | None = None,
@@ -697,7 +720,7 @@ class Agent:
         backoff, failures = RetrySchedule(self._clock, first_seconds=_RETRY_SECONDS), FailureLog()
         due = wake or self._stopping
         while True:
-            due.wait(seconds)
+            due.wait(seconds() if callable(seconds) else seconds)
             if self._stopping.is_set():
                 return
             if wake is not None:
@@ -919,11 +942,33 @@ class Agent:
         self._phase = Phase.DRAINING
         with contextlib.suppress(Exception):  # a hint, for operators and for the other members
             self._write_heartbeat()
+        if self._store.is_local and self._has_clients() and self._has_others(leaving):
+            self._clock.sleep(limits.PREPARE_SECONDS)
         try:
             deadline = self._clock.monotonic() + limits.DRAIN_SECONDS
-            self._handovers.drain(deadline, leaving=leaving)
+            given = self._handovers.drain(deadline, leaving=leaving)
         except Exception as error:
             _log.warning("stopped without giving all partitions away", reason=str(error))
+        else:
+            if given and self._has_clients():
+                follow_seconds = 0.0 if self._store.is_local else limits.FOLLOW_REMOTE_SECONDS
+                self._clock.sleep(limits.REDIRECT_SECONDS + follow_seconds)
+
+    def _has_others(self, leaving: Collection[int]) -> bool:
+        """Returns whether another member is up that continues when this broker and those stop."""
+        members = self._broker.members() if self._broker is not None else {}
+        return bool(members.keys() - {self._leadership.broker, *leaving})
+
+    def _has_clients(self) -> bool:
+        """Returns whether a client is connected whose requests have to be redirected.
+
+        Each request is answered with the new leader of its partition. If the connection were closed
+        instead, a client would ask any other member for the leaders, and believe one that does not
+        know of the change yet.
+        """
+        return (self._kafka is not None and self._kafka.connection_count > 0) or (
+            self._flight is not None and self._flight.open_calls > 0
+        )
 
     def _join_threads(self) -> None:
         if self._groups is not None:

@@ -252,6 +252,11 @@ class Broker:
             and self._partition_table.topic(topic).is_moving(partition, self.broker_id)
         )
 
+    def has_given(self, topic: str, partition: int) -> bool:
+        """Returns whether this broker has just given a partition to the leader that it knows."""
+        table = self._partition_table
+        return table.has_topic(topic) and table.has_given(table.topic(topic), partition)
+
     def watch_leaders(self, notify: Callable[[], None]) -> None:
         """Has `notify` called when partitions have other leaders, or are served from now on.
 

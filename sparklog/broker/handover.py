@@ -124,23 +124,26 @@ class Handovers:
             for each in assign.plan(metadata.topics, self._candidates(metadata))
         ]
 
-    def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> None:
+    def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> int:
         """Gives all partitions to other members, until `deadline` in monotonic seconds.
 
-        Those that are left have to wait until this broker has stopped. `leaving`: members that stop
-        at the same time, and get none.
+        Returns how many have moved. Those that are left have to wait until this broker has stopped.
+        `leaving`: members that stop at the same time, and get none.
         """
+        given = 0
         while self._clock.monotonic() < deadline:
             try:
                 self._settle()
                 moves = self._all_to_others(self._metadata.reload(), leaving)
                 if not moves:
-                    return
-                if self.move(moves):
+                    break
+                if count := self.move(moves):
+                    given += count
                     continue
             except (errors.Retriable, errors.OutcomeUnknown) as error:
                 _log.warning("not all partitions are given yet", reason=str(error))
             self._clock.sleep(_DRAIN_PAUSE_SECONDS)
+        return given
 
     def _candidates(self, metadata: ClusterMetadata) -> list[Candidate]:
         """Returns the members that are up. Those that are about to stop take nothing."""
@@ -165,6 +168,7 @@ class Handovers:
             wanted = list(self._ours(moves))
             if not wanted:
                 return 0
+            self._wal_cleaner.checkpoint()  # so that little is left for the next one
             began = self._clock.monotonic()
             try:
                 for topic, each in wanted:
@@ -208,7 +212,7 @@ class Handovers:
 
     def _save_states(self) -> int:
         """Puts the states of the partitions that were given, and returns the flush they are of."""
-        return self._wal_cleaner.checkpoint()
+        return self._wal_cleaner.checkpoint(confirms=False)  # which may wait for tables
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
         """Yields what this broker serves of `moves`, except partitions whose end is unknown."""

@@ -50,7 +50,8 @@ def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile
             logging.getLevelNamesMapping()[settings.level.upper()]
         ),
         # Looked up for each line: a program with an embedded broker may replace its standard error.
-        logger_factory=lambda *_: structlog.PrintLogger(cast("TextIO", in_file or sys.stderr)),
+        # A line is one write, with its end: several brokers write to one place.
+        logger_factory=lambda *_: structlog.WriteLogger(cast("TextIO", in_file or sys.stderr)),
         cache_logger_on_first_use=False,
     )
     return in_file

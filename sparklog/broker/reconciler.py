@@ -12,7 +12,7 @@ continue: a damaged log would otherwise end one successor after another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
@@ -21,6 +21,7 @@ from sparklog import errors
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
@@ -80,6 +81,9 @@ class Reconciler:
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
+        self._histories = Histories(store, clock=clock)
+        self._prepared: set[tuple[int, int]] = set()
+        """Epochs whose end this broker has prepared for."""
 
     def tick(self) -> None:
         """Follows the newest metadata. Raises `BrokerFenced` and the errors of the store."""
@@ -205,6 +209,7 @@ class Reconciler:
             if version != self._whole_version:
                 if gained := self._gained():
                     self._restore(gained)
+                self._histories.retain({each.id for each in self._seen.open_epochs})
                 self._whole_version = version
             if self._must_write:
                 # Our epoch may have no other object for a long time. Its checkpoint lets us leave
@@ -224,9 +229,39 @@ class Reconciler:
             self._partition_table.is_takeover_stuck = False
             self._failures.recovered(_TAKE)
 
+    def prepare(self, leaving: Collection[int]) -> None:
+        """Reads the logs and tables that are needed if partitions of these brokers come.
+
+        The takeover has little of it left to read. Does so once for each epoch. An error is left to
+        the takeover, except one that ends this broker, which is raised.
+        """
+        metadata = self._seen
+        epochs = {
+            each.id for each in metadata.open_epochs if each.broker in leaving and not each.fenced
+        }
+        new, self._prepared = epochs - self._prepared, epochs
+        if not new:
+            return
+        givers = {broker for broker, _ in new}
+        try:
+            for each in metadata.open_epochs:
+                if each.id in new or (each.fenced and givers.intersection(each.heirs)):
+                    self._histories.read_ahead(each)
+            topics = [
+                self._partition_table.by_id(known.topic_id)
+                for known in metadata.topics.values()
+                if givers.intersection(known.leaders)
+            ]
+            tables = [topic.table for topic in topics if topic is not None]
+            recovery.refresh_all(self._store, tables)
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:
+            _log.info("cannot prepare to take over partitions", reason=str(error) or repr(error))
+
     def _restore(self, gained: dict[str, list[int]]) -> None:
         began, seen = self._clock.monotonic(), self._seen
-        taken = takeover.read_inherited(self._store, self._leadership, seen, clock=self._clock)
+        taken = takeover.read_inherited(self._histories, self._leadership, seen)
         located = recovery.restore(
             self._store,
             self._partition_table,

@@ -66,7 +66,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: bool = False
     """True if the broker was shut down in order; no wait is needed then."""
     phase: str = Phase.SERVING
-    """One of `Phase`. A hint for observers, and for members that give partitions away."""
+    """One of `Phase`. A hint for observers, and for members that give or get partitions."""
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)

@@ -17,13 +17,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import connecting, errors
+from sparklog import connecting, errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.broker import Broker, PendingAppend
 from sparklog.broker.handover import Handovers
 from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
@@ -41,7 +42,7 @@ from sparklog.sinks import commit as commits
 from sparklog.storage import manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
-from sparklog.storage.metadata import BrokerKind, ClusterMetadata
+from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
@@ -87,8 +88,8 @@ def settings(broker: int, *, join: bool = True) -> BrokerSettings:
 class Members:
     """Members of one root in memory, by id."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore(CLOCK)
+    def __init__(self, *, is_local: bool = False) -> None:
+        self.store = MemoryStore(CLOCK, is_local=is_local, has_files=is_local)
         self.agents: dict[int, Agent] = {}
 
     def start(self, broker: int) -> Agent:
@@ -124,9 +125,9 @@ class Members:
 
 
 @contextlib.contextmanager
-def members(*brokers: int) -> Iterator[Members]:
+def members(*brokers: int, is_local: bool = False) -> Iterator[Members]:
     """Runs members with these ids."""
-    found = Members()
+    found = Members(is_local=is_local)
     try:
         for broker in brokers:
             found.start(broker)
@@ -272,6 +273,71 @@ def test_a_member_that_stops_is_replaced_at_once(cluster: Members) -> None:
         cluster.wait_for_members(cluster.start(2))
         log.create_topic("u", 6)
     assert 2 in cluster.leaders("u")
+
+
+def test_a_member_that_stops_names_the_new_leaders(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers with them for a while, instead of closing connections under its clients."""
+    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 5.0)
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 3)
+    number = cluster.leaders("t").index(2)
+    stopping = cluster.agents.pop(2)
+    with frames(stopping) as client, ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stopping.stop)
+        until(lambda: cluster.leaders("t")[number] != 2)
+        leader = cluster.leaders("t")[number]
+        wanted = leader, cluster.agents[leader].kafka_address
+        reply = client.ask(PRODUCE, 10, produce_fields("t", number, batch([b"x"])))
+        ((part,),) = (each.partition_responses for each in reply.responses)
+        assert part.error_code == ErrorCode.not_leader_or_follower
+        assert named_leader(reply, part) == wanted
+        assert not stopped.done()
+    stopped.result()
+
+
+def test_others_read_the_log_of_a_member_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do so before its partitions move, so that the move takes no longer than it must."""
+    monkeypatch.setattr(limits, "PREPARE_SECONDS", 3.0)
+    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 0.0)
+    read: list[int] = []
+    before: list[int] = []
+    read_ahead, drain = Histories.read_ahead, Handovers.drain
+
+    def note(histories: Histories, epoch: Epoch) -> None:
+        read_ahead(histories, epoch)
+        read.append(epoch.broker)
+
+    def drain_and_note(handovers: Handovers, *values: Any, **named: Any) -> int:
+        before.extend(read)
+        return drain(handovers, *values, **named)
+
+    with members(1, 2, 3, is_local=True) as cluster:
+        with frames(cluster.agents[1]) as client:
+            create(client, "t", 3)
+        monkeypatch.setattr(Histories, "read_ahead", note)
+        monkeypatch.setattr(Handovers, "drain", drain_and_note)
+        stopping = cluster.agents.pop(2)
+        with frames(stopping):
+            until(stopping._has_clients)
+            stopping.stop()
+        assert before == [2, 2]
+        assert 2 not in cluster.leaders("t")
+
+
+def test_a_member_without_clients_stops_at_once(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No client has to learn the new leaders."""
+    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 1_000.0)
+    monkeypatch.setattr(limits, "PREPARE_SECONDS", 1_000.0)
+    with frames(cluster.agents[1]) as client:
+        create(client, "t", 3)
+    stopping = cluster.agents.pop(2)
+    until(lambda: stopping._kafka is not None and not stopping._kafka.connection_count)
+    stopping.stop()
+    assert 2 not in cluster.leaders("t")
 
 
 @pytest.mark.parametrize("in_group", [False, True])

@@ -21,6 +21,7 @@ from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import rows_of_table
+from tests.support.processes import arguments, children_of, is_running
 from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
@@ -33,22 +34,7 @@ pytestmark = pytest.mark.slow
 
 def process_of(broker: int) -> int | None:
     """Returns the pid of the broker's publishing process; None if it has none."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
-            command = (stat.parent / "cmdline").read_bytes()
-            if int(fields[1]) == broker and fields[0] != "Z" and _MODULE.encode() in command:
-                return int(stat.parent.name)
-    return None
-
-
-def runs(pid: int) -> bool:
-    """Returns whether the process exists, and has not ended as a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return next((each for each in children_of(broker) if _MODULE in arguments(each)), None)
 
 
 class Load:
@@ -120,7 +106,7 @@ def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
         assert last is not None
         assert len(seen) >= 2
         broker.end(signal.SIGTERM)
-        assert not runs(last)
+        assert not is_running(last)
     check(tmp_path, load)
 
 
@@ -132,7 +118,7 @@ def test_a_suspended_process_is_replaced(tmp_path: Path) -> None:
             suspended = process_of(broker.pid)
             assert suspended is not None
             os.kill(suspended, signal.SIGSTOP)
-            wait_until(lambda: not runs(suspended), "it is killed")
+            wait_until(lambda: not is_running(suspended), "it is killed")
             await_published(broker)
         broker.end(signal.SIGTERM)
     check(tmp_path, load)
@@ -147,7 +133,7 @@ def test_the_process_ends_with_its_broker(tmp_path: Path, how: signal.Signals) -
             process = process_of(broker.pid)
             assert process is not None
         broker.end(how)
-        wait_until(lambda: not runs(process), "it has ended")
+        wait_until(lambda: not is_running(process), "it has ended")
 
 
 @contextlib.contextmanager

@@ -111,6 +111,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
         first.trim()
         first.handovers.tick()
     assert first.partition_table.given() == [(first.partition_table.topic("t").topic_id, number)]
+    assert [first.broker.has_given("t", each) for each in (number, led_by(first))] == [True, False]
     second.reconciler.tick()
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
     assert second.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
@@ -124,6 +125,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     first.reconciler.tick()
     first.handovers.tick()
     assert first.partition_table.given() == []
+    assert not first.broker.has_given("t", number)
     first.append(["x"], partition=led_by(first))
     first.publish()
     first.wal_cleaner.checkpoint()

@@ -72,6 +72,60 @@ def test_a_partition_of_a_busy_leader_is_taken(
     assert [row[1] for row in taker.read(partition=number)] == [b"x"]
 
 
+def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
+    """The giver writes on, publishes, and gets a partition, after the taker has read its log."""
+    giver, taker, third, _ = members
+    number, kept = led_by(giver), led_by(third)
+    giver.append(["a"], partition=number, producer_sequence=(9, 0, 0))
+    third.append(["a"], partition=kept, producer_sequence=(9, 0, 0))
+    taker.reconciler.prepare({1})
+
+    giver.append(["b"], partition=number, producer_sequence=(9, 0, 1))
+    giver.publish()
+    giver.append(["c"], partition=number, producer_sequence=(9, 0, 2))
+    third.publish()
+    third.handovers.move({("t", kept): 1})
+    giver.reconciler.tick()
+    for each in (giver, third):  # the state of the partition is nowhere but in the giver's log
+        each.publish()
+        each.wal_cleaner.tick()
+        each.trim()
+    third.reconciler.tick()
+    third.handovers.tick()
+    assert not third.partition_table.given()
+
+    giver.handovers.move({("t", number): 2, ("t", kept): 2})
+    taker.reconciler.tick()
+    assert [row[1] for row in taker.read(partition=number)] == [b"a", b"b", b"c"]
+    assert taker.append(["c"], partition=number, producer_sequence=(9, 0, 2)).duplicate
+    assert [row[1] for row in taker.read(partition=kept)] == [b"a"]
+    assert taker.append(["a"], partition=kept, producer_sequence=(9, 0, 0)).duplicate
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [errors.StorageUnavailable(operation="get", path="wal", reason="503"), OSError("no memory")],
+    ids=["of the store", "of another kind"],
+)
+def test_a_takeover_that_cannot_be_prepared(
+    members: list[Rig], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """It is made as if nothing had been tried before."""
+    giver, taker, *_ = members
+    number = led_by(giver)
+    giver.append(["a"], partition=number)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectFollower, "poll", refuse)
+        taker.reconciler.prepare({1})
+    giver.handovers.move({("t", number): 2})
+    taker.reconciler.tick()
+    assert [row[1] for row in taker.read(partition=number)] == [b"a"]
+
+
 def test_a_takeover_overwrites_no_newer_leaders(
     members: list[Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker.logging import configure
+from sparklog.broker.logging import LogFile, configure
 from sparklog.settings import LogSettings
 from tests.support.logs import logging_restored
 
@@ -45,6 +45,16 @@ def test_lines_of_several_brokers_are_told_apart(capsys: pytest.CaptureFixture[s
     first, second = map(msgspec.json.decode, capsys.readouterr().err.splitlines())
     assert (first["broker_id"], first["event"]) == (2, "serving")
     assert "broker_id" not in second
+
+
+def test_a_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of brokers that write to one place do not get into each other."""
+    written: list[str] = []
+    monkeypatch.setattr(LogFile, "write", lambda _file, text: written.append(text))
+    configure(LogSettings(file=str(tmp_path / "broker.log"), format="json", level="info"))
+    structlog.get_logger("sparklog.test").info("serving")
+    (line,) = written
+    assert line.endswith("}\n")
 
 
 def test_a_log_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import msgspec
 import pytest
 from structlog.testing import capture_logs
@@ -80,7 +82,9 @@ class Workers:
         self.all: list[FakeWorker] = []
         self._store = store or rig.store
         self._clock = rig.clock
-        self.process = PublishProcess(rig.hot, self._start, clock=rig.clock, objects=1)
+        self.process = PublishProcess(
+            rig.hot, self._start, clock=rig.clock, objects=1, after_seconds=0.0
+        )
         rig.publisher.process = self.process
 
     def _start(self) -> FakeWorker:
@@ -266,7 +270,9 @@ def test_a_process_is_started_once_many_files_wait(rig: Rig, clock: ManualClock)
         started.append(FakeWorker(rig.store, clock))
         return started[-1]
 
-    process = rig.publisher.process = PublishProcess(rig.hot, start, clock=clock, objects=5)
+    process = rig.publisher.process = PublishProcess(
+        rig.hot, start, clock=clock, objects=5, after_seconds=0.0
+    )
     rig.append(["a"])
     rig.append(["a"], topic="u")
     assert publish(rig) == [None] * 3
@@ -410,3 +416,38 @@ def test_an_entry_that_cannot_be_read_is_named_by_the_broker(
     assert [each for each in paths(store, "topics/u") if each.endswith(".parquet")] == []
     with pytest.raises(errors.CorruptObject):
         rig.publisher.publish(topic)
+
+
+def test_a_process_is_started_for_lasting_work_only(rig: Rig, clock: ManualClock) -> None:
+    """A broker that has got many partitions has more to write for a moment, and no time to lose."""
+    started: list[FakeWorker] = []
+
+    def start() -> FakeWorker:
+        started.append(FakeWorker(rig.store, clock))
+        return started[-1]
+
+    process = PublishProcess(
+        rig.hot, start, clock=clock, objects=5, after_seconds=4.0, interval_seconds=0.5
+    )
+    for seconds, waiting in ((0.0, 5), (3.0, 5), (3.0, 4), (3.0, 5), (2.0, 9), (1.5, 4)):
+        clock.advance(seconds)
+        process.look(waiting)
+    assert not started
+    clock.advance(1.0)
+    process.look(5)
+    assert len(started) == 1
+
+
+def test_a_process_is_started_however_rarely_topics_are_published(
+    rig: Rig, clock: ManualClock
+) -> None:
+    """Between two publications there is no look; with a long interval, the pause is long."""
+    start = mock.Mock(return_value=FakeWorker(rig.store, clock))
+    process = PublishProcess(rig.hot, start, clock=clock, objects=5, interval_seconds=10.0)
+    process.look(5)
+    clock.advance(0.3)
+    process.look(5)
+    assert not start.called
+    clock.advance(4 * 10.0)
+    process.look(5)
+    assert start.called

@@ -123,6 +123,26 @@ def test_large_flushes_are_read(any_log: tuple[Store, wal.Wal]) -> None:
     assert [value[:1] for value in values_of(store, found)] == ["a", "x", "b", "x", "c"]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["poll", "fence"])
+def test_known_flushes_are_not_read_again(any_log: tuple[Store, wal.Wal], ends: bool) -> None:
+    """A reader takes what another one has read; the newest checkpoint says what counts."""
+    _, log = any_log
+    ours = log.appender(1, 1)
+    for number in range(4):
+        ours.append([records(f"{number}", base=number)])
+    known = {each.at.sequence: each for each in log.follower(1, 1).poll()[:3]}
+    ours.checkpoint(2, [0, 1], b"state")
+    ours.append([records("4", base=4)])
+    reader = log.follower(1, 1, known=known)
+    found = reader.fence() if ends else reader.poll()
+    assert sequences(found) == [0, 1, 3, 4]
+    assert found[0] is known[0]
+    assert found[1] is known[1]
+    assert reader.checkpoint is not None
+    assert reader.checkpoint.state == b"state"
+    ours.close()
+
+
 def test_a_fence_ends_the_epoch(any_log: tuple[Store, wal.Wal]) -> None:
     """After a fence no append succeeds, and every reader has the same flushes."""
     store, log = any_log

@@ -37,12 +37,14 @@ async def settle(context: HandlerContext, partitions: Collection[TopicPartition]
     """Waits until it is known who leads partitions that this broker does not serve.
 
     Returns after `limits.MOVE_WAIT_SECONDS` in any case: other partitions of the request wait too.
+    Where all of them were just given to others, their leaders are known without a look.
     """
     broker = context.broker
     if not broker.is_member:
         return
     deadline = time.monotonic() + MOVE_WAIT_SECONDS
-    if not _are_moving(broker, partitions):
+    are_given = all(broker.has_given(topic, number) for topic, number in partitions)
+    if not are_given and not _are_moving(broker, partitions):
         # It raises `MetadataChanged` where the client knew more than this broker.
         with suppress(errors.SparklogError):
             await context.run_blocking(WorkerPool.PROOF, broker.prove_leadership, broker.looks)

@@ -688,6 +688,11 @@ class PartitionTable:
             partition = self._given.get((topic.topic_id, number))
             return partition is not None and partition.leader_epoch == topic.leader_epochs[number]
 
+    def has_given(self, topic: Topic, number: int) -> bool:
+        """Returns whether a partition that was given has a new leader, and needs our log yet."""
+        partition = self._given.get((topic.topic_id, number))
+        return partition is not None and partition.leader_epoch < topic.leader_epochs[number]
+
     def release(self, topic_id: str, number: int) -> None:
         """Forgets a partition that was given: no other broker needs our log for it any more."""
         with self.lock:

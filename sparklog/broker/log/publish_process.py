@@ -86,7 +86,9 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=their_stderr,  # ours may be a log file, which is replaced once it is large
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-                start_new_session=True,  # the terminal's signals are for the broker
+                # The terminal's signals are for the broker. In a session of its own, the process
+                # would get as much of the processor as all brokers of a session together.
+                process_group=0,
             )
         except OSError:
             self._connection.close()
@@ -155,11 +157,21 @@ class PublishProcess:
         *,
         clock: Clock,
         objects: int = limits.PUBLISH_PROCESS_OBJECTS,
+        after_seconds: float = limits.PUBLISH_PROCESS_AFTER_SECONDS,
+        interval_seconds: float = limits.PUBLISH_INTERVAL_SECONDS,
     ) -> None:
-        """`objects`: the number of files and commits that wait, from which on it is started."""
+        """Starts a process once `objects` files and commits have waited for `after_seconds`.
+
+        `interval_seconds` is the time between two publications of a topic, without its stretch.
+        """
         self._hot = hot
         self._start = start
         self._objects = objects
+        self._after_seconds = after_seconds
+        self._again_seconds = max(after_seconds, 2 * limits.PUBLISH_STRETCH * interval_seconds)
+        """The longest pause within lasting work: files wait for an interval before each look."""
+        self._busy_since = self._busy_at = -float("inf")
+        """When so many waited, first and last, in monotonic seconds."""
         self._worker: PublishingWorker | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -180,8 +192,18 @@ class PublishProcess:
         """Memory of the present process after its last answer; 0 without one."""
 
     def look(self, waiting: int) -> None:
-        """Starts the process if so many files and commits that wait are worth it."""
+        """Starts the process if so many files and commits are worth it, again and again.
+
+        A start takes a second of the processor. A broker that has just got partitions of another
+        one has many files to write for a moment, and clients that wait for it.
+        """
         if self._worker is not None or waiting < self._objects or self._backoff.is_waiting(""):
+            return
+        now = self._clock.monotonic()
+        if now - self._busy_at > self._again_seconds:
+            self._busy_since = now
+        self._busy_at = now
+        if now - self._busy_since < self._after_seconds:
             return
         with self._lock:
             if self._is_closed:

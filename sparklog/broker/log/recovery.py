@@ -76,8 +76,7 @@ def restore(
         # One that was created again under the name is another one.
         if (topic := partition_table.by_id(metadata.topics[name].topic_id)) is not None
     }
-    refusals = dict(in_parallel(store, _refresh, [topic.table for topic in topics.values()]))
-    sync_all(store, [topics[name].table for name, each in refusals.items() if each is None])
+    refusals = refresh_all(store, [topic.table for topic in topics.values()])
     tables = {
         name: _read_table(
             topic.table,
@@ -252,6 +251,16 @@ class _Table:
     """Why the table cannot be written, if so."""
     is_known: bool
     """True if `snapshot` has the ends of its partitions."""
+
+
+def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Exception | None]:
+    """Reads tables, and makes their state durable.
+
+    Returns by topic why its table cannot be written; None where it can be, as far as is known.
+    """
+    refusals = dict(in_parallel(store, _refresh, tables))
+    sync_all(store, [table for table in tables if refusals[table.topic] is None])
+    return refusals
 
 
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:

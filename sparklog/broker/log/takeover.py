@@ -36,14 +36,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import Clock
-from sparklog.storage import wal
 from sparklog.storage.cluster import Cluster, open_cluster, raise_format
 from sparklog.storage.leadership import (
     check_lease,
@@ -71,10 +71,6 @@ from sparklog.storage.snapshot import WalKind
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
 """Brokers that programs start for themselves; those programs can use another broker instead."""
-
-
-History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
-"""The newest checkpoint of a fenced epoch, and every flush that still counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +250,7 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
     `MissingObject` if a write-ahead log cannot be read: an operator must look.
     """
     broker, own = leadership.broker, (leadership.broker, leadership.epoch)
-    read: dict[tuple[int, int], History] = {}
+    histories, read = Histories(store, clock=clock), set[tuple[int, int]]()
     known = meta.current
     _check_newest(known, leadership)
 
@@ -263,7 +259,8 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
 
     for epoch in known.open_epochs:
         if not epoch.fenced and epoch.id != own and not is_others(known, epoch.broker):
-            read[epoch.id] = _fence(store, epoch, clock)
+            histories.fence(epoch)
+            read.add(epoch.id)
 
     def decide(before: ClusterMetadata) -> ClusterMetadata | None:
         _check_newest(before, leadership)
@@ -282,32 +279,25 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
 
     is_alone = not read and _led(known).keys() <= {broker}
     metadata = known if is_alone else _change(meta, decide)
-    return read_inherited(store, leadership, metadata, clock=clock, read=read)
+    # No other broker could leave an epoch since the fences: see `leave_epochs`.
+    return read_inherited(histories, leadership, metadata)
 
 
 def read_inherited(
-    store: Store,
-    leadership: Leadership,
-    metadata: ClusterMetadata,
-    *,
-    clock: Clock,
-    read: Mapping[tuple[int, int], History] | None = None,
+    histories: Histories, leadership: Leadership, metadata: ClusterMetadata
 ) -> Taken:
     """Reads the logs of all epochs that the broker is heir of in `metadata`.
 
-    A member reads an epoch only after the change that has made it an heir: until then the broker of
-    that epoch, or another heir, may put a checkpoint and leave. Raises as `take`.
+    A member reads an epoch only after the change that has made it an heir, or after it was fenced:
+    until then the broker of that epoch may put a checkpoint and leave. Raises as `take`.
 
     A leader that lives writes its log on; none of it is of the partitions that it has given.
-
-    `read`: logs that no other broker could leave since they were read.
     """
     inherited = inherited_by(metadata, leadership.broker)
-    known = read or {}
     return Taken(
         leadership=replace(leadership, inherited=inherited),
         metadata=metadata,
-        histories=[known.get(each.id) or _read(store, each, clock) for each in inherited],
+        histories=[histories.read(each) for each in inherited],
     )
 
 
@@ -332,22 +322,6 @@ def _led(metadata: ClusterMetadata) -> dict[int, list[tuple[str, int]]]:
         for partition, leader in enumerate(topic.leaders):
             found.setdefault(leader, []).append((name, partition))
     return found
-
-
-def _fence(store: Store, epoch: Epoch, clock: Clock) -> History:
-    follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
-    objects = follower.fence()
-    return follower.checkpoint, objects
-
-
-def _read(store: Store, epoch: Epoch, clock: Clock) -> History:
-    if epoch.fenced:
-        return _fence(store, epoch, clock)
-    follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
-    # One poll goes beyond the checkpoint with which the leader gave its partitions away. More
-    # would follow a busy leader for as long as it writes.
-    objects = follower.poll(relist=True)
-    return follower.checkpoint, objects
 
 
 def check_leadership(metadata: ClusterMetadata, leadership: Leadership) -> None:

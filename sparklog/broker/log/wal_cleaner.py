@@ -171,17 +171,20 @@ class WalCleaner:
         self._confirmed_at = self._clock.monotonic()
         self._confirm()
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, *, confirms: bool = True) -> int:
         """Puts a checkpoint of our WAL; objects whose entries are all confirmed are not needed.
 
         Does nothing if no object follows the newest one. Returns the newest one's sequence.
+
+        `confirms`: check data files before, as far as that is due.
         """
         with self._checkpointing:
+            if confirms:
+                self._confirm_published()
             self._put_checkpoint()
             return self._newest.sequence if self._newest is not None else -1
 
     def _put_checkpoint(self) -> None:
-        self._confirm_published()
         with self._partition_table.lock:
             sequence = self._partition_table.applied_sequence
             if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):

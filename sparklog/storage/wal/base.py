@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 import crc32c
@@ -23,6 +24,7 @@ from sparklog.storage.wal.payloads import Payload, offsets_of
 FOLDER: Final = "wal"
 CHECKPOINT: Final = "checkpoint-"
 SEGMENT: Final = ".seg"
+NOTHING_KNOWN: Final[Mapping[int, WalObject]] = MappingProxyType({})
 _NAMED: Final = re.compile(r"(\d+)/(\d{10})/((?:checkpoint-)?\d{20}|\d{8,}\.seg)")
 
 
@@ -197,8 +199,14 @@ class Wal(Protocol):
         """
         ...
 
-    def follower(self, broker: int, epoch: int) -> Follower:
-        """Returns a reader of an epoch of this kind."""
+    def follower(
+        self, broker: int, epoch: int, *, known: Mapping[int, WalObject] = NOTHING_KNOWN
+    ) -> Follower:
+        """Returns a reader of an epoch of this kind.
+
+        `known`: flushes by sequence, which another reader of the epoch has returned. They need not
+        be read again.
+        """
         ...
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:

@@ -33,6 +33,7 @@ from sparklog.storage.objects import ObjectMissing, Store, backoff_seconds, clai
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal.base import (
     CHECKPOINT,
+    NOTHING_KNOWN,
     Checkpoint,
     PlannedFlush,
     WalObject,
@@ -83,8 +84,10 @@ class ObjectWal:
             self._store, broker=broker, epoch=epoch, clock=self._clock, stopping=stopping
         )
 
-    def follower(self, broker: int, epoch: int) -> ObjectFollower:
-        return ObjectFollower(self._store, broker, epoch, clock=self._clock)
+    def follower(
+        self, broker: int, epoch: int, *, known: Mapping[int, WalObject] = NOTHING_KNOWN
+    ) -> ObjectFollower:
+        return ObjectFollower(self._store, broker, epoch, clock=self._clock, known=known)
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
         return retired(self._store, open_epochs, self._fence_of)
@@ -287,9 +290,18 @@ class ObjectFollower:
     it, and nothing after a fence or a missing one does, so the order of the answers is irrelevant.
     """
 
-    def __init__(self, store: Store, broker: int, epoch: int, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        broker: int,
+        epoch: int,
+        *,
+        clock: Clock,
+        known: Mapping[int, WalObject] = NOTHING_KNOWN,
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._known = known
         self.broker = broker
         self.epoch = epoch
         self.checkpoint: Checkpoint | None = None
@@ -362,6 +374,10 @@ class ObjectFollower:
                 if self.fenced:
                     break
 
+    def _read_needed(self, at: WalPosition) -> WalObject:
+        known = self._known.get(at.sequence)
+        return known if known is not None else read_object(self._store, at)
+
     def _try_read(self, sequence: int) -> WalObject | Exception:
         """Returns an object, or the reason why it cannot be read: it may not count."""
         try:
@@ -384,7 +400,7 @@ class ObjectFollower:
                 if sequence >= self.next_sequence
             ]
             try:
-                found = in_parallel(self._store, lambda at: read_object(self._store, at), needed)
+                found = in_parallel(self._store, self._read_needed, needed)
             except ObjectMissing as missing:
                 again = newest_checkpoint(self._store, self.broker, self.epoch)
                 if again is None or again.sequence <= newest.sequence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from sparklog.storage.snapshot import Bounds, Located, WalPosition
 from sparklog.storage.wal import frames
 from sparklog.storage.wal.base import (
     CHECKPOINT,
+    NOTHING_KNOWN,
     WalObject,
     folder,
     segment_path,
@@ -156,10 +157,16 @@ class EpochFiles:
             located=tuple(Located(each, at, origin, ordinal) for each in frame.index.entries),
         )
 
-    def read(self, needed: Sequence[Needed]) -> list[WalObject]:
-        """Reads the indexes of durable frames. Raises `ObjectMissing`, `CorruptObject`."""
-        found = []
-        for ordinal, group in itertools.groupby(needed, lambda each: each.ordinal):
+    def read(
+        self, needed: Sequence[Needed], *, known: Mapping[int, WalObject] = NOTHING_KNOWN
+    ) -> list[WalObject]:
+        """Returns the flushes of durable frames. Raises `ObjectMissing`, `CorruptObject`.
+
+        `known`: flushes by sequence, which are not read.
+        """
+        found = {each.sequence: known[each.sequence] for each in needed if each.sequence in known}
+        unknown = [each for each in needed if each.sequence not in found]
+        for ordinal, group in itertools.groupby(unknown, lambda each: each.ordinal):
             segment = self.open(ordinal, Access.READ)
             try:
                 for each in group:
@@ -170,12 +177,12 @@ class EpochFiles:
                         offset=each.offset,
                         sequence=each.sequence,
                     )
-                    found.append(self.wal_object(ordinal, frame))
+                    found[each.sequence] = self.wal_object(ordinal, frame)
             except OSError as error:
                 raise self.refusal("read", segment.path, error) from error
             finally:
                 segment.file.close()
-        return found
+        return [found[each.sequence] for each in needed]
 
     def newest_checkpoint(self) -> CheckpointIndex | None:
         """Returns the checkpoint of the highest sequence, or None. Raises `CorruptObject`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,18 +13,18 @@ from sparklog.storage.objects.base import pieces as views_of
 from sparklog.storage.objects.files import Access
 from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal import frames
-from sparklog.storage.wal.base import (
-    Checkpoint,
-    WalObject,
-)
+from sparklog.storage.wal.base import NOTHING_KNOWN, Checkpoint, WalObject
 from sparklog.storage.wal.segment_files import BEGINNING, EpochFiles, Place, Segment
 
 
 class SegmentFollower:
     """Implements `Follower`."""
 
-    def __init__(self, epoch: EpochFiles) -> None:
+    def __init__(
+        self, epoch: EpochFiles, *, known: Mapping[int, WalObject] = NOTHING_KNOWN
+    ) -> None:
         self._epoch = epoch
+        self._known = known
         self.broker = epoch.broker
         self.epoch = epoch.epoch
         self.checkpoint: Checkpoint | None = None
@@ -188,19 +189,22 @@ class SegmentFollower:
         if segment is not None:
             segment.file.close()
 
-    def _jump_to_checkpoint(self) -> bool:
+    def _jump_to_checkpoint(self, *, reads_needed: bool = True) -> bool:
         """Continues after the newest checkpoint, if it is ahead, and reads the flushes it needs.
 
-        Returns whether it was ahead.
+        Returns whether it was ahead. `reads_needed`: False if the caller does not want them.
         """
         while True:
             newest = self._epoch.newest_checkpoint()
             if newest is None or newest.sequence < self.next_sequence:
                 return False
-            wanted = [each for each in newest.needed if each.sequence >= self.next_sequence]
-            found: list[WalObject] = []
+            wanted = [
+                each
+                for each in newest.needed
+                if reads_needed and each.sequence >= self.next_sequence
+            ]
             try:
-                found += self._epoch.read(wanted)
+                found = self._epoch.read(wanted, known=self._known)
             except ObjectMissing as missing:
                 again = self._epoch.newest_checkpoint()
                 if again is None or again.sequence <= newest.sequence:
@@ -228,16 +232,9 @@ class SegmentFollower:
         epoch. If the segment ended meanwhile, the fence does not count, and the next one is tried.
         """
         found: list[WalObject] = []
-        if self.fenced:
-            return self.poll()
         for _ in range(limits.FENCE_ATTEMPTS):
-            probe = SegmentFollower(self._epoch)
-            probe._place, probe.next_sequence = self._place, self.next_sequence
-            first_ordinal = probe._seek_end()
-            if not probe.fenced:
-                probe._put_fence()
-            for ordinal in range(first_ordinal, probe._place.ordinal + 1):
-                self._sync_whole(ordinal)
+            if not self.fenced:
+                self._put_fence_at_end()
             found += self.poll(relist=True)
             if self.fenced and not self._ready:
                 return found
@@ -245,9 +242,19 @@ class SegmentFollower:
             operation="fence", path=self._path, reason="the broker continues to append to it"
         )
 
+    def _put_fence_at_end(self) -> None:
+        """Appends a fence, unless there is one, and makes all that counts before it durable."""
+        probe = SegmentFollower(self._epoch, known=self._known)
+        probe._place, probe.next_sequence = self._place, self.next_sequence
+        first_ordinal = probe._seek_end()
+        if not probe.fenced:
+            probe._put_fence()
+        for ordinal in range(first_ordinal, probe._place.ordinal + 1):
+            self._sync_whole(ordinal)
+
     def _seek_end(self) -> int:
         """Reads to the end without returning anything. Returns the ordinal it began with."""
-        self._jump_to_checkpoint()
+        self._jump_to_checkpoint(reads_needed=False)
         self._started = True
         first_ordinal = self._place.ordinal
         self._read_next(relist=False)

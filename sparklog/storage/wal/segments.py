@@ -18,12 +18,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import Store
 from sparklog.storage.objects.files import LogFiles
+from sparklog.storage.wal.base import NOTHING_KNOWN, WalObject
 from sparklog.storage.wal.objects import ObjectWal
 from sparklog.storage.wal.segment_appender import SegmentAppender
 from sparklog.storage.wal.segment_files import EpochFiles
@@ -55,8 +56,11 @@ class SegmentWal:
             segment_bytes=self._segment_bytes,
         )
 
-    def follower(self, broker: int, epoch: int) -> SegmentFollower:
-        return SegmentFollower(EpochFiles(self._store, self._files, self._clock, broker, epoch))
+    def follower(
+        self, broker: int, epoch: int, *, known: Mapping[int, WalObject] = NOTHING_KNOWN
+    ) -> SegmentFollower:
+        files = EpochFiles(self._store, self._files, self._clock, broker, epoch)
+        return SegmentFollower(files, known=known)
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
         return ObjectWal(self._store, self._clock).retired(open_epochs)

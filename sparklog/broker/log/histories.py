@@ -1,0 +1,90 @@
+"""Logs of other brokers, as their successors read them.
+
+While a successor reads a log, no broker serves the partitions that it gets. So it keeps the parts
+that cannot change any more: the flushes of a log that is still written, each of which stays as it
+is, and the whole of a log that the metadata have as fenced, whose broker can neither write nor
+leave an epoch.
+
+The newest checkpoint of a log that is still written is looked up each time: it says which flushes
+count, and has the states of partitions that the log's broker may have got meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from sparklog import limits
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.metadata import Epoch
+from sparklog.storage.objects import Store
+
+History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
+"""The newest checkpoint of an epoch, and every flush that still counts."""
+
+
+class Histories:
+    """Reads logs, and keeps what may be needed again. One caller at a time.
+
+    More than `limits.HISTORY_ENTRIES` entries are not kept: they are read again.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._fenced: dict[tuple[int, int], History] = {}
+        self._ahead: dict[tuple[int, int], dict[int, wal.WalObject]] = {}
+        """Flushes of epochs that may still be written, by sequence."""
+
+    def fence(self, epoch: Epoch) -> History:
+        """Ends an epoch and returns its log. Raises as `wal.Follower.fence`."""
+        follower = self._follower(epoch)
+        return self._keep(epoch, follower, follower.fence())
+
+    def read(self, epoch: Epoch) -> History:
+        """Returns the log of an epoch. Raises as `wal.Follower.fence`.
+
+        A leader that lives writes it on: flushes that come meanwhile may be missing.
+        """
+        if epoch.id in self._fenced:
+            return self._fenced[epoch.id]
+        follower = self._follower(epoch)
+        if epoch.fenced:
+            objects = follower.poll(relist=True)  # up to the fence, which another broker has put
+            return self._keep(epoch, follower, [*objects, *follower.fence()])
+        # One poll goes beyond the checkpoint with which the leader gave its partitions away. More
+        # would follow a busy leader for as long as it writes.
+        objects = follower.poll(relist=True)
+        return follower.checkpoint, objects
+
+    def _keep(
+        self, epoch: Epoch, follower: wal.Follower, objects: Sequence[wal.WalObject]
+    ) -> History:
+        found = self._fenced[epoch.id] = follower.checkpoint, objects
+        self._ahead.pop(epoch.id, None)
+        self._bound()
+        return found
+
+    def read_ahead(self, epoch: Epoch) -> None:
+        """Reads a log that is likely to be needed soon. Raises as `read`."""
+        _, objects = self.read(epoch)
+        if not epoch.fenced:
+            self._ahead[epoch.id] = {each.at.sequence: each for each in objects}
+            self._bound()
+
+    def retain(self, epochs: Collection[tuple[int, int]]) -> None:
+        """Forgets all other epochs."""
+        self._ahead = {key: each for key, each in self._ahead.items() if key in epochs}
+        self._fenced = {key: each for key, each in self._fenced.items() if key in epochs}
+
+    def _bound(self) -> None:
+        """Forgets all epochs if they have too many entries to keep."""
+        flushes = [each for kept in self._ahead.values() for each in kept.values()]
+        flushes += [each for _, kept in self._fenced.values() for each in kept]
+        if sum(len(each.located) for each in flushes) > limits.HISTORY_ENTRIES:
+            self._ahead, self._fenced = {}, {}
+
+    def _follower(self, epoch: Epoch) -> wal.Follower:
+        known: Mapping[int, wal.WalObject] = self._ahead.get(epoch.id, {})
+        return wal.of(self._store, self._clock, epoch.log).follower(*epoch.id, known=known)
