@@ -313,7 +313,7 @@ def _publish_process(agent: Agent) -> PublishProcess | None:
     if not _world.profile.has_worker:
         return None
     start = functools.partial(SimulatedWorker, _world, _broker())
-    return PublishProcess(agent._hot, start, clock=agent._clock, objects=1)
+    return PublishProcess(agent._hot, start, clock=agent._clock, objects=1, after_seconds=0.0)
 
 
 # ------------------------------------------------------------------------------ surroundings
@@ -323,7 +323,8 @@ class _Door:
     """Replaces the Flight listener."""
 
     calls = 0
-    open_calls = 0
+    open_calls = 1
+    """A client is always connected: a member that stops lets the others read ahead."""
 
     def __init__(self, core: Broker, _groups: Coordinator, _at: None, **_bounds: object) -> None:
         _broker().serve(core)

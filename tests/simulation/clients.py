@@ -300,6 +300,9 @@ class Producer(Client):
         if isinstance(error, expected):
             return not self._idempotent
         gone = errors.UnknownTopic | errors.TopicChanged
+        if self.world.profile.is_cluster:
+            # A member that is slow may hear of the topic's deletion before it hears of a partition.
+            gone |= errors.UnknownPartition
         ensure(isinstance(error, gone), f"{self.name}: {batch.place}: {error!r}")
         return True
 

@@ -63,6 +63,8 @@ class ClusterWorld(World):
         """The last version that was judged."""
         self._wrong: list[str] = []
         """Changes of the metadata that broke a rule; the real code would hide an exception."""
+        self._logs: dict[tuple[int, int], wal.Follower] = {}
+        """Readers that look for the fences of epochs."""
         self.disk.watchers.append(self._note_straggler)
 
     # -------------------------------------------------------------------------- for everybody
@@ -72,6 +74,7 @@ class ClusterWorld(World):
         self._newest = MetadataStore(self.disk.base, clock=self.scheduler.clock)
         if self._judged.version > self._newest.refresh().version:
             self._judged = self._newest.current
+        self._logs.clear()
 
     def find_broker(self, place: Place | None = None) -> SimulatedBroker | None:
         """Any member that serves: mostly the leader of `place`, if that is given."""
@@ -247,7 +250,10 @@ class ClusterWorld(World):
         return True  # the epoch has ended since
 
     def _is_sealed(self, epoch: Epoch) -> bool:
-        log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)
+        log = self._logs.get(epoch.id)
+        if log is None:
+            log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)
+            self._logs[epoch.id] = log
         with contextlib.suppress(errors.SparklogError, ObjectMissing):
             log.poll(relist=True)
         return log.fenced

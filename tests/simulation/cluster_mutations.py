@@ -10,6 +10,7 @@ import msgspec
 from sparklog.broker.controller import Controller
 from sparklog.broker.handover import Handovers
 from sparklog.broker.log import takeover
+from sparklog.broker.log.histories import Histories
 from sparklog.storage import leadership
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.observer import Observer
@@ -67,6 +68,11 @@ def _save_nothing(handovers: Handovers) -> int:
     return handovers._partition_table.applied_sequence
 
 
+def _keep_as_fenced(histories: Histories, epoch: Epoch) -> None:
+    """Takes the part that was read ahead for the whole log, though its broker still writes."""
+    histories._fenced[epoch.id] = histories.read(epoch)
+
+
 _DEATHS: Final = Rates(crash=0.004, freeze=0.004)
 
 CLUSTER_MUTATIONS = (
@@ -84,8 +90,8 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: an epoch is left before a checkpoint has its states",
         patches=((takeover, "leave", _leave_uncovered),),
-        rates=Rates(crash=0.008),
-        profile=(("brokers", 2), ("steps", 2_000)),
+        rates=Rates(crash=0.015),
+        profile=(("brokers", 2), ("steps", 2_000), ("is_local", True), ("idempotent", 3)),
     ),
     Mutation(
         name="cluster: partitions are given while appends are under way",
@@ -97,6 +103,12 @@ CLUSTER_MUTATIONS = (
         name="cluster: partitions are given before a checkpoint has their states",
         patches=((Handovers, "_save_states", _save_nothing),),
         rates=Rates(),
+    ),
+    Mutation(
+        name="cluster: the part of a log that was read ahead is taken for all of it",
+        patches=((Histories, "read_ahead", _keep_as_fenced),),
+        rates=Rates(),
+        profile=(("brokers", 2), ("is_local", True), ("steps", 2_000), ("idempotent", 3)),
     ),
     Mutation(
         name="cluster: everybody is dead",

@@ -34,7 +34,9 @@ class Mutation:
     def change(self, profile: Profile) -> Profile:
         """Returns the profile with this mutation's rates and other requirements.
 
-        It has no mirror unless the mutation requires one.
+        It has no mirror unless the mutation requires one, and segments only on a local disk.
         """
-        required = {"has_mirror": False, **dict(self.profile)}
+        required: dict[str, Any] = {"has_mirror": False, **dict(self.profile)}
+        if not required.get("is_local", profile.is_local):
+            required["segment_blocks"] = 0
         return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **required)

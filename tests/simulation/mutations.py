@@ -270,7 +270,7 @@ MUTATIONS = (
         name="a preparation is not renewed",
         patches=((TopicTable, "renew", _always(None)),),
         rates=Rates(),
-        profile=_LARGE,
+        profile=(*_LARGE, ("readers", 0), ("steps", 400)),
     ),
     Mutation(
         name="files that are prepared become too old",
