@@ -410,6 +410,7 @@ class Agent:
             clock=self._clock,
             seen=recovered,
             on_change=self._follow_now.set,
+            leaving=functools.partial(leaving, self._store),
         )
         if self._is_member:
             broker.metadata.apply = reconciler.apply
@@ -448,22 +449,13 @@ class Agent:
         )
         handovers = broker.cluster_admin.handovers = self._handovers
 
-        looked_at = -float("inf")
-
-        def prepare() -> None:
-            nonlocal looked_at
-            if self._clock.monotonic() - looked_at >= limits.WATCH_SECONDS:
-                looked_at = self._clock.monotonic()
-                others = broker.members().keys() - {self._leadership.broker}
-                reconciler.prepare(leaving(self._store, broker.metadata.known, others))
-
         def follow() -> None:
             reconciler.tick()
             controller.tick()
             handovers.tick()
             # Elsewhere each look costs requests. A broker that stops gets no partitions.
             if self._store.is_local and self._phase is not Phase.DRAINING:
-                prepare()
+                reconciler.prepare()
 
         def every_seconds() -> float:
             often_seconds = (

@@ -19,7 +19,7 @@ on the same metadata (`storage/assign.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -34,7 +34,7 @@ from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PartitionMove
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Candidate, Loads
+from sparklog.storage.assign import Candidate, Leaving, Loads
 from sparklog.storage.leadership import Handover
 from sparklog.storage.metadata import ClusterMetadata
 
@@ -43,8 +43,6 @@ _DRAIN_PAUSE_SECONDS: Final = 0.05
 
 Moves = Mapping[tuple[str, int], int]
 """The broker that gets each (topic, partition)."""
-
-Leaving = Callable[[ClusterMetadata, Iterable[int]], Collection[int]]
 
 
 class Handovers:

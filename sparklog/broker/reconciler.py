@@ -11,13 +11,14 @@ continue: a damaged log would otherwise end one successor after another.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
@@ -27,6 +28,8 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
+from sparklog.storage import assign
+from sparklog.storage.assign import Leaving, Loads
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
@@ -34,6 +37,8 @@ from sparklog.storage.table import OpenTable
 
 _log = structlog.get_logger("sparklog.cluster")
 _RETRY_SECONDS: Final = 0.5
+_TABLES_AT_ONCE: Final = 16
+"""That are read before partitions come, without a look at the time."""
 _TAKE: Final = "take"
 
 
@@ -54,11 +59,13 @@ class Reconciler:
         clock: Clock,
         seen: ClusterMetadata,
         on_change: Callable[[], None],
+        leaving: Leaving,
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
-        that it gets. `on_change` is called when `tick` has something to do.
+        that it gets. `on_change` is called when `tick` has something to do. `leaving` returns those
+        of the brokers that are up in the metadata, but about to stop.
         """
         self._store = store
         self._metadata = metadata
@@ -71,6 +78,7 @@ class Reconciler:
         self._clock = clock
         self._seen = seen
         self._on_change = on_change
+        self._leaving = leaving
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._compared = -1
@@ -82,6 +90,8 @@ class Reconciler:
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
         self._histories = Histories(store, clock=clock)
+        self._looked_at = -math.inf
+        """When this broker last looked for members that are leaving, in monotonic seconds."""
         self._prepared: set[tuple[int, int]] = set()
         """Epochs whose end this broker has prepared for."""
 
@@ -229,35 +239,57 @@ class Reconciler:
             self._partition_table.is_takeover_stuck = False
             self._failures.recovered(_TAKE)
 
-    def prepare(self, leaving: Collection[int]) -> None:
-        """Reads the logs and tables that are needed if partitions of these brokers come.
+    def prepare(self) -> None:
+        """Reads the logs and tables that are needed once partitions of leaving members come here.
 
-        The takeover has little of it left to read. Does so once for each epoch. An error is left to
-        the takeover, except one that ends this broker, which is raised.
+        The takeover has little of it left to read. Looks for such members ten times a second, and
+        reads once for each epoch. An error is left to the takeover, except one that ends this
+        broker, which is raised.
         """
-        metadata = self._seen
-        epochs = {
-            each.id for each in metadata.open_epochs if each.broker in leaving and not each.fenced
-        }
-        new, self._prepared = epochs - self._prepared, epochs
-        if not new:
+        now = self._clock.monotonic()
+        if now - self._looked_at < limits.WATCH_SECONDS:
             return
-        givers = {broker for broker, _ in new}
+        self._looked_at = now
         try:
-            for each in metadata.open_epochs:
-                if each.id in new or (each.fenced and givers.intersection(each.heirs)):
-                    self._histories.read_ahead(each)
-            topics = [
-                self._partition_table.by_id(known.topic_id)
-                for known in metadata.topics.values()
-                if givers.intersection(known.leaders)
-            ]
-            tables = [topic.table for topic in topics if topic is not None]
-            recovery.refresh_all(self._store, tables)
+            self._read_ahead(self._seen, deadline=now + limits.PREPARE_SECONDS)
         except ENDS_THE_BROKER:
             raise
         except Exception as error:
             _log.info("cannot prepare to take over partitions", reason=str(error) or repr(error))
+
+    def _read_ahead(self, metadata: ClusterMetadata, *, deadline: float) -> None:
+        """Reads for the members that are leaving now. After the deadline, no further tables."""
+        candidates = assign.candidates(metadata)
+        others = [each.broker for each in candidates if each.broker != self._leadership.broker]
+        leaving = self._leaving(metadata, others)
+        epochs = {
+            each.id for each in metadata.open_epochs if each.broker in leaving and not each.fenced
+        }
+        new, self._prepared = epochs - self._prepared, epochs
+        givers = {broker for broker, _ in new}
+        if not givers:
+            return
+        staying = [each for each in candidates if each.broker not in leaving]
+        loads = Loads.of(metadata.topics.values())
+        coming = {
+            topic
+            for giver in givers
+            for (topic, _), target in assign.successors(
+                metadata.topics, giver, staying, loads
+            ).items()
+            if target == self._leadership.broker
+        }
+        if not coming:
+            return
+        for each in metadata.open_epochs:
+            if each.id in new or (each.fenced and givers.intersection(each.heirs)):
+                self._histories.read_ahead(each)
+        topics = [self._partition_table.by_id(metadata.topics[name].topic_id) for name in coming]
+        tables = [topic.table for topic in topics if topic is not None]
+        for start in range(0, len(tables), _TABLES_AT_ONCE):
+            if self._clock.monotonic() >= deadline:
+                break
+            recovery.refresh_all(self._store, tables[start : start + _TABLES_AT_ONCE])
 
     def _restore(self, gained: dict[str, list[int]]) -> None:
         began, seen = self._clock.monotonic(), self._seen

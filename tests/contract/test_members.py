@@ -315,7 +315,7 @@ def test_others_read_the_log_of_a_member_that_stops(monkeypatch: pytest.MonkeyPa
 
     with members(1, 2, 3, is_local=True) as cluster:
         with frames(cluster.agents[1]) as client:
-            create(client, "t", 3)
+            create(client, "t", 6)  # so that each of the others gets one
         monkeypatch.setattr(Histories, "read_ahead", note)
         monkeypatch.setattr(Handovers, "drain", drain_and_note)
         stopping = cluster.agents.pop(2)
@@ -727,8 +727,10 @@ def test_an_idle_cluster_costs_little() -> None:
             log.flush_to_table()
         time.sleep(2.0)  # the last checkpoints
         requests.counts.clear()
+        began = time.monotonic()
         time.sleep(8.0)
-        assert requests.counts.total() <= 8 * 8, requests.counts
+        seconds = time.monotonic() - began  # more, where the machine itself was stopped
+        assert requests.counts.total() <= 8 * seconds, requests.counts
         assert requests.counts["put", "heartbeats"] >= 3
     finally:
         for agent in cluster.agents.values():

@@ -34,6 +34,7 @@ from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
 from sparklog.storage import plan, wal
 from sparklog.storage.follow import RootFollower
+from sparklog.storage.liveness import leaving
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
@@ -188,6 +189,7 @@ class Rig:
             clock=clock,
             seen=taken.metadata,
             on_change=lambda: None,
+            leaving=functools.partial(leaving, store),
         )
         if options.is_member:
             self.broker.metadata.apply = self.reconciler.apply

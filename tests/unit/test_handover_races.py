@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker import broker as brokers
+from sparklog.broker import reconciler
 from sparklog.broker.flight.listener import _proven
 from sparklog.broker.groups.coordinator import Commit, Coordinator
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery, takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, PublishNow, TailPosition
 from sparklog.settings import GroupSettings
 from sparklog.storage import leadership
-from sparklog.storage.objects import MemoryStore
+from sparklog.storage.liveness import Heartbeat, Phase, write_heartbeat
+from sparklog.storage.objects import MemoryStore, Store
 from sparklog.storage.processes import Fate
+from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.objects import ObjectFollower
 from tests.support.brokers import Rig, RigOptions, follow, led_by, rows_of_root
 
@@ -72,13 +75,28 @@ def test_a_partition_of_a_busy_leader_is_taken(
     assert [row[1] for row in taker.read(partition=number)] == [b"x"]
 
 
+def prepare(giver: Rig, *takers: Rig) -> None:
+    """Has the takers read what they need once the giver stops, which says that it is about to."""
+    epoch = giver.leadership.epoch
+    heartbeat = Heartbeat(
+        broker=giver.leadership.broker,
+        epoch=epoch,
+        flight="127.0.0.1:1",
+        at_us=giver.clock.now_us(),
+        phase=Phase.DRAINING,
+    )
+    write_heartbeat(giver.store, heartbeat)
+    for taker in takers:
+        taker.reconciler.prepare()
+
+
 def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
     """The giver writes on, publishes, and gets a partition, after the taker has read its log."""
     giver, taker, third, _ = members
     number, kept = led_by(giver), led_by(third)
     giver.append(["a"], partition=number, producer_sequence=(9, 0, 0))
     third.append(["a"], partition=kept, producer_sequence=(9, 0, 0))
-    taker.reconciler.prepare({1})
+    prepare(giver, taker)
 
     giver.append(["b"], partition=number, producer_sequence=(9, 0, 1))
     giver.publish()
@@ -102,6 +120,61 @@ def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
     assert taker.append(["a"], partition=kept, producer_sequence=(9, 0, 0)).duplicate
 
 
+def test_no_more_is_prepared_than_comes(
+    members: list[Rig], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of topics that go to others are not read, and no table is read twice."""
+    giver, *takers = members
+    names = [f"alone-{each}" for each in range(12)]  # of one partition each
+    for each in names:
+        giver.create(each, 1)
+    follow(members)
+    led = {each for each in names if giver.partition_table.topic(each).partitions}
+    assert len(led) > 1
+    read: list[str] = []
+    refresh_all = recovery.refresh_all
+
+    def note(store: Store, tables: Sequence[TopicTable]) -> Any:
+        read.extend(each.topic for each in tables)
+        return refresh_all(store, tables)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "refresh_all", note)
+        prepare(giver, *takers)
+        assert sorted(each for each in read if each != "t") == sorted(led)
+        read.clear()
+        clock.advance(limits.WATCH_SECONDS)
+        prepare(giver, *takers)
+        assert not read
+
+    giver.handovers.drain(clock.monotonic() + 10.0)
+    follow(takers)
+    served = {
+        each for taker in takers for each in names if taker.partition_table.topic(each).partitions
+    }
+    assert led <= served
+
+
+def test_preparations_take_no_time_from_takeovers(
+    members: list[Rig], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further tables are read ahead once the time is over."""
+    giver, taker, *_ = members
+    for each in range(120):
+        giver.create(f"alone-{each}", 1)
+    follow(members)
+    read: list[int] = []
+
+    def slowly(_store: Store, tables: Sequence[TopicTable]) -> Any:
+        read.append(len(tables))
+        clock.advance(limits.PREPARE_SECONDS)
+
+    monkeypatch.setattr(recovery, "refresh_all", slowly)
+    monkeypatch.setattr(reconciler, "_TABLES_AT_ONCE", 2)
+    prepare(giver, taker)
+    assert read == [2]
+
+
 @pytest.mark.parametrize(
     "failure",
     [errors.StorageUnavailable(operation="get", path="wal", reason="503"), OSError("no memory")],
@@ -120,7 +193,7 @@ def test_a_takeover_that_cannot_be_prepared(
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectFollower, "poll", refuse)
-        taker.reconciler.prepare({1})
+        prepare(giver, taker)
     giver.handovers.move({("t", number): 2})
     taker.reconciler.tick()
     assert [row[1] for row in taker.read(partition=number)] == [b"a"]

@@ -115,3 +115,24 @@ def test_a_long_log_is_read_again(
     monkeypatch.setattr(limits, "HISTORY_ENTRIES", 4)
     found = histories.read(fenced(epoch))
     assert histories.read(fenced(epoch)) is found
+
+
+def test_a_long_log_displaces_no_other(
+    histories: Histories,
+    store: MemoryStore,
+    clock: ManualClock,
+    epoch: Epoch,
+    ours: wal.Appender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The logs that were read before it are kept."""
+    append(ours, 2)
+    ours.checkpoint(1, [0, 1], b"")
+    histories.read_ahead(epoch)
+    long = Epoch(2, 1, epoch.log)
+    append(wal.of(store, clock, epoch.log).appender(2, 1), 3)
+    monkeypatch.setattr(limits, "HISTORY_ENTRIES", 4)
+    histories.read_ahead(long)
+    found = histories.fence(long)
+    assert histories.read(fenced(long)) is not found
+    assert histories.read(epoch)[1][0] is histories.read(epoch)[1][0]

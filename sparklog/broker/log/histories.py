@@ -11,6 +11,7 @@ count, and has the states of partitions that the log's broker may have got meanw
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -27,7 +28,8 @@ History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
 class Histories:
     """Reads logs, and keeps what may be needed again. One caller at a time.
 
-    More than `limits.HISTORY_ENTRIES` entries are not kept: they are read again.
+    It keeps at most `limits.HISTORY_ENTRIES` entries. A log with which there would be more is read
+    again.
     """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
@@ -61,29 +63,31 @@ class Histories:
     def _keep(
         self, epoch: Epoch, follower: wal.Follower, objects: Sequence[wal.WalObject]
     ) -> History:
-        found = self._fenced[epoch.id] = follower.checkpoint, objects
+        found: History = follower.checkpoint, objects
         self._ahead.pop(epoch.id, None)
-        self._bound()
+        if self._has_room(objects):
+            self._fenced[epoch.id] = found
         return found
 
     def read_ahead(self, epoch: Epoch) -> None:
         """Reads a log that is likely to be needed soon. Raises as `read`."""
         _, objects = self.read(epoch)
         if not epoch.fenced:
-            self._ahead[epoch.id] = {each.at.sequence: each for each in objects}
-            self._bound()
+            self._ahead.pop(epoch.id, None)
+            if self._has_room(objects):
+                self._ahead[epoch.id] = {each.at.sequence: each for each in objects}
 
     def retain(self, epochs: Collection[tuple[int, int]]) -> None:
         """Forgets all other epochs."""
         self._ahead = {key: each for key, each in self._ahead.items() if key in epochs}
         self._fenced = {key: each for key, each in self._fenced.items() if key in epochs}
 
-    def _bound(self) -> None:
-        """Forgets all epochs if they have too many entries to keep."""
-        flushes = [each for kept in self._ahead.values() for each in kept.values()]
-        flushes += [each for _, kept in self._fenced.values() for each in kept]
-        if sum(len(each.located) for each in flushes) > limits.HISTORY_ENTRIES:
-            self._ahead, self._fenced = {}, {}
+    def _has_room(self, objects: Sequence[wal.WalObject]) -> bool:
+        """Returns whether these may be kept as well."""
+        ahead = (each.values() for each in self._ahead.values())
+        fenced = (each for _, each in self._fenced.values())
+        flushes = itertools.chain(objects, *ahead, *fenced)
+        return sum(len(each.located) for each in flushes) <= limits.HISTORY_ENTRIES
 
     def _follower(self, epoch: Epoch) -> wal.Follower:
         known: Mapping[int, wal.WalObject] = self._ahead.get(epoch.id, {})

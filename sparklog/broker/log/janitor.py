@@ -313,8 +313,12 @@ class Janitor:
             self._partition_table.advance_start(topic, snapshot.starts)
 
     def _follow_starts(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
-        """Learns the log starts that the owner of a table has set."""
+        """Learns the log starts that the owner of a table has set.
+
+        Makes the commits of the owner durable, so that a takeover need not do it for all of a day.
+        """
         state.table.refresh()
+        state.table.sync()
         self._update_starts(state.table)
 
     def _compact_keys(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
