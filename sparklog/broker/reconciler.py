@@ -271,14 +271,13 @@ class Reconciler:
             return
         staying = [each for each in candidates if each.broker not in leaving]
         loads = Loads.of(metadata.topics.values())
-        coming = {
-            topic
-            for giver in givers
-            for (topic, _), target in assign.successors(
-                metadata.topics, giver, staying, loads
-            ).items()
-            if target == self._leadership.broker
-        }
+        coming: dict[str, None] = {}  # in an order that is the same in every process
+        for giver in sorted(givers):
+            targets = assign.successors(metadata.topics, giver, staying, loads)
+            ours = (
+                name for (name, _), target in targets.items() if target == self._leadership.broker
+            )
+            coming.update(dict.fromkeys(ours))
         if not coming:
             return
         for each in metadata.open_epochs:

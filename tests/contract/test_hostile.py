@@ -49,8 +49,8 @@ FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
 HOLD_SECONDS = 2.0
 _ANSWER_SECONDS = 120.0
-_MOST_PAIRS = 25
 """An attacker's patience: an answer may take half a minute on a busy machine."""
+_MOST_PAIRS = 25
 NOBODY = "127.0.0.{}"
 """Loopback has many addresses; a flood comes from others than the bystander's."""
 

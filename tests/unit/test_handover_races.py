@@ -155,7 +155,7 @@ def test_no_more_is_prepared_than_comes(
     assert led <= served
 
 
-def test_preparations_take_no_time_from_takeovers(
+def test_tables_are_read_ahead_for_a_while(
     members: list[Rig], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No further tables are read ahead once the time is over."""
