@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import crc32c
@@ -937,11 +937,7 @@ class TopicTable:
                 if self._put(snapshot.version + 1, change):
                     return self._observe()
                 snapshot = self.refresh()
-            raise errors.StorageUnavailable(
-                operation="commit",
-                path=self.log_folder,
-                reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
-            )
+            raise _overtaken(self)
 
     def _newest(self) -> TableSnapshot:
         """Returns the last read version, or the newest one if none was read completely."""
@@ -1241,6 +1237,9 @@ class TopicTable:
         self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
 OpenTable: TypeAlias = Callable[[str], TopicTable]
 """Returns the table of a topic, by its name, which is not read yet."""
 
@@ -1248,14 +1247,16 @@ OpenTable: TypeAlias = Callable[[str], TopicTable]
 def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
     """Makes the state of tables durable together, as `TopicTable.sync` does for one.
 
-    Tables that other threads read on meanwhile, or all if the store refuses, are left to their own
-    `sync`. Raises `SyncFailed`.
+    Tables that other threads read on meanwhile, or all if that fails, are left to their own `sync`.
+    Raises `SyncFailed`.
     """
     unsynced = [table.unsynced() for table in tables]
     try:
         store.sync_files(path for each in unsynced for path in each.files)
         store.sync_files(path for each in unsynced for path in each.log)
-    except errors.SparklogError:
+    except SyncFailed:
+        raise
+    except Exception:  # each finds out by itself, and no other table has its error
         return
     for table, each in zip(tables, unsynced, strict=True):
         table.note_synced(each.version)
@@ -1270,20 +1271,39 @@ def commit_all(
 ) -> list[TableSnapshot | Exception]:
     """Commits to several tables, whose commits are made durable together.
 
-    Returns for each what `TopicTable.commit` would have returned or raised. A table whose version
-    another writer has taken is committed to by itself, after the others. `put_all_new` is as for
-    `claim_all`. Raises `SyncFailed`.
+    Returns for each what `TopicTable.commit` would have returned or raised. Those whose version
+    another writer has taken are tried again together, on the newest versions. `put_all_new` is as
+    for `claim_all`. Raises `SyncFailed`.
     """
-    found: list[TableSnapshot | Exception | PreparedCommit] = []
-    for table, decide in commits:
-        try:
-            found.append(table.prepare_commit(decide))
-        except SyncFailed:
-            raise
-        except Exception as error:
-            found.append(error)
-    prepared = [each for each in found if isinstance(each, PreparedCommit)]
-    objects = [(each.path, each.data) for each in prepared]
+    found: dict[int, TableSnapshot | Exception] = {}
+    for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
+        left = [number for number in range(len(commits)) if number not in found]
+        some = [commits[number] for number in left]
+        outcomes = _commit_once(store, some, clock=clock, put_all_new=put_all_new)
+        found |= {
+            number: outcome
+            for number, outcome in zip(left, outcomes, strict=True)
+            if outcome is not None
+        }
+        if len(found) == len(commits):
+            break
+    return [found.get(number, _overtaken(table)) for number, (table, _) in enumerate(commits)]
+
+
+def _commit_once(
+    store: Store,
+    commits: Sequence[tuple[TopicTable, Decide]],
+    *,
+    clock: Clock,
+    put_all_new: PutAllNew | None,
+) -> list[TableSnapshot | Exception | None]:
+    """Commits to the tables as they were read last.
+
+    Returns None for a table whose version was taken: it is read, to be committed to again.
+    """
+    sync_all(store, [table for table, _ in commits])
+    found = [_outcome(table.prepare_commit, decide) for table, decide in commits]
+    objects = [(each.path, each.data) for each in found if isinstance(each, PreparedCommit)]
     claimed = claim_all(store, objects, clock=clock, put_all_new=put_all_new)
     outcomes = iter(claimed)
     put = [
@@ -1292,28 +1312,48 @@ def commit_all(
         if isinstance(each, PreparedCommit)
     ]
     ended = iter(in_parallel(store, lambda item: _finished(*item), put))
-    results: list[TableSnapshot | Exception] = []
-    for (table, decide), each in zip(commits, found, strict=True):
-        result = next(ended) if isinstance(each, PreparedCommit) else each
-        try:
-            # A lost race is repeated with the newest version, as often as `commit` does.
-            results.append(table.commit(decide) if result is None else result)
-        except SyncFailed:
-            raise
-        except Exception as error:
-            results.append(error)
-    return results
+    return [next(ended) if isinstance(each, PreparedCommit) else each for each in found]
 
 
 def _finished(
     table: TopicTable, prepared: PreparedCommit, outcome: bool | Exception
 ) -> TableSnapshot | Exception | None:
-    """Returns the outcome of a commit that was put: its snapshot, its error, or a lost race."""
+    """Returns the outcome of a commit that was put: its snapshot, or an error.
+
+    None: another writer was faster, and the table is now read up to its newest version.
+    """
     if isinstance(outcome, Exception):
         return outcome
+    ended = _outcome(table.finish_commit, prepared) if outcome else None
+    if ended is not None:
+        return ended
+    refreshed = _outcome(table.refresh)
+    return refreshed if isinstance(refreshed, Exception) else None
+
+
+def refresh_all(store: Store, tables: Sequence[TopicTable]) -> list[TableSnapshot | Exception]:
+    """Reads the newest versions of several tables.
+
+    Returns for each what `TopicTable.refresh` would have returned or raised.
+    """
+    return in_parallel(store, lambda table: _outcome(table.refresh), tables)
+
+
+def _outcome(
+    call: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> _Result | Exception:
+    """Returns the result of a call, or its error. Raises `SyncFailed`."""
     try:
-        return table.finish_commit(prepared) if outcome else None
+        return call(*args, **kwargs)
     except SyncFailed:
         raise
     except Exception as error:
         return error
+
+
+def _overtaken(table: TopicTable) -> errors.StorageUnavailable:
+    return errors.StorageUnavailable(
+        operation="commit",
+        path=table.log_folder,
+        reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
+    )

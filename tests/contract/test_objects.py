@@ -571,6 +571,15 @@ def test_claims_of_many_objects_are_independent(store: Store) -> None:
     assert [content(store, f"c/{number}") for number in range(4)] == [b"ours"] * 3 + [b"theirs"]
 
 
+def test_a_refused_claim_of_many_is_not_put_again(store: Store) -> None:
+    """The object that another writer has put is read, and no bytes are written for nothing."""
+    store.put_new("c/1", b"theirs")
+    store.put_new("c/2", b"ours")  # an earlier try of ours, without an answer
+    unable: Any = Flaky(store)
+    objects = [(f"c/{number}", b"ours") for number in range(3)]
+    assert claim_all(unable, objects, clock=ManualClock()) == [True, False, True]
+
+
 def test_claim_is_lost_after_doubt(store: Store) -> None:
     """A claim whose first try was lost loses to another writer's object."""
 

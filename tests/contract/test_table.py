@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from sparklog.storage.objects import (
     MemoryStore,
     NoFaults,
     ObjectMissing,
+    Payload,
     PutUnresolved,
     ScriptedFaults,
     Store,
 )
+from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
     NO_TABLE,
@@ -1127,6 +1129,67 @@ def test_tables_are_committed_to_together(store: Store, clock: ManualClock) -> N
     assert isinstance(found[3], errors.TopicExists)
     fresh = [TopicTable(store, each.topic, clock=clock).refresh() for each in tables]
     assert fresh[:3] == found[:3]
+
+
+def test_lost_races_are_repeated_together(clock: ManualClock) -> None:
+    """Tables whose versions were taken are committed to again, in one round of puts.
+
+    An error of one of them, which shows when it is read again, is its own.
+    """
+    store = MemoryStore(clock)
+    tables = tables_of(store, clock, 4)
+    for name in ("t0", "t1", "t2"):
+        TopicTable(store, name, clock=clock).commit(set_end(3))
+    store.put_new("topics/t2/_delta_log/00000000000000000002.json", b"{")
+    rounds: list[int] = []
+
+    def put_all_new(objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        rounds.append(len(objects))
+        return store.put_all_new(objects)
+
+    commits = [(each, set_end(5)) for each in tables]
+    found = commit_all(store, commits, clock=clock, put_all_new=put_all_new)
+    assert rounds == [4, 2]
+    assert [each.version for each in found if isinstance(each, TableSnapshot)] == [2, 2, 1]
+    assert isinstance(found[2], errors.CorruptObject)
+
+
+def test_a_failed_flush_of_many_tables_holds_up_none(clock: ManualClock) -> None:
+    """What keeps tables from being made durable together is left to each of them."""
+
+    class OutOfMemory(NoFaults):
+        failures = 1
+
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "sync_files" and self.failures:
+                self.failures -= 1
+                raise MemoryError
+
+    store = MemoryStore(clock)
+    tables = tables_of(store.view(OutOfMemory()), clock, 2)
+    found = commit_all(
+        store.view(OutOfMemory()), [(each, set_end(5)) for each in tables], clock=clock
+    )
+    assert [each.version for each in found if isinstance(each, TableSnapshot)] == [1, 1]
+
+
+def test_others_that_are_always_faster_end_a_commit(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many lost races are an error, as of a single commit."""
+    monkeypatch.setattr(limits, "TABLE_COMMIT_ATTEMPTS", 3)
+    store = MemoryStore(clock)
+    table, steady = tables_of(store, clock, 2)
+
+    def overtaken(before: TableSnapshot) -> TableChange:
+        TopicTable(store, "t0", clock=clock).commit(set_end(before.version))
+        return set_end(9)(before)
+
+    lost, landed = commit_all(store, [(table, overtaken), (steady, set_end(5))], clock=clock)
+    assert isinstance(lost, errors.StorageUnavailable)
+    assert "3 times" in lost.reason
+    assert isinstance(landed, TableSnapshot)
+    assert landed.ends == (5,)
 
 
 def test_a_commit_that_another_thread_has_read_counts(store: Store, clock: ManualClock) -> None:

@@ -27,6 +27,7 @@ from sparklog.sinks import commit as commits
 from sparklog.sinks import options
 from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention
 from sparklog.storage import read as reads
+from sparklog.storage import table as tables
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Payload, SyncFailed, base
@@ -363,7 +364,11 @@ MUTATIONS = (
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=((TopicTable, "sync", _always(None)), (recovery, "sync_all", _always(None))),
+        patches=(
+            (TopicTable, "sync", _always(None)),
+            (recovery, "sync_all", _always(None)),
+            (tables, "sync_all", _always(None)),
+        ),
         rates=Rates(crash=0.05, power_cut=0.001),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 4_000)),
@@ -376,7 +381,11 @@ MUTATIONS = (
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=((TopicTable, "_sync_files", _always(None)), (recovery, "sync_all", _always(None))),
+        patches=(
+            (TopicTable, "_sync_files", _always(None)),
+            (recovery, "sync_all", _always(None)),
+            (tables, "sync_all", _always(None)),
+        ),
         rates=Rates(power_cut=0.006),
         profile=(*_ENGINE, ("engines", 2), ("steps", 2_500)),
     ),

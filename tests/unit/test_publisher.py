@@ -24,10 +24,12 @@ from sparklog.storage.objects import (
     Fault,
     Faults,
     MemoryStore,
+    NoFaults,
     PutUnresolved,
     ScriptedFaults,
     Store,
 )
+from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import BatchId, TableFile, TableSnapshot
 from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
 from tests.support.batches import Record, built
@@ -1085,3 +1087,24 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
     rig.publisher.publish(topic)
     assert files(store) == []
     assert (topic.unpublished_bytes, rig.partition_table.unpublished_bytes) == (0, 0)
+
+
+def test_a_table_of_several_leaders_is_read_before_a_commit(rig: Rig, store: MemoryStore) -> None:
+    """Others have committed since our last commit, so it would lose its race each time."""
+    topic = rig.partition_table.topic("t")
+    rig.partition_table.give(topic, 1)
+    rig.append(["a"])
+    TopicTable(rig.store, "t", clock=rig.clock).commit(
+        lambda _: TableChange(txns={end_app_id(topic.topic_id, 1): 7})
+    )
+    puts: list[str] = []
+
+    class Noted(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put_new" and path.startswith(LOG):
+                puts.append(path)
+
+    rig.publish_to(store.view(Noted()))
+    assert rig.publisher.publish_together([topic]) == [None]
+    assert puts == [f"{LOG}/{2:020d}.json"]
+    assert table(rig) == [(0, b"a")]

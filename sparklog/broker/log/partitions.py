@@ -282,6 +282,11 @@ class Topic:
         return len(self.leaders)
 
     @property
+    def is_shared(self) -> bool:
+        """True if other brokers lead partitions of it too."""
+        return len(self.partitions) < self.count
+
+    @property
     def has_blocked(self) -> bool:
         """Returns whether a partition accepts no record, because its table and log differ."""
         return any(each.blocked is not None for each in self.partitions.values())

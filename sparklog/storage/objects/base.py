@@ -241,6 +241,7 @@ def claim(
     clock: Clock,
     attempts: int = limits.CLAIM_ATTEMPTS,
     doubtful: bool = False,
+    is_refused: bool = False,
 ) -> bool:
     """Puts `data` at `path` if it is absent. Returns whether *these* bytes are there, durably.
 
@@ -258,12 +259,15 @@ def claim(
         clock: sleeps between two tries.
         attempts: the largest number of tries.
         doubtful: whether an earlier call with the same bytes may have had an effect.
+        is_refused: whether a put was refused because an object is there; the first try is that put.
     """
     reason = ""
     for attempt in range(attempts):
         if attempt:
             clock.sleep(backoff_seconds(attempt))
         try:
+            if is_refused and not attempt:
+                raise ObjectExists(path)
             store.put_new(path, data)
         except ObjectExists:
             doubtful, reason = True, "a put was refused, but no object is there"
@@ -306,7 +310,10 @@ def claim_all(
     for (path, data), outcome in zip(objects, outcomes, strict=True):
         if isinstance(outcome, ObjectExists | PutUnresolved):
             try:
-                found.append(claim(store, path, data, clock=clock, doubtful=True))
+                is_refused = isinstance(outcome, ObjectExists)
+                found.append(
+                    claim(store, path, data, clock=clock, doubtful=True, is_refused=is_refused)
+                )
             except SyncFailed:
                 raise
             except Exception as error:
