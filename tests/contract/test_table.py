@@ -1155,7 +1155,7 @@ def test_lost_races_are_repeated_together(clock: ManualClock) -> None:
 
 
 def test_a_failed_flush_of_many_tables_holds_up_none(clock: ManualClock) -> None:
-    """What keeps tables from being made durable together is left to each of them."""
+    """Each table is then made durable by itself, and none has the error."""
 
     class OutOfMemory(NoFaults):
         failures = 1
