@@ -185,7 +185,8 @@ class SimulatedBroker:
 
     @property
     def is_leaving(self) -> bool:
-        return self._leaving is not None and not self._leaving.done
+        """True from the call of `stop` on: its threads end some time after that has returned."""
+        return self._leaving is not None
 
     @property
     def serving(self) -> bool:
