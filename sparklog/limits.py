@@ -257,6 +257,9 @@ KAFKA_BATCH_BYTES = 256 * KIB  # of a batch encoded from rows; a larger record h
 KAFKA_MADE_BYTES = 1 * MIB  # of such batches that are encoded at a time
 KAFKA_AHEAD_BYTES = 128 * MIB  # of such batches that are kept for sequential readers
 KAFKA_READ_AHEAD_PARTITIONS = 64  # of a fetch that are looked at before the first is sent
+KAFKA_READ_SECONDS = (
+    2.0  # after which a fetch is answered with the partitions that are read by then
+)
 KAFKA_READ_TOGETHER = 4  # partitions of a fetch that are read from storage at the same time
 KAFKA_CURSORS = 4  # sequential readers whose place in a file is kept between two fetches
 KAFKA_PORTION_BATCHES = 512  # that are read at a time, unchanged
@@ -333,6 +336,7 @@ FILES_OPEN = 64  # files that are read at the same time
 BUFFERED_GROUP_BYTES = 32 * MIB  # of a row group's column; larger ones are buffered
 BUFFER_BYTES = 1 * MIB
 BUFFER_REMOTE_BYTES = 8 * MIB
+SMALL_FILES_AT_ONCE = 16  # that one reader asks an object store for
 READ_RUN_BYTES = 16 * MIB  # of neighbouring entries, decoded, that are read as one batch
 
 # ---- Spark

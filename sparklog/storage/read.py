@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -30,7 +31,7 @@ from sparklog import arrow, errors, limits
 from sparklog.formats.record import ROW_SCHEMA, between, rows
 from sparklog.storage import sorting, wal
 from sparklog.storage.decode_bounds import light_rows
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.plan import latest_timestamp_us
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table import data_path
@@ -97,15 +98,17 @@ def read_runs(
 ) -> list[pa.RecordBatch | None]:
     """Returns a batch for each run of neighbouring slices of small files; None if there is none.
 
-    None means that `read_slices` finds rows, or the error. Most of the time for a small file is
+    None means that `read_slices` finds rows, or the error. An object store is asked for many files
+    at the same time. Most of the time for a small file is
     spent on each call that handles some of it, and much of that on code that the processor does not
     have in its caches. So the files of a run are handled together, and each step for all runs.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     tables: list[list[pa.Table]] = []
     left_bytes = limits.READ_RUN_BYTES
+    ahead = _read_ahead(store, runs)
     for run in runs:
-        decoded = _decode_run(store, run, wanted, batch_rows, left_bytes)
+        decoded = _decode_run(store, run, wanted, batch_rows, left_bytes, ahead)
         left_bytes -= sum(table.get_total_buffer_size() for table in decoded)
         tables.append(decoded)
     return [
@@ -347,16 +350,49 @@ def _read_small(
         return _shaped(table, [table.num_rows], [piece], columns)
 
 
+def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.Buffer]:
+    """Returns the first small files of an object store, by path; none that cannot be read."""
+    if store.is_local:
+        return {}
+    paths: list[str] = []
+    left_bytes = limits.READ_RUN_BYTES
+    for piece in itertools.chain.from_iterable(runs):
+        for file in piece.files:
+            left_bytes -= file.size_bytes
+            if left_bytes >= 0 and file.size_bytes < limits.SMALL_FILE_BYTES:
+                paths.append(data_path(piece.topic, file))
+
+    def read(path: str) -> pa.Buffer | None:
+        try:
+            return _first_bytes(store, path)
+        except (errors.SparklogError, ObjectMissing):  # raised where the file is decoded
+            return None
+
+    found = in_parallel(store, read, paths, at_once=limits.SMALL_FILES_AT_ONCE)
+    return {path: data for path, data in zip(paths, found, strict=True) if data is not None}
+
+
+def _first_bytes(store: Store, path: str) -> pa.Buffer:
+    """Reads all of a file that is as small as the table's log says."""
+    return store.get_range(path, 0, limits.SMALL_FILE_BYTES)
+
+
 def _decode_run(
-    store: Store, pieces: Sequence[Slice], columns: list[str], batch_rows: int, most_bytes: int
+    store: Store,
+    pieces: Sequence[Slice],
+    columns: list[str],
+    batch_rows: int,
+    most_bytes: int,
+    ahead: Mapping[str, pa.Buffer],
 ) -> list[pa.Table]:
     """Returns the rows of each slice's file if each is one of a few rows; else none.
 
-    None also if there is an error, or if they take more memory than `most_bytes`.
+    None also if there is an error, or if they take more memory than `most_bytes`. `ahead`: the
+    bytes of files that were read already, by path.
     """
     tables: list[pa.Table] = []
     try:
-        with _Files(store, pieces[0]) as files:
+        with _Files(store, pieces[0], ahead) as files:
             for piece in pieces:
                 table = _decode_small(files, piece, columns, batch_rows)
                 if table is None or not table.num_rows:
@@ -473,9 +509,13 @@ def _decoded(
 class _Files:
     """The files of a slice, opened when they are read, and a bounded number at a time."""
 
-    def __init__(self, store: Store, piece: Slice) -> None:
+    def __init__(
+        self, store: Store, piece: Slice, ahead: Mapping[str, pa.Buffer] = MappingProxyType({})
+    ) -> None:
+        """`ahead`: the bytes of small files that were read already, by path."""
         self._store = store
         self._topic = piece.topic
+        self._ahead = ahead
         self._open: OrderedDict[str, tuple[ExitStack, pq.ParquetFile]] = OrderedDict()
 
     def __enter__(self) -> Self:
@@ -523,7 +563,9 @@ class _Files:
     def _source(self, path: str, file: TableFile) -> pa.NativeFile:
         """Returns the bytes of a file; a small one is read by one request."""
         if file.size_bytes < limits.SMALL_FILE_BYTES:
-            data = self._store.get_range(path, 0, limits.SMALL_FILE_BYTES)
+            data = self._ahead.get(path)
+            if data is None:
+                data = _first_bytes(self._store, path)
             if data.size < limits.SMALL_FILE_BYTES:  # it is as small as the table's log says
                 return pa.BufferReader(data)
         return self._store.open(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -65,6 +66,7 @@ class Context:
 
     def __init__(self) -> None:
         self.broker = Broker()
+        self.scheduler = LoopScheduler(SystemClock())
         self.calls = 0
 
     async def run_blocking(self, pool: WorkerPool, call: Callable[..., Any]) -> Any:
@@ -73,9 +75,9 @@ class Context:
         return await asyncio.to_thread(call)
 
 
-def read_ahead(context: Context, limit_bytes: int, *, every: int = 1) -> list[int]:
-    """Reads for each partition in turn; returns those that are not in memory in their turn."""
-    partitions = [
+def partitions_of(*, every: int = 1) -> list[fetch._FetchPartition]:
+    """Partitions of which each third, for example, has a record."""
+    return [
         fetch._FetchPartition(
             topic={},
             identity="t",
@@ -88,10 +90,16 @@ def read_ahead(context: Context, limit_bytes: int, *, every: int = 1) -> list[in
         )
         for number in range(PARTITIONS)
     ]
+
+
+def read_ahead(context: Context, limit_bytes: int, *, every: int = 1) -> list[int]:
+    """Reads for each partition in turn; returns those that are not in memory in their turn."""
+    partitions = partitions_of(every=every)
     missed = []
 
     async def work() -> None:
-        ahead = fetch._ReadAhead(cast("HandlerContext", context), partitions)
+        deadline = time.monotonic() + 60.0
+        ahead = fetch._ReadAhead(cast("HandlerContext", context), partitions, deadline)
         for index, each in enumerate(partitions):
             await ahead.read(index, limit_bytes)
             if each.end and index not in context.broker.read:
@@ -135,6 +143,34 @@ def test_a_damaged_partition_does_not_end_the_others() -> None:
     context = Context()
     context.broker.corrupt = 70
     assert read_ahead(context, 1 << 20) == [70]
+
+
+class SlowBroker(Broker):
+    """A storage that takes some time for each partition."""
+
+    def fetch_kafka(self, *place: Any, only_memory: bool = False, **limits: Any) -> Fetched | None:
+        if not only_memory:
+            time.sleep(0.01)
+        return super().fetch_kafka(*place, only_memory=only_memory, **limits)
+
+
+def test_a_slow_storage_does_not_keep_a_response_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the partitions that were read in time, at least one; later requests get the others."""
+    context = Context()
+    context.broker = SlowBroker()
+    left = partitions_of()
+    counts = []
+    for seconds in (0.0, 0.1, 60.0):
+        monkeypatch.setattr(fetch, "KAFKA_READ_SECONDS", seconds)
+        size, is_full = asyncio.run(fetch._read(cast("HandlerContext", context), left, 1 << 20))
+        found = [each for each in left if each.chunks]
+        counts.append(len(found))
+        left = [each for each in left if not each.chunks]
+        assert size == len(found) * SIZE
+        assert is_full == bool(left)
+    assert counts[0] == 1
+    assert 1 < counts[1] < PARTITIONS - 1
+    assert not left
 
 
 # ------------------------------------------------------------------------------ turns

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.clock import ManualClock
+from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.record import FILE_SCHEMA, ROW_SCHEMA
-from sparklog.storage.objects import MemoryStore, ObjectMissing
+from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing
 from sparklog.storage.read import read_runs, read_slice, read_slices, row_groups
 from sparklog.storage.snapshot import ReadSource, Slice, TableFile
 from sparklog.storage.table import data_path
@@ -129,9 +129,20 @@ def test_small_neighbours_are_read_together(
     assert len(opened) == 3
 
 
+def test_an_object_store_is_asked_for_many_small_files_at_once(store: MemoryStore) -> None:
+    """A partition may have hundreds of them, and each request takes some time."""
+    ends = range(1, 41)
+    pieces = [slice_of(put_numbered(store, str(n), [n - 1]), first=n - 1, end=n) for n in ends]
+    bucket = DelayedStore(store, 0.05, SystemClock())
+    found = [n for batch in read_slices(bucket, pieces) for n in batch["offset"].to_pylist()]
+    assert found == list(range(40))
+    assert 4 < bucket.most_at_once <= limits.SMALL_FILES_AT_ONCE
+    assert bucket.requests == {"get_range": 40}
+
+
 def put_numbered(store: MemoryStore, name: str, offsets: Sequence[int]) -> TableFile:
     """Puts a file of these offsets in this order."""
-    return put(store, rows(0, 20).take(pa.array(offsets, pa.int64())), name)
+    return put(store, rows(0, 50).take(pa.array(offsets, pa.int64())), name)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +234,8 @@ def test_a_file_that_is_larger_than_its_size_in_the_log_is_read(
 
 def test_files_of_different_columns_are_merged(store: MemoryStore) -> None:
     """With overlapping offsets in two files, each file may lack rows of the other."""
-    even = rows(0, 20).take(list(range(0, 20, 2))).drop_columns(["headers"])
-    odd = rows(0, 20).take(list(range(1, 20, 2))).drop_columns(["key"])
+    even = rows(0, 50).take(list(range(0, 20, 2))).drop_columns(["headers"])
+    odd = rows(0, 50).take(list(range(1, 20, 2))).drop_columns(["key"])
     (batch,) = read(store, put(store, even, "even"), put(store, odd, "odd"))
     assert batch.column("offset").to_pylist() == list(range(20))
     assert (batch.column("headers").null_count, batch.column("key").null_count) == (10, 10)

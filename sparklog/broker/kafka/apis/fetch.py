@@ -35,6 +35,7 @@ from sparklog.limits import (
     KAFKA_LITTLE_ITEMS,
     KAFKA_QUICK_ITEMS,
     KAFKA_READ_AHEAD_PARTITIONS,
+    KAFKA_READ_SECONDS,
     KAFKA_READ_TOGETHER,
     KAFKA_SHORT_RECORDS_BYTES,
     KAFKA_WAIT_SECONDS,
@@ -281,16 +282,21 @@ def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
 async def _read(
     context: HandlerContext, partitions: Sequence[_FetchPartition], most_bytes: int
 ) -> tuple[int, bool]:
-    """Reads the partitions in their order. Returns (bytes, whether more did not fit)."""
+    """Reads the partitions in their order. Returns (bytes, whether more did not fit).
+
+    Those that are left when the time is over count as if they did not fit. A client that waits too
+    long for its response asks for the same again, and would get no further.
+    """
     size, is_full = 0, False
-    ahead = _ReadAhead(context, partitions)
+    deadline = time.monotonic() + KAFKA_READ_SECONDS
+    ahead = _ReadAhead(context, partitions, deadline)
     async for index, partition in _numbered(context, partitions):
         partition.size = 0
         if partition.code or partition.offset >= partition.end:
             continue
         limit_bytes = min(partition.limit_bytes, most_bytes - size)
         # The first batch is returned however large it is; otherwise a consumer could not continue.
-        if limit_bytes <= 0 and size:
+        if size and (limit_bytes <= 0 or time.monotonic() >= deadline):
             return size, True
         try:
             await ahead.read(index, limit_bytes)
@@ -323,15 +329,19 @@ class _ReadAhead:
     first it reads the small files of some partitions together, which takes less time.
     """
 
-    def __init__(self, context: HandlerContext, partitions: Sequence[_FetchPartition]) -> None:
+    def __init__(
+        self, context: HandlerContext, partitions: Sequence[_FetchPartition], deadline: float
+    ) -> None:
+        """`deadline`: in monotonic seconds; no further partition is read after it."""
         self._context = context
         self._partitions = partitions
+        self._deadline = deadline
         self._end = 0
         """The partition after the last one that was looked at."""
 
     async def read(self, index: int, limit_bytes: int) -> None:
         """Reads a partition and the next ones, unless that was done, or it is in memory."""
-        if index < self._end or len(self._partitions) == 1:
+        if index < self._end or len(self._partitions) == 1 or self._is_late():
             return
         self._end = index + KAFKA_READ_AHEAD_PARTITIONS
         fetches: list[tuple[int, partial[Fetched | None]]] = []
@@ -357,10 +367,10 @@ class _ReadAhead:
 
         def work() -> None:
             nonlocal left_bytes
-            for group in groups:
+            while not self._is_late() and (group := next(groups, None)):
                 with suppress(errors.SparklogError):
                     self._context.broker.read_kafka_together(group)
-            while left_bytes > 0 and (item := next(unread, None)) is not None:
+            while left_bytes > 0 and not self._is_late() and (item := next(unread, None)):
                 with suppress(errors.SparklogError):  # it is raised in the partition's turn
                     fetched = item[1]()
                     left_bytes -= sum(map(len, fetched.pieces)) if fetched is not None else 0
@@ -370,6 +380,9 @@ class _ReadAhead:
             return_exceptions=True,
         )
         self._end = next(unread, (self._end, None))[0]
+
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._deadline
 
 
 async def _refresh_all(
