@@ -106,6 +106,8 @@ class Controller:
         changed = self._metadata.change(decide)
         if changed.controller == self._own.broker:
             _log.info("this broker is the controller now", before=present)
+            # Its partitions have waited long enough: the next look is two seconds away on a bucket.
+            self._control(changed)
 
     def _rank(self, metadata: ClusterMetadata) -> int:
         """Returns how many live members come before this one; the order differs by controller."""
