@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
@@ -52,6 +54,7 @@ _WIDE_PARTITIONS: Final = 10
 _WIDE_BUSY: Final = 200
 _WIDE_RATE: Final = 1_000
 """Records/s over all busy topics."""
+_STORE_MILLISECONDS: Final = 20
 _WITH_HOST_NAME: Final = (
     "unshare",
     "--uts",
@@ -114,11 +117,17 @@ class _Brokers:
     """The processes, by broker id."""
 
     def __init__(
-        self, root: Path, brokers: Sequence[int] = _BROKERS, *, have_hosts: bool = False
+        self,
+        root: Path | str,
+        brokers: Sequence[int] = _BROKERS,
+        *,
+        have_hosts: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """`have_hosts`: each believes to be on a machine of its own."""
         self._root = root
         self._have_hosts = have_hosts
+        self._settings = settings or {}
         self.addresses = {broker: free_address() for broker in brokers}
         self.running: dict[int, _Process] = {}
 
@@ -131,7 +140,7 @@ class _Brokers:
         return sparklog.connect(str(self._root))
 
     def start(self, broker: int) -> None:
-        settings = {"SPARKLOG_ID": str(broker)}
+        settings = {**self._settings, "SPARKLOG_ID": str(broker)}
         prefix = [*_WITH_HOST_NAME, f"host-{broker}"] if self._have_hosts else []
         process = BrokerProcess(self._root, settings, kafka=self.addresses[broker], prefix=prefix)
         self.running[broker] = process.start()
@@ -144,6 +153,40 @@ class _Brokers:
     def __exit__(self, *_: object) -> None:
         for process in self.running.values():
             process.stop()
+
+
+class _BrokersOnStore(_Brokers):
+    """Brokers of a root in an S3 store, which takes 20 ms for each request.
+
+    Each has a host name of its own: the processes of one bucket are seldom of one machine.
+    """
+
+    def __init__(self, _folder: Path) -> None:
+        address = free_address()
+        port = address.rpartition(":")[2]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.s3_server", port, str(_STORE_MILLISECONDS)]
+        )
+        settings = {
+            "SPARKLOG_STORAGE_AWS_ENDPOINT": f"http://{address}",
+            "SPARKLOG_STORAGE_AWS_ACCESS_KEY_ID": "none",
+            "SPARKLOG_STORAGE_AWS_SECRET_ACCESS_KEY": "none",
+            "SPARKLOG_STORAGE_AWS_REGION": "us-east-1",
+            "SPARKLOG_STORAGE_ALLOW_HTTP": "true",
+        }
+        super().__init__("s3://bench/log", have_hosts=True, settings=settings)
+
+    def __enter__(self) -> Self:
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._server.kill()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._server.kill()
+        self._server.wait()
 
 
 class _Writer:
@@ -304,6 +347,21 @@ def hosts(options: BenchOptions) -> Iterator[Measurement]:
         yield _judged(brokers, writer)
 
 
+def store(options: BenchOptions) -> Iterator[Measurement]:
+    """Deaths of one of three brokers on an object store, on hosts of their own."""
+    deaths = max(round(_DEATHS * options.seconds / 10), 1)
+    with _running(options, _BrokersOnStore) as (brokers, admin, writer):
+        time.sleep(_SETTLED_SECONDS)
+        dead = _kill(brokers, admin, writer, deaths, away_seconds=4 * _SETTLED_SECONDS)
+        yield _gaps(
+            f"a broker on an object store of {_STORE_MILLISECONDS} ms, {deaths} × kill -9",
+            dead,
+            13.0,
+            17.0,
+        )
+        yield _judged(brokers, writer)
+
+
 def kafka(options: BenchOptions) -> Iterator[Measurement]:
     """Deaths of one of a real Kafka's three nodes, with its default times."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
@@ -456,12 +514,13 @@ def _gaps(
 
 def _judged(brokers: _Cluster, writer: _Writer) -> Measurement:
     writer.close()
-    wrong, count = _wrong_partitions(brokers.bootstrap, writer)
+    wrong, count, examples = _wrong_partitions(brokers.bootstrap, writer)
     return Measurement(
         name="records that failed; partitions in which one is lost, doubled or out of order",
         value=f"{len(writer.failures)}; {wrong} of {count:,} records",
         target="0; 0",
         met=not writer.failures and not wrong,
+        detail=examples,
     )
 
 
@@ -491,16 +550,23 @@ def _start_again(brokers: _Cluster, admin: Any, broker: int) -> None:
     time.sleep(_SETTLED_SECONDS)
 
 
-def _wrong_partitions(bootstrap: str, writer: _Writer) -> tuple[int, int]:
-    """Reads everything. Returns how many partitions are wrong, and the number of records."""
+def _wrong_partitions(bootstrap: str, writer: _Writer) -> tuple[int, int, str]:
+    """Reads everything. Returns how many partitions are wrong, the number of records, examples."""
     found: dict[_Place, list[int]] = defaultdict(list)
-    wanted = sum(map(len, writer.acked.values()))
+    wanted, count = sum(map(len, writer.acked.values())), 0
     deadline = time.monotonic() + _PATIENCE_SECONDS
     with _consumer(bootstrap, "again") as consumer:
         consumer.subscribe([f"t{n}" for n in range(_TOPICS)])
-        while sum(map(len, found.values())) < wanted and time.monotonic() < deadline:
+        while count < wanted and time.monotonic() < deadline:
             for message in consumer.consume(10_000, 0.5):
                 place = message.topic() or "", message.partition() or 0
                 found[place].append(int(message.value() or b"-1"))
-    wrong = sum(found[place] != list(range(len(times))) for place, times in writer.acked.items())
-    return wrong, wanted
+                count += 1
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+    wrong = [
+        place for place, times in writer.acked.items() if found[place] != list(range(len(times)))
+    ]
+    examples = ", ".join(
+        f"{place}: {len(found[place])} of {len(writer.acked[place])}" for place in wrong[:3]
+    )
+    return len(wrong), wanted, examples

@@ -43,6 +43,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "cluster-hosts": cluster.hosts,
     "cluster-kafka": cluster.kafka,
     "cluster-rolling": cluster.rolling,
+    "cluster-store": cluster.store,
     "cluster-wide": cluster.wide,
     "cluster-speed": cluster.speed,
 }

@@ -19,12 +19,13 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.limits import DEAD_AFTER_SECONDS
+from sparklog.options import storage_options
 from sparklog.storage.liveness import find_live_broker
 from sparklog.storage.objects import open_store
 
 
 class BrokerProcess:
-    """`sparklog broker` on `root`, serving when `start` returns.
+    """`sparklog broker` on `root`, a folder or a URI, serving when `start` returns.
 
     `settings` are environment variables, such as `SPARKLOG_PUBLISHER_INTERVAL_SECONDS`. `prefix`
     is a command that runs the one that follows it, in the same process.
@@ -32,14 +33,15 @@ class BrokerProcess:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         settings: Mapping[str, str] | None = None,
         *,
         flight: str = "127.0.0.1:0",
         kafka: str = "",
         prefix: Sequence[str] = (),
     ) -> None:
-        self.root = root
+        self.root = Path(root)
+        self._uri = str(root)
         self._settings = dict(settings or {})
         self._doors = ["--flight", flight, "--kafka", kafka]
         self._prefix = list(prefix)
@@ -55,7 +57,7 @@ class BrokerProcess:
             "sparklog",
             "broker",
             "--root",
-            str(self.root),
+            self._uri,
         ]
         command += self._doors
         self._process = subprocess.Popen(
@@ -64,6 +66,15 @@ class BrokerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )
+        try:
+            return self._served()
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def _served(self) -> Self:
+        """Waits until the process serves, and notes its addresses."""
+        assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = self._live()
@@ -75,7 +86,7 @@ class BrokerProcess:
         return self
 
     def _live(self) -> tuple[int, str] | None:
-        store = open_store(str(self.root))
+        store = open_store(self._uri, storage_options(self._uri, environment=self._settings))
         return find_live_broker(store, clock=SystemClock(), dead_after_seconds=DEAD_AFTER_SECONDS)
 
     @property
