@@ -2,7 +2,7 @@
 
 `python -m benchmarks.s3_server PORT MILLISECONDS`. It has what brokers ask for: conditional puts,
 ranges, listings and batches of deletions. It checks no signature, so it listens on this machine
-only. Moto's server answers one request at a time, and would itself be what is measured.
+only. Moto's server answers one request at a time, and would be too slow for three brokers.
 """
 
 from __future__ import annotations
