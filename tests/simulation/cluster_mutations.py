@@ -90,7 +90,7 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: an epoch is left before a checkpoint has its states",
         patches=((takeover, "leave", _leave_uncovered),),
-        rates=Rates(crash=0.015),
+        rates=Rates(crash=0.006, freeze=0.02),
         profile=(("brokers", 2), ("steps", 2_000), ("is_local", True), ("idempotent", 3)),
     ),
     Mutation(
