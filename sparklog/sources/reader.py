@@ -20,9 +20,9 @@ from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.views import LogView, RootView
+from sparklog.storage import read as storage_read
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
-from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import Located, ReadSource, Slice
 
 _GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)
@@ -102,27 +102,34 @@ def _batches(
         return brokers.read(location.bootstrap, run[0], columns)
     if run[0].source is ReadSource.WAL:
         return iter(_read_entries(_store(location), run))
-    return read_slice(_store(location), run[0], columns=columns, wants_all=True)
+    if len(run) > 1:
+        return storage_read.read_slices(_store(location), run, columns=columns)
+    return storage_read.read_slice(_store(location), run[0], columns=columns, wants_all=True)
 
 
-# ------------------------------------------------------------------------------ entries of the log
+# ------------------------------------------------------------------------------ neighbours
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yields slices that are read together: neighbours in the log up to a batch of rows, or a file.
+    """Yields slices that are read together, up to a batch of rows.
 
-    Their bytes are bounded too, because a column of Arrow has at most 2 GiB.
+    These are neighbours in the log, and small files of neighbours in the table. Their bytes are
+    bounded too, because a column of Arrow has at most 2 GiB.
     """
     run: list[Slice] = []
     size_bytes = 0
     for each in slices:
-        more_bytes = 0 if each.entry is None else each.entry.entry.memory_bytes
+        if each.entry is not None:
+            more_bytes, most_bytes = each.entry.entry.memory_bytes, limits.READ_RUN_BYTES
+        else:
+            more_bytes = sum(file.size_bytes for file in each.files)
+            most_bytes = limits.SMALL_FILE_BYTES
         if run and not (
-            each.source is run[0].source is ReadSource.WAL
+            each.source is run[0].source is not ReadSource.BROKER
             and (each.topic_id, each.partition) == (run[0].topic_id, run[0].partition)
             and each.first == run[-1].end
             and each.end - run[0].first <= limits.SCAN_BATCH_ROWS
-            and size_bytes + more_bytes <= limits.READ_RUN_BYTES
+            and size_bytes + more_bytes <= most_bytes
         ):
             yield run
             run, size_bytes = [], 0
