@@ -1267,14 +1267,23 @@ def commit_all(
     commits: Sequence[tuple[TopicTable, Decide]],
     *,
     clock: Clock,
+    stale: Sequence[TopicTable] = (),
     put_all_new: PutAllNew | None = None,
 ) -> list[TableSnapshot | Exception]:
     """Commits to several tables, whose commits are made durable together.
 
     Returns for each what `TopicTable.commit` would have returned or raised. Those whose version
-    another writer has taken are tried again together, on the newest versions. `put_all_new` is as
-    for `claim_all`. Raises `SyncFailed`.
+    another writer has taken are tried again together, on the newest versions. Raises `SyncFailed`.
+
+    Args:
+        store: the store of the tables.
+        commits: each table, and what decides on its change.
+        clock: as for `claim_all`, like `put_all_new`.
+        stale: those to which others have most likely committed. They are read first, because a read
+            costs less than a lost race.
+        put_all_new: has the first try at the puts.
     """
+    in_parallel(store, lambda table: _outcome(table.refresh), stale)  # errors come back below
     found: dict[int, TableSnapshot | Exception] = {}
     for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
         left = [number for number in range(len(commits)) if number not in found]
@@ -1287,7 +1296,10 @@ def commit_all(
         }
         if len(found) == len(commits):
             break
-    return [found.get(number, _overtaken(table)) for number, (table, _) in enumerate(commits)]
+    return [
+        found[number] if number in found else _overtaken(table)
+        for number, (table, _) in enumerate(commits)
+    ]
 
 
 def _commit_once(
@@ -1329,14 +1341,6 @@ def _finished(
         return ended
     refreshed = _outcome(table.refresh)
     return refreshed if isinstance(refreshed, Exception) else None
-
-
-def refresh_all(store: Store, tables: Sequence[TopicTable]) -> list[TableSnapshot | Exception]:
-    """Reads the newest versions of several tables.
-
-    Returns for each what `TopicTable.refresh` would have returned or raised.
-    """
-    return in_parallel(store, lambda table: _outcome(table.refresh), tables)
 
 
 def _outcome(

@@ -48,7 +48,6 @@ from sparklog.storage.table import (
     end_app_id,
     key_app_id,
     query_app_id,
-    refresh_all,
 )
 
 _log = structlog.get_logger("sparklog.publisher")
@@ -370,13 +369,12 @@ class Publisher:
                 found = self._commit_of(turn)
                 if found is not None:
                     commits.append((turn, found))
-        # Other leaders have most likely committed since, and a read costs less than a lost race.
-        refresh_all(self._store, [each.table for turn, each in commits if turn.topic.is_shared])
         process = self._process_if_ready()
         outcomes = commit_all(
             self._store,
             [(each.table, each.decide) for _, each in commits],
             clock=self._clock,
+            stale=[each.table for turn, each in commits if turn.topic.is_shared],
             put_all_new=process.put_all_new if process is not None else None,
         )
         for (turn, commit), outcome in zip(commits, outcomes, strict=True):
