@@ -323,7 +323,7 @@ MUTATIONS = (
             (TopicTable, "_check", _always(None)),
         ),
         rates=Rates(stall=0.02),
-        profile=(("administrators", 1), ("engines", 1), ("steps", 3_000)),
+        profile=(("administrators", 1), ("engines", 2), ("steps", 3_000)),
     ),
     Mutation(
         name="files of any age are added without a check that they exist",
