@@ -12,9 +12,11 @@ PATIENCE_SECONDS: Final = 90.0
 _LOOK_SECONDS: Final = 0.05
 
 
-def wait_until(met: Callable[[], bool], what: str) -> None:
+def wait_until(
+    met: Callable[[], bool], what: str, *, patience_seconds: float = PATIENCE_SECONDS
+) -> None:
     """Looks again and again; fails after a long time, saying `what` did not happen."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while not met():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(_LOOK_SECONDS)
