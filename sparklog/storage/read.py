@@ -351,7 +351,10 @@ def _read_small(
 
 
 def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.Buffer]:
-    """Returns the first small files of an object store, by path; none that cannot be read."""
+    """Returns the first small files of an object store, by path; none if there is an error.
+
+    It is raised where the file is decoded: a path of another engine may be no path of ours.
+    """
     if store.is_local:
         return {}
     paths: list[str] = []
@@ -365,10 +368,13 @@ def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.B
     def read(path: str) -> pa.Buffer | None:
         try:
             return _first_bytes(store, path)
-        except (errors.SparklogError, ObjectMissing):  # raised where the file is decoded
+        except ObjectMissing:
             return None
 
-    found = in_parallel(store, read, paths, at_once=limits.SMALL_FILES_AT_ONCE)
+    try:
+        found = in_parallel(store, read, paths, at_once=limits.SMALL_FILES_AT_ONCE)
+    except (errors.SparklogError, OSError, ValueError):
+        return {}  # the other files would wait for the store's retries too
     return {path: data for path, data in zip(paths, found, strict=True) if data is not None}
 
 

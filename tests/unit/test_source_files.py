@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -114,4 +116,17 @@ def test_a_file_that_stays_away_is_an_error(
 
     monkeypatch.setattr(reader, "_planner", lambda *_: Again())
     with pytest.raises(errors.MissingObject, match="it was named by each of"):
+        read(slices)
+
+
+def test_a_path_of_another_engine_is_an_error_with_its_name(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store refuses it, and the rows before it are given."""
+    use(monkeypatch, store)
+    slices = [put(store, 0, first) for first in range(0, 9, 3)]
+    (file,) = slices[1].files
+    strange = dataclasses.replace(file, path="partition=0/../strange.parquet")
+    slices[1] = msgspec.structs.replace(slices[1], files=(strange,))
+    with pytest.raises(errors.CorruptObject, match="strange"):
         read(slices)
