@@ -92,6 +92,11 @@ def _read_run(
         yield from _read_run(location, each, columns, fail_on_data_loss, attempts - 1)
 
 
+def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Groups slices whose rest is one range, if it has to be planned again."""
+    return storage_read.neighbours(slices, limits.SCAN_BATCH_ROWS, with_gaps=False)
+
+
 def _batches(
     location: LogLocation, run: Sequence[Slice], columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
@@ -107,36 +112,7 @@ def _batches(
     return storage_read.read_slice(_store(location), run[0], columns=columns, wants_all=True)
 
 
-# ------------------------------------------------------------------------------ neighbours
-
-
-def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yields slices that are read together, up to a batch of rows.
-
-    These are neighbours in the log, and small files of neighbours in the table. Their bytes are
-    bounded too, because a column of Arrow has at most 2 GiB.
-    """
-    run: list[Slice] = []
-    size_bytes = 0
-    for each in slices:
-        if each.entry is not None:
-            more_bytes, most_bytes = each.entry.entry.memory_bytes, limits.READ_RUN_BYTES
-        else:
-            more_bytes = sum(file.size_bytes for file in each.files)
-            most_bytes = limits.SMALL_FILE_BYTES
-        if run and not (
-            each.source is run[0].source is not ReadSource.BROKER
-            and (each.topic_id, each.partition) == (run[0].topic_id, run[0].partition)
-            and each.first == run[-1].end
-            and each.end - run[0].first <= limits.SCAN_BATCH_ROWS
-            and size_bytes + more_bytes <= most_bytes
-        ):
-            yield run
-            run, size_bytes = [], 0
-        run.append(each)
-        size_bytes += more_bytes
-    if run:
-        yield run
+# ------------------------------------------------------------------------------ entries of the log
 
 
 def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:

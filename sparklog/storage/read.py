@@ -68,6 +68,45 @@ def read_slice(
             yield from _read_files(files, piece, wanted, batch_rows, wants_all)
 
 
+def neighbours(
+    slices: Iterable[Slice], batch_rows: int, *, with_gaps: bool
+) -> Iterator[list[Slice]]:
+    """Groups slices that are read at once: up to a batch of rows of one partition.
+
+    These are small files of its table, one for each slice, and entries of its log. Their bytes are
+    bounded too, because a column of Arrow has at most 2 GiB. `with_gaps`: offsets between two
+    slices of a group may be in neither.
+    """
+    run: list[Slice] = []
+    size_bytes = 0
+    for each in slices:
+        if each.entry is not None:
+            more_bytes, most_bytes = each.entry.entry.memory_bytes, limits.READ_RUN_BYTES
+        else:
+            more_bytes = sum(file.size_bytes for file in each.files)
+            most_bytes = limits.SMALL_FILE_BYTES
+        if run and not (
+            _may_be_joined(each)
+            and _may_be_joined(run[0])
+            and each.source is run[0].source
+            and (each.topic_id, each.partition) == (run[0].topic_id, run[0].partition)
+            and (with_gaps or each.first == run[-1].end)
+            and each.end - run[0].first <= batch_rows
+            and size_bytes + more_bytes <= most_bytes
+        ):
+            yield run
+            run, size_bytes = [], 0
+        run.append(each)
+        size_bytes += more_bytes
+    if run:
+        yield run
+
+
+def _may_be_joined(piece: Slice) -> bool:
+    """Several files of one slice overlap, and are merged; a broker is asked for each slice."""
+    return piece.source is not ReadSource.BROKER and len(piece.files) <= 1
+
+
 def read_slices(
     store: Store,
     pieces: Sequence[Slice],
@@ -99,9 +138,9 @@ def read_runs(
     """Returns a batch for each run of neighbouring slices of small files; None if there is none.
 
     None means that `read_slices` finds rows, or the error. An object store is asked for many files
-    at the same time. Most of the time for a small file is
-    spent on each call that handles some of it, and much of that on code that the processor does not
-    have in its caches. So the files of a run are handled together, and each step for all runs.
+    at the same time. Most of the time for a small file is spent on each call that handles some of
+    it, and much of that on code that the processor does not have in its caches. So the files of a
+    run are handled together, and each step for all runs.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     tables: list[list[pa.Table]] = []

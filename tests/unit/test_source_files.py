@@ -75,6 +75,20 @@ def test_a_gap_is_no_neighbour(store: MemoryStore, monkeypatch: pytest.MonkeyPat
     assert read(slices) == [(0, [0, 1, 2]), (0, [6, 7, 8, 9, 10, 11])]
 
 
+def test_slices_of_several_files_stay_alone(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that overlap are merged; each file is asked for once."""
+    slices = [put(store, 0, first) for first in range(0, 15, 3)]
+    slices[2] = msgspec.structs.replace(
+        slices[2], files=(*slices[2].files, *put(store, 0, 6).files)
+    )
+    bucket = DelayedStore(store, 0.0, SystemClock())
+    use(monkeypatch, bucket)
+    assert [offset for _, each in read(slices) for offset in sorted(set(each))] == list(range(15))
+    assert bucket.requests["get_range"] == 6
+
+
 def test_the_rest_is_planned_again_where_a_file_is_gone(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, between, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_row_since, read_runs, read_slices
+from sparklog.storage.read import first_row_since, neighbours, read_runs, read_slices
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
 
@@ -153,7 +153,7 @@ class LogReader:
             return []
         enough = min(start + projection.batch_rows, end)
         pieces, _ = self._plan(topic, partition, start, end, enough)
-        run = next(_runs(pieces, projection.batch_rows), [])
+        run = next(neighbours(pieces, projection.batch_rows, with_gaps=True), [])
         return run if run and run[0].source is ReadSource.FILES else []
 
     def _topic(self, name: str, topic_id: str | None) -> Topic:
@@ -234,7 +234,7 @@ class LogReader:
             enough = min(start + projection.batch_rows, end)
             pieces, until = self._plan(topic, partition, start, end, enough)
             try:
-                for run in _runs(pieces, projection.batch_rows):
+                for run in neighbours(pieces, projection.batch_rows, with_gaps=True):
                     for rows in self._rows_of(run, projection):
                         first, start = start, rows.column("offset")[-1].as_py() + 1
                         yield _batch(topic, partition, first, start, projection.select(rows))
@@ -522,28 +522,6 @@ def _is_packed(entry: Entry) -> bool:
     False for Arrow batches, which are in the hot tail as they are.
     """
     return entry.encoding is Encoding.KAFKA and entry.memory_bytes > limits.READ_RUN_BYTES
-
-
-def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
-    """Groups slices that are read at once: small neighbours in the table, and in the WAL."""
-    run: list[Slice] = []
-    size = 0
-    for piece in pieces:
-        if piece.entry is not None:
-            more, most = piece.entry.entry.memory_bytes, limits.READ_RUN_BYTES
-        else:
-            more, most = sum(file.size_bytes for file in piece.files), limits.SMALL_FILE_BYTES
-        if run and not (
-            piece.source is run[0].source
-            and piece.end - run[0].first <= batch_rows
-            and size + more <= most
-        ):
-            yield run
-            run, size = [], 0
-        run.append(piece)
-        size += more
-    if run:
-        yield run
 
 
 def check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:
