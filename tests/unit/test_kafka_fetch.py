@@ -173,6 +173,38 @@ def test_a_slow_storage_does_not_keep_a_response_back(monkeypatch: pytest.Monkey
     assert not left
 
 
+def read_late(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[fetch._FetchPartition]:
+    """Reads partitions when no time is left, and returns them all."""
+    monkeypatch.setattr(fetch, "KAFKA_READ_SECONDS", 0.0)
+    partitions = partitions_of()
+    _, is_full = asyncio.run(fetch._read(cast("HandlerContext", context), partitions, 1 << 20))
+    assert is_full
+    return partitions
+
+
+def test_a_late_response_has_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions that were read ahead need no other request."""
+    context = Context()
+    context.broker.read = list(range(1, PARTITIONS, 2))
+    found = [each.number for each in read_late(context, monkeypatch) if each.chunks]
+    assert found == [0, *range(1, PARTITIONS, 2)]
+
+
+def test_partitions_that_fail_slowly_do_not_keep_a_response_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A storage that does not answer takes its time for each of them."""
+    context = Context()
+    monkeypatch.setattr(Broker, "fetch_kafka", _fails_in_storage)
+    failed = [each.number for each in read_late(context, monkeypatch) if each.code]
+    assert failed == [0]
+
+
+def _fails_in_storage(_broker: Broker, *_: Any, only_memory: bool = False, **__: Any) -> None:
+    if not only_memory:
+        raise errors.StorageUnavailable(operation="get", path="x", reason="a test")
+
+
 # ------------------------------------------------------------------------------ turns
 
 

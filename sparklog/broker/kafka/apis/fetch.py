@@ -284,10 +284,11 @@ async def _read(
 ) -> tuple[int, bool]:
     """Reads the partitions in their order. Returns (bytes, whether more did not fit).
 
-    Those that are left when the time is over count as if they did not fit. A client that waits too
-    long for its response asks for the same again, and would get no further.
+    When the time is over, the others are returned as far as they are in memory; the rest counts as
+    if it did not fit. A client that waits too long for its response asks for the same again, and
+    would get no further.
     """
-    size, is_full = 0, False
+    size, is_full, has_error = 0, False, False
     deadline = time.monotonic() + KAFKA_READ_SECONDS
     ahead = _ReadAhead(context, partitions, deadline)
     async for index, partition in _numbered(context, partitions):
@@ -296,13 +297,18 @@ async def _read(
             continue
         limit_bytes = min(partition.limit_bytes, most_bytes - size)
         # The first batch is returned however large it is; otherwise a consumer could not continue.
-        if size and (limit_bytes <= 0 or time.monotonic() >= deadline):
+        if limit_bytes <= 0 and size:
             return size, True
+        is_late = bool(size or has_error) and time.monotonic() >= deadline
         try:
-            await ahead.read(index, limit_bytes)
-            fetched = await _fetch(context, partition, limit_bytes, at_least_one=size == 0)
+            if not is_late:
+                await ahead.read(index, limit_bytes)
+            fetched = await _fetch(
+                *(context, partition, limit_bytes), at_least_one=size == 0, only_memory=is_late
+            )
         except errors.SparklogError as error:
             partition.code = code_of(error)
+            has_error = True
         else:
             partition.chunks = fetched.pieces
             partition.size = sum(map(len, fetched.pieces))
@@ -433,7 +439,12 @@ def _look_up(context: HandlerContext, partition: _FetchPartition) -> None:
 
 
 async def _fetch(
-    context: HandlerContext, partition: _FetchPartition, limit_bytes: int, *, at_least_one: bool
+    context: HandlerContext,
+    partition: _FetchPartition,
+    limit_bytes: int,
+    *,
+    at_least_one: bool,
+    only_memory: bool,
 ) -> Fetched:
     """Reads up to `limit_bytes` from memory in several portions, or one portion from storage."""
     chunks: list[Raw] = []
@@ -448,7 +459,7 @@ async def _fetch(
             at_least_one=at_least_one and not chunks,
         )
         fetched = fetch(only_memory=True)
-        if fetched is None and not chunks:
+        if fetched is None and not chunks and not only_memory:
             fetched = await context.run_blocking(WorkerPool.READ, fetch)
         if fetched is None or not fetched.pieces:
             break
