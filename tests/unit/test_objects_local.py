@@ -233,6 +233,16 @@ def test_failed_sync_of_files(
         ready.sync_files(["f/first"])
 
 
+def test_another_error_does_not_hide_a_failed_sync(ready: LocalStore) -> None:
+    """Files are flushed beside each other, and the system reports a failed flush once."""
+
+    def flush(number: int) -> None:
+        raise SyncFailed("f/first", "lost") if number else MemoryError
+
+    with pytest.raises(SyncFailed):
+        ready._in_parallel(flush, [0, 1])
+
+
 def test_a_lost_claim_syncs(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
     """A claim that lost flushes the folder, because the winner may have died before it did."""
     assert not claim(ready, "f/first", b"other", clock=ManualClock())

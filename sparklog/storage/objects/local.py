@@ -272,7 +272,10 @@ class LocalStore:
         return pool
 
     def _in_parallel(self, work: Callable[[_Item], None], items: Sequence[_Item]) -> None:
-        """Does the work for every item, and raises the first error once all is done."""
+        """Does the work for every item, and raises the first error once all is done.
+
+        A `SyncFailed` comes before any other.
+        """
         count = min(limits.FLUSH_THREADS, len(items))
         if count <= 1:
             for each in items:
@@ -293,8 +296,10 @@ class LocalStore:
                 run(number)
         finally:
             wait(running)
-        for future in running:
-            future.result()
+        failures = [error for future in running if (error := future.exception()) is not None]
+        # The system reports a failed flush once, so another error must not hide it.
+        for error in sorted(failures, key=lambda each: not isinstance(each, SyncFailed)):
+            raise error
 
     # -------------------------------------------------------------------------- reading
 
