@@ -162,13 +162,9 @@ class _BrokersOnStore(_Brokers):
     """
 
     def __init__(self, _folder: Path) -> None:
-        address = free_address()
-        port = address.rpartition(":")[2]
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.s3_server", port, str(_STORE_MILLISECONDS)]
-        )
+        self._address = free_address()
         settings = {
-            "SPARKLOG_STORAGE_AWS_ENDPOINT": f"http://{address}",
+            "SPARKLOG_STORAGE_AWS_ENDPOINT": f"http://{self._address}",
             "SPARKLOG_STORAGE_AWS_ACCESS_KEY_ID": "none",
             "SPARKLOG_STORAGE_AWS_SECRET_ACCESS_KEY": "none",
             "SPARKLOG_STORAGE_AWS_REGION": "us-east-1",
@@ -177,16 +173,22 @@ class _BrokersOnStore(_Brokers):
         super().__init__("s3://bench/log", have_hosts=True, settings=settings)
 
     def __enter__(self) -> Self:
+        port = self._address.rpartition(":")[2]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.s3_server", port, str(_STORE_MILLISECONDS)]
+        )
         try:
             return super().__enter__()
         except BaseException:
-            self._server.kill()
+            self.__exit__()
             raise
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._server.kill()
-        self._server.wait()
+        try:
+            super().__exit__(*error)
+        finally:
+            self._server.kill()
+            self._server.wait()
 
 
 class _Writer:

@@ -68,7 +68,7 @@ class _Bucket:
             head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             if found:
                 prefixes.append(f"{prefix}{head}{delimiter}")
-                number = bisect.bisect_left(self.keys, prefixes[-1][:-1] + chr(ord("/") + 1))
+                number = bisect.bisect_left(self.keys, prefixes[-1][:-1] + chr(ord(delimiter) + 1))
             else:
                 keys.append(key)
                 number += 1
@@ -127,9 +127,6 @@ class S3Server:
         found = self._bucket.objects.get(key)
         if request.method == "PUT":
             if found is not None and request.headers.get("if-none-match") == "*":
-                return _xml("Error", "<Code>PreconditionFailed</Code>", status=412)
-            expected = request.headers.get("if-match")
-            if expected is not None and (found is None or found.etag != expected):
                 return _xml("Error", "<Code>PreconditionFailed</Code>", status=412)
             return Response(headers={"etag": self._bucket.put(key, body).etag})
         if request.method == "DELETE":

@@ -1283,7 +1283,8 @@ def commit_all(
             costs less than a lost race.
         put_all_new: has the first try at the puts.
     """
-    in_parallel(store, lambda table: _outcome(table.refresh), stale)  # errors come back below
+    # One that cannot be read loses its race, and says why when it is read after it.
+    in_parallel(store, lambda table: _outcome(table.refresh), stale)
     found: dict[int, TableSnapshot | Exception] = {}
     for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
         left = [number for number in range(len(commits)) if number not in found]
@@ -1316,8 +1317,7 @@ def _commit_once(
     sync_all(store, [table for table, _ in commits])
     found = [_outcome(table.prepare_commit, decide) for table, decide in commits]
     objects = [(each.path, each.data) for each in found if isinstance(each, PreparedCommit)]
-    claimed = claim_all(store, objects, clock=clock, put_all_new=put_all_new)
-    outcomes = iter(claimed)
+    outcomes = iter(claim_all(store, objects, clock=clock, put_all_new=put_all_new))
     put = [
         (table, each, next(outcomes))
         for (table, _), each in zip(commits, found, strict=True)
@@ -1336,8 +1336,7 @@ def _finished(
     """
     if isinstance(outcome, Exception):
         return outcome
-    ended = _outcome(table.finish_commit, prepared) if outcome else None
-    if ended is not None:
+    if outcome and (ended := _outcome(table.finish_commit, prepared)) is not None:
         return ended
     refreshed = _outcome(table.refresh)
     return refreshed if isinstance(refreshed, Exception) else None

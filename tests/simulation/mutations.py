@@ -171,6 +171,7 @@ _LARGE = (
     ("steps", 700),
 )
 _RESTARTS = Rates(crash=0.01)
+_NO_TABLES_SYNCED = ((recovery, "sync_all", _always(None)), (tables, "sync_all", _always(None)))
 _RIVALS = Rates(stall=0.02, freeze=0.01)
 _DOUBTS = Rates(unresolved=0.03, crash=0.004)
 
@@ -364,11 +365,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=(
-            (TopicTable, "sync", _always(None)),
-            (recovery, "sync_all", _always(None)),
-            (tables, "sync_all", _always(None)),
-        ),
+        patches=((TopicTable, "sync", _always(None)), *_NO_TABLES_SYNCED),
         rates=Rates(crash=0.05, power_cut=0.001),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 4_000)),
@@ -381,11 +378,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=(
-            (TopicTable, "_sync_files", _always(None)),
-            (recovery, "sync_all", _always(None)),
-            (tables, "sync_all", _always(None)),
-        ),
+        patches=((TopicTable, "_sync_files", _always(None)), *_NO_TABLES_SYNCED),
         rates=Rates(power_cut=0.006),
         profile=(*_ENGINE, ("engines", 2), ("steps", 2_500)),
     ),

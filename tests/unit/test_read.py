@@ -234,8 +234,8 @@ def test_a_file_that_is_larger_than_its_size_in_the_log_is_read(
 
 def test_files_of_different_columns_are_merged(store: MemoryStore) -> None:
     """With overlapping offsets in two files, each file may lack rows of the other."""
-    even = rows(0, 50).take(list(range(0, 20, 2))).drop_columns(["headers"])
-    odd = rows(0, 50).take(list(range(1, 20, 2))).drop_columns(["key"])
+    even = rows(0, 20).take(list(range(0, 20, 2))).drop_columns(["headers"])
+    odd = rows(0, 20).take(list(range(1, 20, 2))).drop_columns(["key"])
     (batch,) = read(store, put(store, even, "even"), put(store, odd, "odd"))
     assert batch.column("offset").to_pylist() == list(range(20))
     assert (batch.column("headers").null_count, batch.column("key").null_count) == (10, 10)

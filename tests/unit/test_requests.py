@@ -409,10 +409,11 @@ def test_commits_are_read_in_parallel(slow: DelayedStore) -> None:
     for _ in range(30):
         fill(rig, 1, 1)
         rig.publish()
-    table = TopicTable(slow, "t", clock=SystemClock())
+    slower = DelayedStore(quick(slow), 0.05)  # requests meet on a busy machine too
+    table = TopicTable(slower, "t", clock=SystemClock())
     assert table.refresh().ends == (30,)
     assert [file.first for file in table.snapshot.files[0]] == list(range(30))
-    assert 1 < slow.most_at_once <= limits.TABLE_REQUESTS_AT_ONCE
+    assert slower.most_at_once == limits.TABLE_REQUESTS_AT_ONCE
 
 
 def test_a_commit_that_was_not_found_yet_ends_the_read(clock: ManualClock) -> None:
