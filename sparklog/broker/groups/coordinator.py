@@ -277,7 +277,10 @@ class Coordinator:
             return self._refusal
         partition = self._topic.find_partition(group_id)
         if partition is None:
-            return None
+            # Another broker has just created the topic, and this one will soon see it. Clients
+            # wait for that, while they would repeat any other error at once.
+            is_shared = len(self._broker.members()) > 1
+            return GroupError.COORDINATOR_LOAD_IN_PROGRESS if is_shared else None
         leader_epoch = self._topic.led().get(partition)
         if leader_epoch is None:
             return GroupError.NOT_COORDINATOR
