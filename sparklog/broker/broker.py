@@ -81,6 +81,8 @@ __all__ = [
 _DEFAULT_SETTINGS = BrokerSettings()
 _FATE_SECONDS: Final = 0.01
 """The time for which the fates of other members' processes are remembered."""
+_FAREWELL_SECONDS: Final = 5.0
+"""The time for which clients still hear of a member that has just gone."""
 
 
 class _Members(NamedTuple):
@@ -90,6 +92,8 @@ class _Members(NamedTuple):
     registered: Mapping[int, BrokerRegistration] = MappingProxyType({})
     up: Mapping[int, BrokerRegistration] = MappingProxyType({})
     """Without those whose process had ended."""
+    gone: Mapping[int, tuple[BrokerRegistration, float]] = MappingProxyType({})
+    """Those that have just left `up`, and until when clients hear of them, in monotonic seconds."""
     until: float = 0.0
     """The monotonic time at which `up` becomes too old."""
 
@@ -222,8 +226,24 @@ class Broker:
             for number, each in registered.items()
             if number == self._leadership.broker or fate_of(each.process) is not Fate.GONE
         }
-        self._members = _Members(metadata, registered, up, now + _FATE_SECONDS)
+        gone = {
+            number: (each, until)
+            for number, (each, until) in known.gone.items()
+            if now < until and number not in up
+        }
+        if now < (until := known.until + _FAREWELL_SECONDS):
+            gone |= {each: (known.up[each], until) for each in known.up.keys() - up.keys()}
+        self._members = _Members(metadata, registered, up, gone, now + _FATE_SECONDS)
         return up
+
+    def known_members(self) -> Mapping[int, BrokerRegistration]:
+        """Returns `members`, and those that have been up until a moment ago.
+
+        librdkafka ends its connection to a broker that metadata no longer name. Partitions that are
+        just moving from it then have no leader until it asks again, a second later.
+        """
+        up = self.members()
+        return {**{number: each for number, (each, _) in self._members.gone.items()}, **up}
 
     @property
     def is_member(self) -> bool:

@@ -106,10 +106,13 @@ class Node(NamedTuple):
     rack: str | None
 
 
-def nodes(broker: Broker, host: str, port: int) -> list[Node]:
-    """Returns the brokers that serve Kafka's clients; `host` and `port` are of this one."""
+def nodes(broker: Broker, host: str, port: int, *, with_gone: bool = False) -> list[Node]:
+    """Returns the brokers that serve Kafka's clients; `host` and `port` are of this one.
+
+    `with_gone`: and those that did so until a moment ago.
+    """
     found = []
-    for number, known in broker.members().items():
+    for number, known in (broker.known_members() if with_gone else broker.members()).items():
         address = f"{host}:{port}" if number == broker.broker_id else known.kafka
         its_host, _, its_port = address.rpartition(":")
         if its_host:

@@ -36,7 +36,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "throttle_time": NO_TIME,
         "brokers": [
             {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
-            for each in nodes(context.broker, context.host, context.port)
+            for each in nodes(context.broker, context.host, context.port, with_gone=True)
         ],
         "cluster_id": cluster.cluster_id,
         "controller_id": context.broker.controller,
