@@ -35,6 +35,7 @@ from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.handover import Handovers
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.partitions import PartitionTable, Topic
@@ -141,6 +142,8 @@ class Agent:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
+        self._histories = Histories(self._store, clock=self._clock)
+        """Logs of others, for the thread that follows the cluster."""
         self._follow_now = threading.Event()
         self._stop_lock = threading.Lock()
         """Held by the thread that stops the broker."""
@@ -411,6 +414,7 @@ class Agent:
             seen=recovered,
             on_change=self._follow_now.set,
             leaving=functools.partial(leaving, self._store),
+            histories=self._histories,
         )
         if self._is_member:
             broker.metadata.apply = reconciler.apply
@@ -436,6 +440,7 @@ class Agent:
                 else liveness.dead_after_seconds * _LOOK
             ),
             is_sound=has_beaten,
+            histories=self._histories,
         )
 
         self._handovers = Handovers(
@@ -462,7 +467,8 @@ class Agent:
                 limits.FOLLOW_SECONDS if len(broker.members()) > 1 else limits.WATCH_SECONDS
             )
             wanted = often_seconds if self._store.is_local else limits.FOLLOW_REMOTE_SECONDS
-            return min(wanted, liveness.dead_after_seconds * PAUSE / 2)
+            longest = liveness.dead_after_seconds * PAUSE / 2
+            return min(wanted, longest, controller.seconds_to_death())
 
         self._start_thread(
             "cluster",

@@ -8,7 +8,7 @@ gets a fence (`storage/leadership.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import structlog
@@ -16,9 +16,10 @@ import structlog
 from sparklog import errors
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
-from sparklog.storage import assign, leadership, wal
+from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Loads
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.objects import Store
@@ -42,11 +43,13 @@ class Controller:
         clock: Clock,
         dead_after_seconds: float,
         is_sound: Callable[[], bool],
+        histories: Histories,
         every_seconds: float = 0.0,
     ) -> None:
         """`every_seconds`: the least time between two looks, each of which costs requests.
 
         `is_sound`: whether our own heartbeats reach the store; else we judge no broker.
+        `histories` keep the logs that are read before they are sealed.
         """
         self._store = store
         self._metadata = metadata
@@ -54,6 +57,10 @@ class Controller:
         self._clock = clock
         self._is_sound = is_sound
         self._every_seconds = every_seconds
+        self._histories = histories
+        self._prepare_seconds = dead_after_seconds / 10
+        """The least time between two preparations."""
+        self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
@@ -63,13 +70,18 @@ class Controller:
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
 
+    def seconds_to_death(self) -> float:
+        """Returns the time until a silent broker counts as dead; else infinite."""
+        left_seconds = self._observer.next_death - self._clock.monotonic()
+        return left_seconds if left_seconds > 0 else float("inf")
+
     def tick(self) -> None:
         """Looks at the others once. Raises `BrokerFenced` and the errors of the store."""
         if not self._is_sound():
             self._observer.forget()
             return
         now = self._clock.monotonic()
-        if now - self._looked_at < self._every_seconds:
+        if now - self._looked_at < self._every_seconds and now < self._observer.next_death:
             return
         self._looked_at = now
         metadata = self._metadata.known
@@ -78,6 +90,9 @@ class Controller:
             self._control(metadata)
         else:
             self._watch(metadata)
+        if (silent := self._observer.silent) and now - self._prepared_at >= self._prepare_seconds:
+            self._prepared_at = now
+            self._prepare(metadata, silent)
 
     # -------------------------------------------------------------------------- electing
 
@@ -187,10 +202,24 @@ class Controller:
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
 
+    def _prepare(self, metadata: ClusterMetadata, silent: Collection[int]) -> None:
+        """Reads the logs of brokers that are likely to be dead, so that little is left to be read.
+
+        An error is left to the failover.
+        """
+        try:
+            for each in leadership.epochs_behind(metadata, silent):
+                self._histories.read_ahead(each)
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:
+            reason = str(error) or repr(error)
+            _log.info("cannot prepare for a failover", brokers=sorted(silent), reason=reason)
+
     def _seal(self, epochs: Iterable[Epoch]) -> set[tuple[int, int]]:
         """Puts a fence in the log of each epoch, and returns their ids."""
         sealed = set()
         for each in epochs:
-            wal.of(self._store, self._clock, each.log).follower(each.broker, each.epoch).fence()
+            self._histories.seal(each)
             sealed.add(each.id)
         return sealed

@@ -28,7 +28,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
-from sparklog.storage import assign
+from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Leaving, Loads
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, in_parallel
@@ -60,12 +60,14 @@ class Reconciler:
         seen: ClusterMetadata,
         on_change: Callable[[], None],
         leaving: Leaving,
+        histories: Histories,
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
         that it gets. `on_change` is called when `tick` has something to do. `leaving` returns those
-        of the brokers that are up in the metadata, but about to stop.
+        of the brokers that are up in the metadata, but about to stop. `histories` are those that
+        the controller seals.
         """
         self._store = store
         self._metadata = metadata
@@ -89,7 +91,7 @@ class Reconciler:
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
-        self._histories = Histories(store, clock=clock)
+        self._histories = histories
         self._looked_at = -math.inf
         """When this broker last looked for members that are leaving, in monotonic seconds."""
         self._prepared: set[tuple[int, int]] = set()
@@ -280,8 +282,8 @@ class Reconciler:
             coming.update(dict.fromkeys(ours))
         if not coming:
             return
-        for each in metadata.open_epochs:
-            if each.id in new or (each.fenced and givers.intersection(each.heirs)):
+        for each in leadership.epochs_behind(metadata, givers):
+            if each.fenced or each.id in new:
                 self._histories.read_ahead(each)
         topics = [self._partition_table.by_id(metadata.topics[name].topic_id) for name in coming]
         tables = [topic.table for topic in topics if topic is not None]

@@ -88,6 +88,18 @@ def inherited_by(metadata: ClusterMetadata, broker: int) -> tuple[Epoch, ...]:
     return tuple(each for each in metadata.open_epochs if broker in each.heirs)
 
 
+def epochs_behind(metadata: ClusterMetadata, brokers: Collection[int]) -> list[Epoch]:
+    """Returns the epochs whose logs a successor of these brokers may need, oldest first.
+
+    They are those in which the brokers may still write, and those that they are heirs of.
+    """
+    return [
+        each
+        for each in metadata.open_epochs
+        if not set(brokers).isdisjoint(each.heirs if each.fenced else (each.broker,))
+    ]
+
+
 # ------------------------------------------------------------------------------ brokers
 
 

@@ -34,6 +34,8 @@ class _Seen:
     heartbeat: Heartbeat | None
     since: float
     looks: int = 0
+    dead_at: float = 0.0
+    """When the broker counts as dead, if no other heartbeat of it is seen, in monotonic seconds."""
 
 
 class Observer:
@@ -47,6 +49,25 @@ class Observer:
         self._seen: dict[tuple[int, int], _Seen] = {}
         """By broker id and epoch."""
         self._looked_at = -float("inf")
+
+    @property
+    def next_death(self) -> float:
+        """When the next silent broker counts as dead, in monotonic seconds; else infinite.
+
+        A look at that moment finds it sooner than one at a fixed pace.
+        """
+        to_come = (each.dead_at for each in self._seen.values() if each.dead_at > self._looked_at)
+        return min(to_come, default=float("inf"))
+
+    @property
+    def silent(self) -> Collection[int]:
+        """The brokers that count as dead soon: half of the time until then has passed."""
+        now = self._looked_at
+        return {
+            broker
+            for (broker, _), each in self._seen.items()
+            if (each.since + each.dead_at) / 2 <= now < each.dead_at
+        }
 
     def forget(self) -> None:
         """Begins all observations again, because our own view of the store may be at fault."""
@@ -84,5 +105,6 @@ class Observer:
         seen.looks += 1
         self._seen[peer.broker, peer.epoch] = seen
         patience_seconds = max(self._dead_after_seconds, peer.known.dead_after_seconds)
-        is_silent = seen.looks >= _LOOKS and began - seen.since > patience_seconds
+        seen.dead_at = seen.since + patience_seconds
+        is_silent = seen.looks >= _LOOKS and began > seen.dead_at
         return peer.stopped or fate_of(peer.process) is Fate.GONE or is_silent

@@ -44,6 +44,14 @@ class Histories:
         follower = self._follower(epoch)
         return self._keep(epoch, follower, follower.fence())
 
+    def seal(self, epoch: Epoch) -> None:
+        """Ends an epoch, and keeps its flushes for `read`. Raises as `wal.Follower.fence`.
+
+        `read` looks for a newer checkpoint: until the metadata have the epoch as fenced, its broker
+        may put one, and leave epochs whose states are in it.
+        """
+        self._keep_ahead(epoch, self._follower(epoch).fence())
+
     def read(self, epoch: Epoch) -> History:
         """Returns the log of an epoch. Raises as `wal.Follower.fence`.
 
@@ -73,9 +81,12 @@ class Histories:
         """Reads a log that is likely to be needed soon. Raises as `read`."""
         _, objects = self.read(epoch)
         if not epoch.fenced:
-            self._ahead.pop(epoch.id, None)
-            if self._has_room(objects):
-                self._ahead[epoch.id] = {each.at.sequence: each for each in objects}
+            self._keep_ahead(epoch, objects)
+
+    def _keep_ahead(self, epoch: Epoch, objects: Sequence[wal.WalObject]) -> None:
+        self._ahead.pop(epoch.id, None)
+        if self._has_room(objects):
+            self._ahead[epoch.id] = {each.at.sequence: each for each in objects}
 
     def retain(self, epochs: Collection[tuple[int, int]]) -> None:
         """Forgets all other epochs."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -359,8 +359,7 @@ class ObjectFollower:
         count = 0
         while not self.fenced:
             most = min(max(count, 1), self._store.requests_at_once)
-            sequences = range(self.next_sequence, self.next_sequence + most)
-            for each in in_parallel(self._store, self._try_read, sequences):
+            for each in self._read_after(most):
                 if isinstance(each, ObjectMissing):
                     return
                 if isinstance(each, Exception):
@@ -377,6 +376,14 @@ class ObjectFollower:
     def _read_needed(self, at: WalPosition) -> WalObject:
         known = self._known.get(at.sequence)
         return known if known is not None else read_object(self._store, at)
+
+    def _read_after(self, most: int) -> Iterable[WalObject | Exception]:
+        """Returns the next object if it is known; else it and those that follow, `most` in all."""
+        known = self._known.get(self.next_sequence)
+        if known is not None:
+            return [known]
+        sequences = range(self.next_sequence, self.next_sequence + most)
+        return in_parallel(self._store, self._try_read, sequences)
 
     def _try_read(self, sequence: int) -> WalObject | Exception:
         """Returns an object, or the reason why it cannot be read: it may not count."""
