@@ -55,6 +55,10 @@ _WIDE_BUSY: Final = 200
 _WIDE_RATE: Final = 1_000
 """Records/s over all busy topics."""
 _STORE_MILLISECONDS: Final = 20
+_STORE_ROUNDS_PER_SECOND: Final = 0.5
+"""librdkafka has five requests under way to a broker, each of one partition. If an ack takes 45 ms,
+that is a hundred records/s, and all others would wait without any death.
+"""
 _WITH_HOST_NAME: Final = (
     "unshare",
     "--uts",
@@ -197,9 +201,10 @@ class _Writer:
     Its records are spread evenly over time, so that none waits for others of the same moment.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, rounds_per_second: float) -> None:
         import confluent_kafka
 
+        self._rounds_per_second = rounds_per_second
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -219,7 +224,7 @@ class _Writer:
         places = [(f"t{n}", partition) for partition in range(_PARTITIONS) for n in range(_TOPICS)]
         began, sent = time.monotonic(), 0
         while not self._is_over.is_set():
-            due = (time.monotonic() - began) * _ROUNDS_PER_SECOND * len(places)
+            due = (time.monotonic() - began) * self._rounds_per_second * len(places)
             while sent < due:
                 number, place = divmod(sent, len(places))
                 topic, partition = places[place]
@@ -245,13 +250,24 @@ class _Writer:
 
         In seconds. A place that still has no ack has waited since soon after its last one.
         """
-        due = time.monotonic() - 1 / _ROUNDS_PER_SECOND
+        due = time.monotonic() - 1 / self._rounds_per_second
         found = []
         for place in places:
             acked = list(self.acked[place])
             silent = due - (acked[-1][0] if acked else since)
             found.append(max([silent, *(took for at, took in acked if at >= since)]))
         return found
+
+    def next_acks(self, places: Iterable[_Place], since: float) -> list[float]:
+        """Returns for each place the time from then on until it got an ack again, in seconds.
+
+        Acks of the first half second are those that were on their way.
+        """
+        began, now = since + 0.5, time.monotonic()
+        return [
+            next((at for at, _ in list(self.acked[place]) if at >= began), now) - since
+            for place in places
+        ]
 
     def close(self) -> None:
         """Sends nothing more, and returns when everything is acked. May be called again."""
@@ -352,14 +368,23 @@ def hosts(options: BenchOptions) -> Iterator[Measurement]:
 def store(options: BenchOptions) -> Iterator[Measurement]:
     """Deaths of one of three brokers on an object store, on hosts of their own."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
-    with _running(options, _BrokersOnStore) as (brokers, admin, writer):
+    with _running(options, _BrokersOnStore, _STORE_ROUNDS_PER_SECOND) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
-        dead = _kill(brokers, admin, writer, deaths, away_seconds=4 * _SETTLED_SECONDS)
+        dead = _kill(
+            brokers,
+            admin,
+            writer,
+            deaths,
+            away_seconds=4 * _SETTLED_SECONDS,
+            seconds_of=writer.next_acks,
+        )
         yield _gaps(
-            f"a broker on an object store of {_STORE_MILLISECONDS} ms, {deaths} × kill -9",
+            f"a broker on an object store of {_STORE_MILLISECONDS} ms until the next ack,"
+            f" {deaths} × kill -9",
             dead,
             13.0,
             17.0,
+            rounds_per_second=_STORE_ROUNDS_PER_SECOND,
         )
         yield _judged(brokers, writer)
 
@@ -466,6 +491,7 @@ def _on_hosts(root: Path) -> _Brokers:
 def _running(
     options: BenchOptions,
     cluster_in: Callable[[Path], AbstractContextManager[_Cluster]] = _Brokers,
+    rounds_per_second: float = _ROUNDS_PER_SECOND,
 ) -> Iterator[tuple[_Cluster, Any, _Writer]]:
     """Runs three brokers and a writer to all partitions."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -476,7 +502,7 @@ def _running(
         wanted = [NewTopic(f"t{n}", _PARTITIONS, -1) for n in range(_TOPICS)]
         for made in admin.create_topics(wanted).values():
             made.result(_PATIENCE_SECONDS)
-        writer = _Writer(brokers.bootstrap)
+        writer = _Writer(brokers.bootstrap, rounds_per_second)
         try:
             yield brokers, admin, writer
         finally:
@@ -484,10 +510,20 @@ def _running(
 
 
 def _kill(
-    brokers: _Cluster, admin: Any, writer: _Writer, deaths: int, *, away_seconds: float
+    brokers: _Cluster,
+    admin: Any,
+    writer: _Writer,
+    deaths: int,
+    *,
+    away_seconds: float,
+    seconds_of: Callable[[Iterable[_Place], float], list[float]] | None = None,
 ) -> list[float]:
-    """Kills brokers in turn. Returns how long each of their partitions got no ack, in seconds."""
+    """Kills brokers in turn. Returns how long each of their partitions got no ack, in seconds.
+
+    `seconds_of`: the measure of a death, of partitions and a moment; `longest_waits` if not given.
+    """
     chance, found = random.Random(7), []
+    measure = seconds_of or writer.longest_waits
     for number in range(deaths):
         controller = int(admin.list_topics(timeout=_PATIENCE_SECONDS).controller_id)
         victim = controller if number % 3 == 0 else chance.choice(_BROKERS)
@@ -495,18 +531,22 @@ def _kill(
             led, at = _led_by(admin, victim), time.monotonic()
             brokers.running.pop(victim).kill()
             time.sleep(away_seconds)
-            found += writer.longest_waits(led, at)
+            found += measure(led, at)
             _start_again(brokers, admin, victim)
     return found
 
 
 def _gaps(
-    what: str, found: Sequence[float], most_p50: float = 0.0, most_p99: float = 0.0
+    what: str,
+    found: Sequence[float],
+    most_p50: float = 0.0,
+    most_p99: float = 0.0,
+    rounds_per_second: float = _ROUNDS_PER_SECOND,
 ) -> Measurement:
     """`most_p50` and `most_p99`: the target; 0: there is none."""
     p50, p99 = np.percentile(found, [50, 99])
     return Measurement(
-        name=f"{_TOPICS} × {_PARTITIONS} partitions, {_ROUNDS_PER_SECOND} records/s each, three"
+        name=f"{_TOPICS} × {_PARTITIONS} partitions, {rounds_per_second:g} records/s each, three"
         f" brokers: partitions of {what}, p50, p99",
         value=f"{p50:.2f}, {p99:.2f} s",
         target=f"≤ {most_p50:g}, {most_p99:g} s" if most_p50 else "",

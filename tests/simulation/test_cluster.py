@@ -11,7 +11,7 @@ from tests.simulation.cluster import run_cluster
 from tests.simulation.cluster_mutations import CLUSTER_MUTATIONS
 from tests.simulation.mutation import Mutation
 
-_SEEDS = 400
+_SEEDS = 1_000
 _SEEDS_PER_TEST = 20
 _SEEDS_PER_MUTATION = 60
 

@@ -19,6 +19,7 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.handover import Handovers
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.partitions import Topic
@@ -177,6 +178,7 @@ class Rig:
             settle_config=self.broker.topics.settle_config,
         )
         self.broker.publishing.publish_now = self.publish
+        self.histories = Histories(store, clock=clock)
         self.reconciler = Reconciler(
             store,
             self.broker.metadata,
@@ -190,6 +192,7 @@ class Rig:
             seen=taken.metadata,
             on_change=lambda: None,
             leaving=functools.partial(leaving, store),
+            histories=self.histories,
         )
         if options.is_member:
             self.broker.metadata.apply = self.reconciler.apply
@@ -208,6 +211,7 @@ class Rig:
             clock=clock,
             dead_after_seconds=5.0,
             is_sound=lambda: True,
+            histories=self.histories,
         )
         self.writer.open()
         takeover.check_opened(self.meta, self.leadership)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +13,8 @@ from structlog.testing import capture_logs
 
 from sparklog import errors, limits
 from sparklog.broker import broker as brokers
+from sparklog.broker.controller import Controller
+from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
@@ -449,6 +452,68 @@ def test_an_observer_that_was_suspended(members: Members, clock: ManualClock) ->
     assert observer.dead(metadata, [2]) == {}
 
 
+def test_a_silent_member_is_looked_at_when_it_counts_as_dead(
+    members: Members, clock: ManualClock
+) -> None:
+    """Looks cost requests on a bucket, so they are rare; the last one comes in time."""
+    first, _ = members
+    controller = Controller(
+        first.store,
+        first.broker.metadata,
+        first.leadership,
+        clock=clock,
+        dead_after_seconds=5.0,
+        is_sound=lambda: True,
+        histories=Histories(first.store, clock=clock),
+        every_seconds=1.2,
+    )
+    assert math.isinf(controller.seconds_to_death())
+    controller.tick()
+    began = clock.monotonic()
+    assert controller.seconds_to_death() == 5.0
+    pass_time(clock, 4.9, controller.tick)
+    assert first.meta.reload().topics["t"].leaders.count(2) == 2
+    clock.advance(0.001 + controller.seconds_to_death())
+    controller.tick()
+    assert first.meta.reload().topics["t"].leaders.count(2) == 0
+    assert clock.monotonic() - began < 5.1
+    assert math.isinf(controller.seconds_to_death())
+
+
+def test_a_failover_reads_the_log_before(members: Members, clock: ManualClock) -> None:
+    """Once a member has been silent for half of its time; the failover reads only the rest."""
+    first, second = members
+    (epoch,) = leadership.unfenced_epochs(first.meta.reload(), 2)
+    ahead = first.histories._ahead
+    pass_time(clock, 2.0, first.controller.tick)
+    assert not ahead
+    pass_time(clock, 2.0, first.controller.tick)
+    (kept,) = ahead.values()
+    assert len(kept) == len(first.histories.read(epoch)[1])
+    number = led_by(second)
+    second.append(["c"], partition=number)
+    pass_time(clock, 2.0, first.controller.tick)
+    first.reconciler.tick()
+    assert first.read(partition=number) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_what_cannot_be_read_before_a_failover(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failover meets the error by itself, and is repeated until the log can be read."""
+    first, second = members
+    number = led_by(second)
+
+    def fail(_epoch: object) -> None:
+        raise errors.StorageUnavailable(operation="read", path="x", reason="down")
+
+    monkeypatch.setattr(first.histories, "read_ahead", fail)
+    with capture_logs() as lines:
+        pass_time(clock, 6.0, first.controller.tick)
+    assert leader(first, number) == 1
+    assert any("cannot prepare for a failover" in each["event"] for each in lines)
+
+
 def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -> None:
     """Another member takes its place, and moves its partitions in the same look."""
     first, second = members
@@ -535,6 +600,26 @@ def test_a_member_whose_process_has_ended_is_not_up(
         clock.advance(0.01)
         monkeypatch.setattr(brokers, "fate_of", lambda _, fate=fate: fate)
         assert list(first.broker.members()) == up
+        assert set(first.broker.known_members()) == {1, 2}
+
+
+def test_clients_hear_for_a_moment_of_a_member_that_has_gone(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They drop their connection to it only after they have moved to other leaders."""
+    first, _ = members
+    assert set(first.broker.known_members()) == {1, 2}
+    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
+    pass_time(clock, 5.0, first.broker.members)
+    assert set(first.broker.known_members()) == {1, 2}
+    clock.advance(0.02)
+    assert set(first.broker.known_members()) == {1}
+    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.RUNS)
+    clock.advance(3600.0)
+    assert set(first.broker.members()) == {1, 2}
+    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
+    clock.advance(3600.0)  # without a call: it may have gone long ago
+    assert set(first.broker.known_members()) == {1}
 
 
 def test_a_batch_whose_predecessor_was_refused_comes_again(

@@ -12,6 +12,7 @@ from sparklog.broker import broker as brokers
 from sparklog.broker import reconciler
 from sparklog.broker.flight.listener import _proven
 from sparklog.broker.groups.coordinator import Commit, Coordinator
+from sparklog.broker.groups.messages import GroupError
 from sparklog.broker.log import recovery, takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, PublishNow, TailPosition
@@ -371,6 +372,31 @@ def test_records_without_a_leader_are_not_said_to_be_published(
     clock.advance(1.0)
     with pytest.raises(errors.MetadataChanged):  # others are replaced
         second.broker.publishing.publish(request)
+
+
+def test_a_coordinator_that_does_not_know_its_topic_yet(
+    members: list[Rig], clock: ManualClock
+) -> None:
+    """Its members wait until it has seen what another broker has created, and nothing fails."""
+    giver, taker, *_ = members
+    first, second = (
+        Coordinator(each.broker, settings=GroupSettings(), clock=clock) for each in (giver, taker)
+    )
+    first.open()
+    second.tick(0.0)
+    offsets = {("t", 0): Commit(offset=1)}
+    loading = {("t", 0): GroupError.COORDINATOR_LOAD_IN_PROGRESS}
+    assert second.commit("g", offsets).result(0) == loading
+    follow(members)
+    second.tick(0.0)
+    leaders = (giver.broker.leader_of(OFFSETS, n)[0] for n in range(limits.OFFSETS_PARTITIONS))
+    led = list(leaders).index(2)
+    name = next(each for each in map(str, range(1_000)) if first._topic.partition_of(each) == led)
+    for _ in range(limits.OFFSETS_PARTITIONS):
+        second.tick(0.0)
+    sent = second.commit(name, offsets)
+    second.tick(0.0)
+    assert sent.result(0) == {("t", 0): None}
 
 
 def test_groups_of_other_partitions_continue(

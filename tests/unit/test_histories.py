@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
@@ -70,6 +70,24 @@ def test_a_log_that_was_read_ahead_is_continued(
     assert objects[0] is before[1]
     assert checkpoint is not None
     assert checkpoint.state == b"new"
+
+
+def test_a_sealed_log_is_kept_without_its_checkpoint(
+    histories: Histories, epoch: Epoch, ours: wal.Appender
+) -> None:
+    """Its broker may still put one until the metadata have the epoch as fenced."""
+    append(ours, 3)
+    histories.read_ahead(epoch)
+    append(ours)
+    histories.seal(epoch)
+    with pytest.raises(errors.Fenced):
+        append(ours)
+    ours.checkpoint(2, [1], b"new")
+    found = histories.read(fenced(epoch))
+    assert found[0] is not None
+    assert found[0].state == b"new"
+    assert sequences(found) == [1, 3]
+    assert found[1][-1].is_fence
 
 
 def test_a_fenced_log_is_read_once(histories: Histories, epoch: Epoch, ours: wal.Appender) -> None:

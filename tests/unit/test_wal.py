@@ -282,6 +282,17 @@ def test_sequences_rise_by_one(store: MemoryStore, clock: ManualClock) -> None:
     assert paths(store, FOLDER) == [f"{number:020d}" for number in range(3)]
 
 
+def test_known_objects_are_not_read_again(store: MemoryStore, clock: ManualClock) -> None:
+    """A follower continues after them, as if it had read them."""
+    log = appender(store, clock)
+    known = {number: log.append([records("a", base=number)]) for number in range(3)}
+    log.append([records("b", base=3)])
+    for number in known:
+        store.delete([path_of(number)])
+    reader = objects.ObjectFollower(store, 1, 1, clock=clock, known=known)
+    assert sequences(reader.poll()) == [0, 1, 2, 3]
+
+
 def test_an_existing_object_is_not_replaced(store: MemoryStore, clock: ManualClock) -> None:
     """An appender that finds another object at its next sequence is fenced, and leaves it."""
     appender(store, clock).append([records("theirs")])
