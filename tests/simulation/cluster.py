@@ -173,7 +173,9 @@ class ClusterWorld(World):
                 elif odds > 0.99:
                     self._start_broker(check_alive=False)
                 elif odds > 0.97 and alive[0].serving:
-                    self.chance.choice(alive).stop()
+                    chosen = self.chance.choice(alive)
+                    if chosen.serving:  # a stop while it starts has no effect
+                        chosen.stop()
                 self.scheduler.sleep(self.chance.uniform(0.05, 0.6))
 
         self.scheduler.spawn(operator, "operator", body)
