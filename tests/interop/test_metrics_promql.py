@@ -26,7 +26,7 @@ from sparklog.formats import flight_messages
 from sparklog.settings import load_settings
 from tests.support import golang
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("promql")]
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations"
 TARGET: Final = {
     "job": "sparklog",
