@@ -438,6 +438,22 @@ def test_a_process_is_started_for_lasting_work_only(rig: Rig, clock: ManualClock
     assert len(started) == 1
 
 
+def test_a_process_is_started_sooner_if_much_waits(rig: Rig, clock: ManualClock) -> None:
+    """Its start is worth its price sooner; meanwhile the publish interval stretches no further."""
+    start = mock.Mock(return_value=FakeWorker(rig.store, clock))
+    process = PublishProcess(rig.hot, start, clock=clock, objects=5, after_seconds=4.0)
+    rig.publisher.process = process
+    process.look(20)
+    clock.advance(0.9)
+    process.look(20)
+    assert not start.called
+    assert not rig.publisher.has_process
+    clock.advance(0.1)
+    process.look(20)
+    assert start.called
+    assert rig.publisher.has_process
+
+
 def test_a_process_is_started_however_rarely_topics_are_published(
     rig: Rig, clock: ManualClock
 ) -> None:

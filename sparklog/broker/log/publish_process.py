@@ -162,6 +162,7 @@ class PublishProcess:
     ) -> None:
         """Starts a process once `objects` files and commits have waited for `after_seconds`.
 
+        Sooner if more of them wait: half of the time for twice as many.
         `interval_seconds` is the time between two publications of a topic, without its stretch.
         """
         self._hot = hot
@@ -203,7 +204,7 @@ class PublishProcess:
         if now - self._busy_at > self._again_seconds:
             self._busy_since = now
         self._busy_at = now
-        if now - self._busy_since < self._after_seconds:
+        if now - self._busy_since < self._after_seconds * self._objects / waiting:
             return
         with self._lock:
             if self._is_closed:
@@ -219,6 +220,11 @@ class PublishProcess:
     def cpu_seconds(self) -> float:
         """The processor time of all processes that were started, as of their last answers."""
         return self._ended_cpu_seconds + self._cpu_seconds
+
+    @property
+    def is_started(self) -> bool:
+        """True if the process takes work, or soon will."""
+        return self._worker is not None
 
     @property
     def is_ready(self) -> bool:

@@ -204,8 +204,8 @@ class Publisher:
 
     @property
     def has_process(self) -> bool:
-        """True while the files of light topics are written by another process."""
-        return self.process is not None and self.process.is_ready
+        """True while the files of light topics are written by another process, or soon will be."""
+        return self.process is not None and self.process.is_started
 
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state and the uncommitted files of a deleted topic."""
