@@ -29,6 +29,7 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.memory import Operation
+from sparklog.storage.snapshot import BatchKind
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
 from tests.support.landing import OURS, Landing
 from tests.support.waiting import wait_until
@@ -558,6 +559,21 @@ def test_a_spark_batch_is_not_extended(rig: Rig) -> None:
     with pytest.raises(errors.BadRequest, match="two drivers write batches of one query"):
         rig.append_staged([(1, ["b"])], batch=1)
     assert rig.append_staged([(1, ["b"])], batch=2)[0].base_offset == 0
+
+
+def test_the_whole_of_a_batch_waits_for_a_part_of_it(rig: Rig) -> None:
+    """The attempt that wrote the part began while others led partitions; the next one goes on."""
+    (part,) = rig.stage([(0, ["a"])], batch=1)
+    part = dataclasses.replace(part, batch_kind=BatchKind.NUMBERED_PART)
+    whole = rig.stage([(0, ["a"]), (1, ["b"])], batch=1)
+    first, second = rig.writer.submit([part]), rig.writer.submit(whole[1:])
+    with pytest.raises(errors.MetadataChanged):
+        rig.writer.wait(second)
+    assert rig.writer.wait(first)[0].base_offset == 0
+    with pytest.raises(errors.MetadataChanged):
+        rig.writer.wait(rig.writer.submit(whole[1:]))
+    rest = dataclasses.replace(whole[1], batch_kind=BatchKind.NUMBERED_PART)
+    assert rig.writer.wait(rig.writer.submit([rest]))[0].base_offset == 0
 
 
 def test_a_refused_spark_batch_is_no_duplicate(rig: Rig) -> None:

@@ -370,7 +370,9 @@ class _Flush:
     ) -> None:
         """Raises `BadRequest` for a batch that a newer commit of its query has overtaken.
 
-        And for a part that the partition could not remember for as long as it has to.
+        And for a part that the partition could not remember for as long as it has to. Raises
+        `MetadataChanged` for the whole of a batch of which another attempt is written, or has just
+        written a part because the topic had several leaders: the next attempt finds it.
         """
         if kind.is_part and not partition.batches.has_space(batch_id, kind):
             reason = (
@@ -387,6 +389,10 @@ class _Flush:
         whole = topic.spark_batches.newest(batch_id.query)
         newest = max(begun - 1, whole) if kind.is_part else begun
         if kind.is_numbered and batch_id.batch <= newest:
+            known = (each.batches.find(batch_id) for each in topic.partitions.values())
+            has_part = any(each is not None and each.kind.is_part for each in known)
+            if not kind.is_part and (has_part or batch_id.batch == under_way):
+                raise errors.MetadataChanged
             reason = (
                 f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}:"
                 " two drivers write batches of one query; stop one of them"
