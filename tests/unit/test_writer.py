@@ -562,7 +562,7 @@ def test_a_spark_batch_is_not_extended(rig: Rig) -> None:
 
 
 def test_the_whole_of_a_batch_waits_for_a_part_of_it(rig: Rig) -> None:
-    """The attempt that wrote the part began while others led partitions; the next one goes on."""
+    """The attempt that wrote the part began while others led partitions; the next one continues."""
     (part,) = rig.stage([(0, ["a"])], batch=1)
     part = dataclasses.replace(part, batch_kind=BatchKind.NUMBERED_PART)
     whole = rig.stage([(0, ["a"]), (1, ["b"])], batch=1)
