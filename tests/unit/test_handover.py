@@ -500,7 +500,7 @@ def test_a_failover_reads_the_log_before(members: Members, clock: ManualClock) -
 def test_what_cannot_be_read_before_a_failover(
     members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failover meets the error by itself, and is repeated until the log can be read."""
+    """It is logged, and the failover reads the log by itself."""
     first, second = members
     number = led_by(second)
 
