@@ -111,6 +111,19 @@ def publish(rig: Rig) -> list[Exception | None]:
     return rig.publisher.publish_together([rig.partition_table.topic(name) for name in TOPICS])
 
 
+def loop_of(rig: Rig) -> PublishLoop:
+    """Returns what publishes the topics of the rig each second."""
+    return PublishLoop(
+        rig.publisher,
+        rig.partition_table,
+        settings=PublisherSettings(interval_seconds=1.0),
+        check_leadership=lambda: None,
+        on_published=lambda: None,
+        clock=rig.clock,
+        retry_seconds=1.0,
+    )
+
+
 def fill(rig: Rig) -> None:
     """Each topic gets records of both kinds of clients."""
     for name in TOPICS:
@@ -320,15 +333,7 @@ def test_the_interval_stretches_less_with_a_process(
     rig: Rig, clock: ManualClock, has_process: bool
 ) -> None:
     """Publishing then takes less from the producers."""
-    loop = PublishLoop(
-        rig.publisher,
-        rig.partition_table,
-        settings=PublisherSettings(interval_seconds=1.0),
-        check_leadership=lambda: None,
-        on_published=lambda: None,
-        clock=clock,
-        retry_seconds=1.0,
-    )
+    loop = loop_of(rig)
     if has_process:
         Workers(rig).process.look(1)
     for _ in range(50):
@@ -452,6 +457,31 @@ def test_a_process_is_started_sooner_if_much_waits(rig: Rig, clock: ManualClock)
     process.look(20)
     assert start.called
     assert rig.publisher.has_process
+
+
+def test_a_broker_of_very_many_partitions_has_a_process_before_they_are_busy(
+    rig: Rig, clock: ManualClock
+) -> None:
+    """Three brokers that started theirs under load published by themselves for some seconds."""
+    start = mock.Mock(return_value=FakeWorker(rig.store, clock))
+    process = PublishProcess(rig.hot, start, clock=clock, partitions=20, after_seconds=4.0)
+    rig.publisher.process = process
+    loop = loop_of(rig)
+    rig.create("wide", 13)
+    assert rig.partition_table.partition_count == 6 + 13
+    for _ in range(9):
+        loop.tick()
+        clock.advance(1.0)
+    assert not start.called
+    rig.create("another", 1)
+    for _ in range(4):
+        loop.tick()
+        clock.advance(0.999)
+    assert not start.called
+    clock.advance(0.1)
+    loop.tick()
+    loop.tick()
+    assert start.call_count == 1
 
 
 def test_a_process_is_started_however_rarely_topics_are_published(

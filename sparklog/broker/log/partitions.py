@@ -886,6 +886,11 @@ class PartitionTable:
         """The number of objects to put: a commit of each `waiting` topic, and their files."""
         return len(self._waiting) + self._waiting_partitions
 
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions that this broker leads."""
+        return sum(len(topic.partitions) for topic in self.topics())
+
     def due(
         self, *, interval_seconds: float, publish_bytes: int, requested: Collection[str] = ()
     ) -> list[Topic]:

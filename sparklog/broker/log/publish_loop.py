@@ -93,6 +93,7 @@ class PublishLoop:
 
     def tick(self) -> None:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
+        self._publisher.warm_up()
         waiting = self._partition_table.waiting_objects
         share = limits.PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         due = self._publisher.due(

@@ -2,7 +2,8 @@
 
 Python runs one thread at a time, so publishing many topics would take the time that acks need. The
 data files and commits of light topics are therefore encoded and put by a process of its own, once
-many of them wait. Everything that is decided, and the tables as they are known, stay in the broker.
+many of them wait, or the broker leads so many partitions that they may at any time. Everything that
+is decided, and the tables as they are known, stay in the broker.
 
 The process may end or hang at any moment. The broker then kills it, writes the files again under
 other names, and claims the commits as after any put without an answer: a commit that lands late has
@@ -157,22 +158,25 @@ class PublishProcess:
         *,
         clock: Clock,
         objects: int = limits.PUBLISH_PROCESS_OBJECTS,
+        partitions: int = limits.PUBLISH_PROCESS_PARTITIONS,
         after_seconds: float = limits.PUBLISH_PROCESS_AFTER_SECONDS,
         interval_seconds: float = limits.PUBLISH_INTERVAL_SECONDS,
     ) -> None:
         """Starts a process once `objects` files and commits have waited for `after_seconds`.
 
-        Sooner if more of them wait: half of the time for twice as many.
+        Also once the broker has led `partitions` for as long. Sooner if there are more of either:
+        after half of the time for twice as many.
         `interval_seconds` is the time between two publications of a topic, without its stretch.
         """
         self._hot = hot
         self._start = start
         self._objects = objects
+        self._partitions = partitions
         self._after_seconds = after_seconds
         self._again_seconds = max(after_seconds, 2 * limits.PUBLISH_STRETCH * interval_seconds)
         """The longest pause within lasting work: files wait for an interval before each look."""
         self._busy_since = self._busy_at = -float("inf")
-        """When so many waited, first and last, in monotonic seconds."""
+        """When there were so many, first and last, in monotonic seconds."""
         self._worker: PublishingWorker | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -192,19 +196,23 @@ class PublishProcess:
         self.resident_bytes = 0
         """Memory of the present process after its last answer; 0 without one."""
 
-    def look(self, waiting: int) -> None:
-        """Starts the process if so many files and commits are worth it, again and again.
+    def look(self, waiting: int = 0, *, partitions: int = 0) -> None:
+        """Starts the process if it is worth its price, again and again.
+
+        `waiting`: the number of files and commits that wait; `partitions`: that the broker leads.
 
         A start takes a second of the processor. A broker that has just got partitions of another
-        one has many files to write for a moment, and clients that wait for it.
+        one has many files to write for a moment, and clients that wait for it. One that leads
+        very many has the process before they are busy.
         """
-        if self._worker is not None or waiting < self._objects or self._backoff.is_waiting(""):
+        worth = max(waiting / self._objects, partitions / self._partitions)
+        if self._worker is not None or worth < 1 or self._backoff.is_waiting(""):
             return
         now = self._clock.monotonic()
         if now - self._busy_at > self._again_seconds:
             self._busy_since = now
         self._busy_at = now
-        if now - self._busy_since < self._after_seconds * self._objects / waiting:
+        if now - self._busy_since < self._after_seconds / worth:
             return
         with self._lock:
             if self._is_closed:

@@ -207,6 +207,11 @@ class Publisher:
         """True while the files of light topics are written by another process, or soon will be."""
         return self.process is not None and self.process.is_started
 
+    def warm_up(self) -> None:
+        """Starts the publishing process, where there may be one, if it may get work at any time."""
+        if self.process is not None and not self.process.is_started:
+            self.process.look(partitions=self._partition_table.partition_count)
+
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state and the uncommitted files of a deleted topic."""
         self._rounds.pop(topic.topic_id, None)
