@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from sparklog.broker.groups.group import Group
+from tests.support import spark_jars
 from tests.support.logs import logging_restored
 from tests.support.spark_variables import spark_variables
 
@@ -63,6 +64,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("spark"):
             shares = isinstance(item, pytest.Function) and "spark" in item.fixturenames
             item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-programs"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test that needs Spark, downloads what sessions would download at once."""
+    if item.get_closest_marker("spark"):
+        spark_jars.fetch()
 
 
 def _multiply_examples(item: pytest.Item) -> None:

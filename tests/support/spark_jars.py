@@ -1,0 +1,51 @@
+"""The jars of Spark's packages, which sessions of the tests download into Ivy's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparklog.jobs.mirroring.sides import kafka_connector
+from tests.support.spark_variables import spark_variables
+
+
+@functools.cache
+def fetch() -> None:
+    """Downloads the jars of all tests, once for a checkout.
+
+    Two sessions that download the same jar at the same time damage it for each other. If a download
+    fails, the sessions of the tests say why.
+    """
+    variables = spark_variables()
+    home = Path(variables["SPARK_HOME"])
+    done = home / "jars-are-fetched"
+    with (home / "jars.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # for another worker of pytest
+        if done.exists():
+            return
+        submit = [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--packages"]
+        env = os.environ | variables | {"PYSPARK_PYTHON": sys.executable}
+        # Each set has versions of its own.
+        program = str(Path(__file__).with_name("__init__.py"))  # which does nothing
+        commands = [[*submit, ",".join(packages), program] for packages in _sets_of_packages()]
+        codes = [subprocess.run(each, check=False, env=env).returncode for each in commands]
+        if not any(codes):
+            done.touch()
+
+
+def _sets_of_packages() -> Iterator[list[str]]:
+    kafka = [kafka_connector()]
+    yield kafka
+    if importlib.util.find_spec("delta") is not None:
+        from delta import configure_spark_with_delta_pip
+        from pyspark.sql import SparkSession
+
+        for extra in ([], kafka):
+            builder = configure_spark_with_delta_pip(SparkSession.builder, extra_packages=extra)
+            yield [builder._options["spark.jars.packages"]]
