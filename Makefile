@@ -22,8 +22,9 @@ setup: $(STAMP) ## everything installed into .venv, from requirements.lock (PYTH
 demo: setup ## flights through a log and back out of its table, with Spark
 	@$(BIN)/python -m examples.flights_demo $(ARGS)
 
+# Many tests wait: on two cores, three workers take nine tenths of the time of two.
 test: setup ## all tests that take minutes (ARGS="-k name" for some)
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	@$(BIN)/pytest --numprocesses 3 --dist loadgroup $(ARGS)
 
 matrix: setup ## the tests of Spark with each version of Spark, and with the oldest packages
 	@$(BIN)/python -m tools.matrix $(ARGS)
