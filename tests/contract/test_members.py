@@ -728,7 +728,7 @@ def test_an_idle_cluster_costs_little() -> None:
         wait_until(lambda: requests.counts["walk", "wal"] >= 3, "each has put a checkpoint")
         requests.counts.clear()
         began = time.monotonic()
-        time.sleep(5.0)
+        time.sleep(20.0)  # long enough for chores that come once a minute to weigh little
         seconds = time.monotonic() - began  # more, where the machine itself was stopped
         assert requests.counts.total() <= 8 * seconds, requests.counts
         assert requests.counts["put", "heartbeats"] >= 3
