@@ -59,7 +59,9 @@ class Controller:
         self._every_seconds = every_seconds
         self._histories = histories
         self._prepare_seconds = dead_after_seconds / 10
-        """The least time between two preparations."""
+        """The least time between two preparations, and the time from which on a log is too long."""
+        self._long: set[tuple[int, int]] = set()
+        """Epochs whose logs took too long to read, and are left to the failover."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
@@ -141,12 +143,13 @@ class Controller:
 
     def _control(self, metadata: ClusterMetadata) -> None:
         """Gives the partitions of dead brokers to live ones."""
-        for broker, epoch in self._observer.dead(metadata, self._others(metadata)).items():
+        dead = self._observer.dead(metadata, self._others(metadata))
+        for broker, epoch in dead.items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):
                 continue
             try:
-                self._fail_over(metadata, broker, epoch)
+                self._fail_over(metadata, broker, epoch, gone={*dead, *self._observer.silent})
             except ENDS_THE_BROKER:
                 raise
             except Exception as error:
@@ -168,8 +171,13 @@ class Controller:
             self._judged = metadata, found
         return found
 
-    def _fail_over(self, metadata: ClusterMetadata, dead: int, epoch: int) -> None:
-        """Fences what the dead broker may write to, and gives its partitions to others."""
+    def _fail_over(
+        self, metadata: ClusterMetadata, dead: int, epoch: int, *, gone: Collection[int] = ()
+    ) -> None:
+        """Fences what the dead broker may write to, and gives its partitions to others.
+
+        `gone`: brokers that are or will soon be dead as well, and get none.
+        """
         began = self._clock.monotonic()
         sealed = self._seal(leadership.unfenced_epochs(metadata, dead))
         moved: dict[tuple[str, int], int] = {}
@@ -179,7 +187,7 @@ class Controller:
             moved = assign.successors(
                 newest.topics,
                 dead,
-                [each for each in assign.candidates(newest) if each.broker != dead],
+                [each for each in assign.candidates(newest) if each.broker not in {dead, *gone}],
                 Loads.of(newest.topics.values()),
             )
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
@@ -205,11 +213,23 @@ class Controller:
     def _prepare(self, metadata: ClusterMetadata, silent: Collection[int]) -> None:
         """Reads the logs of brokers that are likely to be dead, so that little is left to be read.
 
-        An error is left to the failover.
+        An error is left to the failover. So is the rest, once it takes long: a silence is only
+        counted while we look, so a log that is read again and again would be in the way of it.
         """
+        self._long &= {each.id for each in metadata.open_epochs}
+        deadline = self._clock.monotonic() + self._prepare_seconds
         try:
             for each in leadership.epochs_behind(metadata, silent):
-                self._histories.read_ahead(each)
+                began = self._clock.monotonic()
+                if began >= deadline:
+                    break
+                if each.id in self._long:
+                    continue
+                try:
+                    self._histories.read_ahead(each)
+                finally:
+                    if self._clock.monotonic() - began >= self._prepare_seconds:
+                        self._long.add(each.id)
         except ENDS_THE_BROKER:
             raise
         except Exception as error:

@@ -31,7 +31,7 @@ from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Leaving, Loads
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
-from sparklog.storage.objects import Store, in_parallel
+from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.snapshot import Located
 from sparklog.storage.table import OpenTable
 
@@ -181,8 +181,10 @@ class Reconciler:
         try:
             if topic.table.snapshot.partitions < known.partition_count:
                 topic.table.refresh()
-        except errors.Corrupt as error:
-            topic.held_back = str(error)
+        except (errors.Retriable, errors.Fenced, SyncFailed):
+            raise
+        except Exception as error:  # also one that only this broker may not read
+            topic.held_back = str(error) or repr(error)
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
             self._partition_table.add_partitions(

@@ -21,11 +21,12 @@ from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import Heartbeat, Phase, leaving, write_heartbeat
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.observer import Observer
 from sparklog.storage.processes import Fate
+from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
     GRACE_SECONDS,
@@ -387,6 +388,27 @@ def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> No
     assert topic.partitions[number].published == 1
 
 
+def test_a_table_that_one_member_may_not_read(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member follows all other changes of the metadata."""
+    first, second = members
+    first.create("u", 2)
+
+    def refuse(table: TopicTable) -> None:
+        if table.topic == "u":
+            raise errors.RootNotWritable(root="s3://b/r", reason="permission denied")
+
+    monkeypatch.setattr(TopicTable, "refresh", refuse)
+    second.reconciler.tick()
+    assert second.partition_table.topic("u").held_back is not None
+    monkeypatch.undo()
+    first.create("v", 2)
+    second.reconciler.tick()
+    (number,) = second.partition_table.topic("v").partitions
+    assert second.append(["x"], topic="v", partition=number).base_offset == 0
+
+
 # ------------------------------------------------------------------------------ controllers
 
 
@@ -512,6 +534,49 @@ def test_what_cannot_be_read_before_a_failover(
         pass_time(clock, 6.0, first.controller.tick)
     assert leader(first, number) == 1
     assert any("cannot prepare for a failover" in each["event"] for each in lines)
+
+
+def test_a_log_that_takes_long_to_read_delays_no_failover(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silence begins again after a pause between two looks, and each such read is one."""
+    first, second = members
+    number = led_by(second)
+    reads: list[tuple[int, int]] = []
+
+    def read_slowly(epoch: Epoch) -> None:
+        reads.append(epoch.id)
+        clock.advance(3.0)
+
+    monkeypatch.setattr(first.histories, "read_ahead", read_slowly)
+    pass_time(clock, 8.0, first.controller.tick)
+    assert leader(first, number) == 1
+    assert reads == [(2, second.leadership.epoch)]
+
+
+def test_no_partition_goes_to_a_member_that_is_dead_too(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log cannot be closed, so the metadata have it as up."""
+    first, second = members
+    third = Rig(first.store, clock, broker=3, options=MEMBER)
+    first.create("u", 12)
+    assert leadership.is_up(first.meta.reload(), 3)
+    seal = first.histories.seal
+
+    def seal_others(epoch: Epoch) -> None:
+        if epoch.broker == 3:
+            raise errors.CorruptObject(path="x", check="its checksum is wrong")
+        seal(epoch)
+
+    monkeypatch.setattr(first.histories, "seal", seal_others)
+    before = first.meta.reload().topics["u"].leaders
+    assert {*before} == {1, 2, 3}
+    pass_time(clock, 6.0, first.controller.tick)
+    after = first.meta.reload().topics["u"].leaders
+    assert after == tuple(1 if each == 2 else each for each in before)
+    assert third.leadership.broker in after
+    assert not leadership.is_up(first.meta.reload(), second.leadership.broker)
 
 
 def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -> None:
