@@ -342,7 +342,7 @@ class Broker:
             broker=self._broker_info(),
             uptime_seconds=round(self.uptime_seconds, 3),
             topics=len(topics),
-            partitions=sum(len(topic.partitions) for topic in topics),
+            partitions=self._partition_table.partition_count,
             unpublished_bytes=self._partition_table.unpublished_bytes,
             held_back=held_back[: limits.STATUS_TOPICS],
         )

@@ -181,13 +181,14 @@ class Controller:
         began = self._clock.monotonic()
         sealed = self._seal(leadership.unfenced_epochs(metadata, dead))
         moved: dict[tuple[str, int], int] = {}
+        unfit = {dead, *gone}
 
         def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
             nonlocal moved
             moved = assign.successors(
                 newest.topics,
                 dead,
-                [each for each in assign.candidates(newest) if each.broker not in {dead, *gone}],
+                [each for each in assign.candidates(newest) if each.broker not in unfit],
                 Loads.of(newest.topics.values()),
             )
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from sparklog import errors, limits
+from sparklog import limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
@@ -31,7 +31,7 @@ from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Leaving, Loads
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
-from sparklog.storage.objects import Store, SyncFailed, in_parallel
+from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
 from sparklog.storage.table import OpenTable
 
@@ -178,13 +178,10 @@ class Reconciler:
 
         So the topic is held back, and the other topics continue.
         """
-        try:
-            if topic.table.snapshot.partitions < known.partition_count:
-                topic.table.refresh()
-        except (errors.Retriable, errors.Fenced, SyncFailed):
-            raise
-        except Exception as error:  # also one that only this broker may not read
-            topic.held_back = str(error) or repr(error)
+        if topic.table.snapshot.partitions < known.partition_count:
+            refusal = recovery.refusal_of(topic.table.refresh)
+            if refusal is not None:
+                topic.held_back = str(refusal) or repr(refusal)
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
             self._partition_table.add_partitions(

@@ -12,7 +12,7 @@ decides nothing, because another broker may have led the partition in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparklog import errors
@@ -264,17 +264,22 @@ def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Excepti
 
 
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
-    """Reads a table. Returns the topic, and why the table cannot be written, if so.
+    """Reads a table. Returns the topic, and why the table cannot be written, if so."""
+    return table.topic, refusal_of(table.refresh)
 
-    An error in one table does not stop the start of the others.
+
+def refusal_of(use: Callable[[], object]) -> Exception | None:
+    """Uses a table, and returns why that is not possible, if so.
+
+    An error in one table does not stop the work with others. Raises those that are not the table's.
     """
     try:
-        table.refresh()
+        use()
     except (errors.Retriable, errors.Fenced, SyncFailed):
         raise
     except Exception as error:
-        return table.topic, error
-    return table.topic, None
+        return error
+    return None
 
 
 def _read_table(
@@ -290,12 +295,7 @@ def _read_table(
     """
     snapshot = table.snapshot
     if refusal is None:
-        try:
-            table.sync()
-        except (errors.Retriable, errors.Fenced, SyncFailed):
-            raise
-        except Exception as error:
-            refusal = error
+        refusal = refusal_of(table.sync)
     if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
         return _Table(snapshot, refusal, is_known=True)
     if refusal is None:
