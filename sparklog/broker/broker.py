@@ -284,12 +284,6 @@ class Broker:
         """
         self._partition_table.on_leaders = notify
 
-    @property
-    def controller(self) -> int:
-        """The id of the controller, or this broker's if no broker is known to be it."""
-        controller = self.metadata.known.controller
-        return controller if controller in self.members() else self._leadership.broker
-
     def _broker_info(self) -> flight_messages.BrokerInfo:
         if self.serving is not None:
             return self.serving

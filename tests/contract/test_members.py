@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from kio.schema.errors import ErrorCode
 
 import sparklog
@@ -203,8 +204,9 @@ def test_a_member_serves_new_topics_while_its_loops_are_loaded(
 
 
 def test_kafka_clients_see_all(cluster: Members) -> None:
-    """Brokers, racks and leaders are in the metadata, whichever broker is asked."""
-    with frames(cluster.agents[1]) as client:
+    """Brokers, racks and leaders are in the metadata of each, which names itself the controller."""
+    assert cluster.metadata.controller != 2
+    with frames(cluster.agents[2]) as client:
         create(client, "t", 3)
         found = client.ask(
             METADATA, 7, {"topics": [{"name": "t"}], "allow_auto_topic_creation": False}
@@ -215,7 +217,7 @@ def test_kafka_clients_see_all(cluster: Members) -> None:
     ports = {agent.kafka_address for agent in cluster.agents.values()}
     assert {f"{each.host}:{each.port}" for each in found.brokers} == ports
     assert {each.rack for each in found.brokers} == {"rack 1", "rack 2", "rack 3"}
-    assert found.controller_id == cluster.metadata.controller
+    assert found.controller_id == described.controller_id == 2
     (topic,) = found.topics
     leaders = {each.partition_index: each.leader_id for each in topic.partitions}
     assert tuple(leaders[n] for n in range(3)) == cluster.leaders("t")
@@ -241,6 +243,20 @@ def test_a_dead_controller_is_replaced(cluster: Members) -> None:
     cluster.kill(controller)
     until(lambda: controller not in cluster.leaders("t"))
     assert cluster.metadata.controller != controller
+
+
+def test_an_admin_client_outlives_the_broker_it_uses(cluster: Members) -> None:
+    """The requests of librdkafka's AdminClient do not wait for a broker that has died.
+
+    It asks for the controller only with new connections, and has one to the controller.
+    """
+    bootstrap = ",".join(agent.kafka_address for agent in cluster.agents.values())
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    controller = admin.describe_cluster().result(10.0).controller
+    cluster.kill(controller.id)
+    created = admin.create_topics([NewTopic("t", 3)], request_timeout=10.0)
+    created["t"].result(20.0)
+    assert len(cluster.leaders("t")) == 3
 
 
 def test_the_last_member_leads_all() -> None:

@@ -1,6 +1,7 @@
 """DescribeCluster (60): the cluster's id and its brokers (KIP-700, KIP-919, KIP-1073).
 
-One of the brokers is the controller. There are no controller endpoints.
+The broker that answers is named as the controller (see `metadata`). There are no controller
+endpoints.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "error_message": message,
         "endpoint_type": _BROKERS,
         "cluster_id": cluster.cluster_id,
-        "controller_id": -1 if code else context.broker.controller,
+        "controller_id": -1 if code else context.broker.broker_id,
         "brokers": () if code else brokers,
         "cluster_authorized_operations": (
             ON_CLUSTER if body.include_cluster_authorized_operations else NOT_REQUESTED

@@ -39,7 +39,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             for each in nodes(context.broker, context.host, context.port, with_gone=True)
         ],
         "cluster_id": cluster.cluster_id,
-        "controller_id": context.broker.controller,
+        # Any broker serves the requests of administrators, and this one is up for this client.
+        # librdkafka does not ask for the controller again when it has lost the one it knows.
+        "controller_id": context.broker.broker_id,
         "topics": LazyArray(partial(_topic, context, body, created), topics),
         "cluster_authorized_operations": (
             ON_CLUSTER
