@@ -1,8 +1,8 @@
 """The controller of a cluster: the member that moves partitions away from dead brokers.
 
 Any member may be the controller, and nothing depends on there being one only: each change judges
-its precondition on the newest metadata. The others watch the controller alone, and replace it when
-it is dead. Before partitions move, every epoch in which the dead broker could still ack a record
+its precondition on the newest metadata. The others watch the controller alone, until it falls
+silent, and replace it when it is dead. Before partitions move, every epoch in which the dead broker could still ack a record
 gets a fence (`storage/leadership.py`).
 """
 
@@ -101,7 +101,10 @@ class Controller:
     def _watch(self, metadata: ClusterMetadata) -> None:
         """Becomes the controller once the present one is dead, and no other does first."""
         present = metadata.controller
-        dead = self._observer.dead(metadata, [present])
+        # A host or a network may have taken others with it: their silence counts from now on too.
+        is_silent = present in self._observer.silent or self._vacant_since is not None
+        others = self._others(metadata) if is_silent else []
+        dead = self._observer.dead(metadata, {present, *others})
         is_vacant = present in dead or not leadership.is_up(metadata, present)
         if not is_vacant:
             self._vacant_since = None

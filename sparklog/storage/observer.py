@@ -36,6 +36,7 @@ class _Seen:
     looks: int = 0
     dead_at: float = 0.0
     """When the broker counts as dead, if no other heartbeat of it is seen, in monotonic seconds."""
+    is_dead: bool = False
 
 
 class Observer:
@@ -66,7 +67,7 @@ class Observer:
         return {
             broker
             for (broker, _), each in self._seen.items()
-            if (each.since + each.dead_at) / 2 <= now < each.dead_at
+            if (each.since + each.dead_at) / 2 <= now and not each.is_dead
         }
 
     def forget(self) -> None:
@@ -107,4 +108,5 @@ class Observer:
         patience_seconds = max(self._dead_after_seconds, peer.known.dead_after_seconds)
         seen.dead_at = seen.since + patience_seconds
         is_silent = seen.looks >= _LOOKS and began > seen.dead_at
-        return peer.stopped or fate_of(peer.process) is Fate.GONE or is_silent
+        seen.is_dead = peer.stopped or fate_of(peer.process) is Fate.GONE or is_silent
+        return seen.is_dead

@@ -591,6 +591,18 @@ def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
 
 
+def test_a_member_that_is_lost_with_the_controller(members: Members, clock: ManualClock) -> None:
+    """Its silence counts from before there is another controller: half of its time is left."""
+    first, second = members
+    third = Rig(first.store, clock, broker=3, options=MEMBER)
+    assert leader(third, led_by(second)) == 2
+    began = clock.monotonic()
+    while {*third.meta.reload().topics["t"].leaders} != {3}:
+        pass_time(clock, 0.1, lambda: beat(third), third.reconciler.tick, third.controller.tick)
+        assert clock.monotonic() - began < 8.0
+    assert third.meta.reload().controller == 3
+
+
 def test_a_member_that_started_again_is_spared(members: Members) -> None:
     """A failover that was decided on an older epoch changes nothing."""
     first, second = members
