@@ -403,6 +403,8 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
             assert broker is not None
             running = age(round((report.uptime_seconds or 0.0) * 1e6))
             yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
+            if report.reason:
+                yield _warn("broker", "another one is alive and does not answer", report.reason)
         case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; look at its log: {(broker and broker.log) or 'its stderr'}"
             yield _warn("broker", f"{who} is alive and does not answer", advice)

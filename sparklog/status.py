@@ -1,7 +1,7 @@
 """Status of a root or an address: the broker that leads it, its process, and its topics.
 
-The broker itself is asked first. If it does not answer, the root's metadata and the last heartbeat
-show which broker it was, and whether it is alive.
+The brokers themselves are asked first. Where none answers, the root's metadata and the last
+heartbeat show which broker it was, and whether it is alive.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import enum
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -23,21 +26,25 @@ from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS: Final = 10.0
+_ASKED_AT_ONCE: Final = 32
 
 
 class LeaderStatus(enum.StrEnum):
-    """State of the broker that leads a root, or was the last to."""
+    """State of a broker; of a root, that of its brokers which comes first here."""
 
     SERVED = "served"
     SILENT = "silent"
     """A broker is alive, and does not answer from here."""
-    STOPPED = "stopped"
-    """The last broker stopped in good order."""
     DIED = "died"
     """The last broker ended without stopping in good order; the next one recovers."""
+    STOPPED = "stopped"
+    """The last broker stopped in good order."""
     NEVER = "never"
     """No broker has led it yet."""
+
+
+_ORDER: Final = (*LeaderStatus,)
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -47,7 +54,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     root: str
     cluster_id: str
     broker: flight_messages.BrokerInfo | None = None
-    """The broker that leads, or was the last to."""
+    """The broker that leads, or was the last to; of several that answer, the controller first."""
+    brokers: int = 0
+    """The number of brokers that answered."""
     uptime_seconds: float | None = None
     topics: int = 0
     partitions: int = 0
@@ -55,7 +64,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """None if no broker answered."""
     held_back: list[flight_messages.HeldBack] = []
     reason: str = ""
-    """The reason why a live broker did not answer."""
+    """The reason why a live broker did not answer; others may have."""
 
 
 def of_address(address: str) -> StatusReport:
@@ -66,45 +75,101 @@ def of_address(address: str) -> StatusReport:
 def of_root(
     store: Store, clock: Clock, *, waits: Callable[[Leader, float], object]
 ) -> StatusReport:
-    """Returns the status of a root, and changes nothing.
+    """Returns the status of a root, from all brokers that may be alive, and changes nothing.
 
-    `waits` is called if it takes time to see whether a broker is alive. Raises `NotARoot`,
-    `FormatTooNew`, `CorruptObject`, and the errors of the store.
+    `waits` is called for each broker of which it takes time to see whether it is alive, from
+    several threads. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the errors of the
+    store.
     """
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
-    watch = LeaderWatch(store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS)
-    found = watch.poll(metadata)
-    reason = ""
-    if found is not None and found.state is not LeaderState.DEAD:
-        try:
-            status = _ask(found.leader.flight)
-            if status.cluster_id == cluster_id and status.broker.epoch == found.leader.epoch:
-                return _served(status)
-            other = f"broker {status.broker.broker} (epoch {status.broker.epoch}) of {status.root}"
-            reason = f"{other} answers at its address, {found.leader.flight}"
-        except errors.SparklogError as error:
-            reason = str(error)
-            there = found.leader.process.host
-            if there != socket.gethostname() and is_loopback(found.leader.flight):
-                reason = f"it listens at {found.leader.flight}, which only host {there!r} reaches"
-        found = watch.wait_for_state(on_wait=waits)
-    leader = found.leader if found is not None else None
-    state = LeaderStatus.NEVER
-    if found is not None:
-        state = LeaderStatus.SILENT
-        if found.state is LeaderState.DEAD:
-            state = LeaderStatus.STOPPED if found.leader.stopped else LeaderStatus.DIED
+
+    def ask(broker: int) -> _Asked | None:
+        watch = LeaderWatch(
+            store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
+        )
+        return _ask_leader(watch, metadata, cluster_id, waits)
+
+    brokers = _maybe_alive(metadata)
+    # Not as many threads as the store is worth: this waits for brokers.
+    with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE) or 1) as pool:
+        found = [each for each in pool.map(ask, brokers) if each is not None]
+    answers = [each.status for each in found if each.status is not None]
+    silent = [each for each in found if each.state is LeaderStatus.SILENT]
+    state = min((each.state for each in found), key=_ORDER.index, default=LeaderStatus.NEVER)
+    first = next((each for each in found if each.state is state), None)
     return StatusReport(
         state=state,
         root=store.uri,
         cluster_id=cluster_id,
-        broker=None if leader is None else _as_recorded(leader, metadata),
+        broker=first.info(metadata) if first is not None else None,
+        brokers=len(answers),
+        uptime_seconds=answers[0].uptime_seconds if answers else None,
         topics=len(metadata.topics),
         partitions=sum(topic.partition_count for topic in metadata.topics.values()),
-        reason=reason if state is LeaderStatus.SILENT else "",
+        unpublished_bytes=sum(each.unpublished_bytes for each in answers) if answers else None,
+        held_back=[each for status in answers for each in status.held_back],
+        reason="; ".join(
+            f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
+            for each in silent
+        ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """State of one broker of a root, and its answer."""
+
+    state: LeaderStatus
+    leader: Leader
+    status: flight_messages.BrokerStatus | None = None
+    reason: str = ""
+
+    def info(self, metadata: ClusterMetadata) -> flight_messages.BrokerInfo:
+        if self.status is not None:
+            return self.status.broker
+        return _as_recorded(self.leader, metadata)
+
+
+def _maybe_alive(metadata: ClusterMetadata) -> list[int]:
+    """Returns the controller, and the members whose logs are not closed."""
+    open_logs = {each.broker for each in metadata.open_epochs if not each.fenced}
+    others = (each for each in open_logs if metadata.brokers[each].is_member)
+    return [metadata.controller, *sorted({*others} - {metadata.controller})]
+
+
+def _ask_leader(
+    watch: LeaderWatch,
+    metadata: ClusterMetadata,
+    cluster_id: str,
+    waits: Callable[[Leader, float], object],
+) -> _Asked | None:
+    """Asks one broker, unless it is dead; None if no broker has started."""
+    found = watch.poll(metadata)
+    if found is None:
+        return None
+    reason = ""
+    if found.state is not LeaderState.DEAD:
+        leader = found.leader
+        try:
+            status = _ask(leader.flight)
+            if status.cluster_id == cluster_id and status.broker.epoch == leader.epoch:
+                return _Asked(state=LeaderStatus.SERVED, leader=leader, status=status)
+            other = f"broker {status.broker.broker} (epoch {status.broker.epoch}) of {status.root}"
+            reason = f"{other} answers at its address, {leader.flight}"
+        except errors.SparklogError as error:
+            reason = str(error)
+            there = leader.process.host
+            if there != socket.gethostname() and is_loopback(leader.flight):
+                reason = f"it listens at {leader.flight}, which only host {there!r} reaches"
+        found = watch.wait_for_state(on_wait=waits)
+        if found is None:
+            return None
+    if found.state is not LeaderState.DEAD:
+        return _Asked(state=LeaderStatus.SILENT, leader=found.leader, reason=reason)
+    state = LeaderStatus.STOPPED if found.leader.stopped else LeaderStatus.DIED
+    return _Asked(state=state, leader=found.leader)
 
 
 def figures_of(address: str) -> flight_messages.BrokerFigures:
@@ -133,6 +198,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         root=status.root,
         cluster_id=status.cluster_id,
         broker=status.broker,
+        brokers=1,
         uptime_seconds=status.uptime_seconds,
         topics=status.topics,
         partitions=status.partitions,

@@ -352,8 +352,8 @@ class Agent:
             self._store, taken, clock=self._clock, open_table=open_table
         )
         for topic in partition_table.topics():
-            if topic.held_back is not None:
-                _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
+            if topic.refusal is not None:
+                _log.error("cannot publish", topic=topic.name, reason=topic.refusal)
         broker = self._build_broker(partition_table, open_table)
         # Before the first client may ask for a topic that another broker has just created.
         reconciler = self._reconciler(broker, taken.metadata, open_table)

@@ -328,7 +328,7 @@ class Broker:
         held_back = [
             flight_messages.HeldBack(topic=topic.name, reason=reason)
             for topic in topics
-            if (reason := topic.in_doubt or topic.held_back) is not None
+            if (reason := topic.refusal) is not None
         ]
         return flight_messages.BrokerStatus(
             cluster_id=self._leadership.cluster.cluster_id,

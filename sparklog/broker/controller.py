@@ -2,8 +2,8 @@
 
 Any member may be the controller, and nothing depends on there being one only: each change judges
 its precondition on the newest metadata. The others watch the controller alone, until it falls
-silent, and replace it when it is dead. Before partitions move, every epoch in which the dead broker could still ack a record
-gets a fence (`storage/leadership.py`).
+silent, and replace it when it is dead. Before partitions move, every epoch in which the dead broker
+could still ack a record gets a fence (`storage/leadership.py`).
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ def status(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the broker of a log and the state of its topics.
+    """Show the brokers of a log and the state of its topics.
 
-    The command starts no broker. Exits with 0 if a broker serves the log and can publish all
-    topics, with 3 if topics are held back or a live broker does not answer, and with 4 if there is
-    no broker.
+    The command starts no broker. Exits with 0 if the log is served and all topics can be published,
+    with 3 if topics are held back or a live broker does not answer, and with 4 if there is no
+    broker. With --root it asks all brokers, with --bootstrap the one at that address.
 
     Example: sparklog status --root ./data
     """
@@ -69,7 +69,7 @@ def _report(root: str | None, bootstrap: str | None) -> StatusReport:
 
 def _exit_code(report: StatusReport) -> ExitCode:
     if report.state == "served":
-        return ExitCode.UNHEALTHY if report.held_back else ExitCode.OK
+        return ExitCode.UNHEALTHY if report.held_back or report.reason else ExitCode.OK
     return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
 
 
@@ -77,8 +77,10 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
     lines = [
         ("root", report.root),
         ("cluster", report.cluster_id),
-        ("state", _WORDS[report.state] + (f": {report.reason}" if report.reason else "")),
+        ("state", _state(report)),
     ]
+    if report.brokers > 1:
+        lines.append(("brokers", f"{report.brokers} answer"))
     broker = report.broker
     if broker is not None:
         about = f"{broker.broker} ({broker.kind}, epoch {broker.epoch})"
@@ -99,6 +101,17 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
     if len(report.held_back) > len(shown):
         lines.append(("held back", f"and {len(report.held_back) - len(shown)} more topics"))
     return lines
+
+
+def _state(report: StatusReport) -> str:
+    words = _WORDS[report.state]
+    if not report.reason:
+        return words
+    return (
+        f"{words}, but not by {report.reason}"
+        if report.state == "served"
+        else (f"{words}: {report.reason}")
+    )
 
 
 def _age(report: StatusReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import uuid
 from collections import Counter
@@ -18,13 +19,14 @@ from typer.testing import CliRunner, Result
 
 import sparklog
 from sparklog import cluster as clusters
-from sparklog import errors, limits
+from sparklog import doctor, errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.client.connection import Channel
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
+from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, DrainBroker, Empty
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
@@ -114,6 +116,62 @@ def run(*arguments: str) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+# ------------------------------------------------------------------------------ status
+
+
+def status(*target: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the report of `sparklog status`."""
+    result = run("status", "--json", *target)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_all_members_are_in_the_status(three: Cluster) -> None:
+    """Unpublished bytes are summed, and a topic that one of them cannot publish is named."""
+    three.create("t", 6)
+    three.wait_for_topic(three.agents[3], "t")
+    for agent in three.agents.values():
+        agent._partition_table.unpublished_bytes = 100
+    code, found = status("--root", three.root)
+    assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 3)
+    assert found["broker"]["broker"] == three.metadata.controller
+    assert (found["topics"], found["partitions"], found["unpublished_bytes"]) == (1, 6, 300)
+    topic = three.agents[3]._partition_table.topic("t")
+    topic.held_back = "the disk is full"
+    code, found = status("--root", three.root)
+    held_back = [{"topic": "t", "reason": "the disk is full"}]
+    assert (code, found["held_back"]) == (ExitCode.UNHEALTHY, held_back)
+    topic.partitions = {}  # others lead them now
+    assert status("--root", three.root)[0] == ExitCode.OK
+
+
+def test_a_member_that_is_alive_and_silent(three: Cluster) -> None:
+    """It is named with the reason, and the exit code says that something is wrong."""
+    flight = three.agents[2]._flight
+    assert flight is not None
+    flight.close()
+    code, found = status("--root", three.root)
+    assert (code, found["state"], found["brokers"]) == (ExitCode.UNHEALTHY, "served", 2)
+    assert found["reason"].startswith("broker 2: ")
+    assert ", but not by broker 2: " in run("status", "--root", three.root).stdout
+    (served, silent) = doctor.check_broker(three.store, SystemClock())
+    assert (served.state, silent.state) == (CheckState.OK, CheckState.WARN)
+
+
+def test_the_status_while_members_end(tmp_path: Path) -> None:
+    """The log is served as long as any of them lives, whichever is the controller."""
+    root = "--root", str(tmp_path)
+    with standing(tmp_path, "--id", "1") as first, standing(tmp_path, "--id", "2") as second:
+        until(lambda: run("cluster", "describe", *root).stdout.count(" up ") == 2)
+        assert status(*root)[1]["broker"]["broker"] == 1
+        first.end(signal.SIGKILL)
+        code, found = status(*root)
+        assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 1)
+        assert found["broker"]["broker"] == 2
+        second.end(signal.SIGKILL)
+        code, found = status(*root)
+        assert (code, found["state"], found["brokers"]) == (ExitCode.NO_BROKER, "died", 0)
 
 
 # ------------------------------------------------------------------------------ describe

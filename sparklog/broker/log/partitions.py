@@ -228,6 +228,11 @@ class Topic:
         """Why it is unknown if the topic still exists; it accepts no record until that is known."""
 
     @property
+    def refusal(self) -> str | None:
+        """Why this broker cannot write the topic's table; None also where others lead all of it."""
+        return self.in_doubt or (self.held_back if self.partitions else None)
+
+    @property
     def timestamp_type(self) -> int:
         wanted = topic_config.value_of(self.config, "message.timestamp.type")
         return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME

@@ -317,7 +317,7 @@ class Collector:
             lag_records=sum(ends) - sum(published),
             oldest_us=oldest_us,
             table=table,
-            held_back=topic.held_back is not None or topic.in_doubt is not None,
+            held_back=topic.refusal is not None,
             offline=len(partitions) if topic.in_doubt is not None else blocked,
         )
 
