@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from sparklog import errors
-from sparklog.client.connection import Connection, is_of_the_broker
+from sparklog.client import connection
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import (
     NO_ACTION,
@@ -92,7 +92,7 @@ class BrokerView:
                 found: ClusterDescription = ask(address, "cluster.describe", request)
             except errors.SparklogError as error:
                 # A listener that closes may look like a port of another program.
-                if not (is_of_the_broker(error) or isinstance(error, errors.WrongPort)):
+                if not (connection.is_of_the_broker(error) or isinstance(error, errors.WrongPort)):
                     raise
                 failures.append(error)
                 continue
@@ -154,7 +154,7 @@ def drain(
         except errors.WrongPort:
             pass  # its listener is closing
         except errors.Retriable as error:
-            if is_of_the_broker(error) and not _others_up(before, broker):
+            if connection.is_of_the_broker(error) and not _others_up(before, broker):
                 return Drained(moved={}, left=left)  # it was the only one that could answer
         else:
             known = next(each for each in now.brokers if each.broker == broker)
@@ -355,8 +355,7 @@ def ask(
     of a release that does not know the action.
     """
     try:
-        with Connection.to(address) as connection:
-            return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
+        return connection.ask(address, action, request, timeout_seconds=timeout_seconds)
     except errors.BadRequest as error:
         if not error.reason.startswith(NO_ACTION):
             raise

@@ -39,7 +39,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.client import arguments
-from sparklog.client.connection import Connection
+from sparklog.client.connection import Connection, ask
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
@@ -375,10 +375,9 @@ class _RootSession:
 
     @staticmethod
     def _cluster(address: str) -> flight_messages.ClusterInfo:
-        with Connection.to(address) as connection:
-            served: flight_messages.ClusterInfo = connection.channel().action(
-                "cluster", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
-            )
+        served: flight_messages.ClusterInfo = ask(
+            address, "cluster", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+        )
         return served
 
     def _answers(self, leader: Leader) -> bool:

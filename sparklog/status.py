@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from sparklog import errors, limits
-from sparklog.client.connection import Connection
+from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
@@ -85,7 +85,7 @@ def of_root(
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
 
-    def ask(broker: int) -> _Asked | None:
+    def look_at(broker: int) -> _Asked | None:
         watch = LeaderWatch(
             store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
         )
@@ -94,7 +94,7 @@ def of_root(
     brokers = _maybe_alive(metadata)
     # Not as many threads as the store is worth: this waits for brokers.
     with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE) or 1) as pool:
-        found = [each for each in pool.map(ask, brokers) if each is not None]
+        found = [each for each in pool.map(look_at, brokers) if each is not None]
     answers = [each.status for each in found if each.status is not None]
     silent = [each for each in found if each.state is LeaderStatus.SILENT]
     state = min((each.state for each in found), key=_ORDER.index, default=LeaderStatus.NEVER)
@@ -177,18 +177,16 @@ def figures_of(address: str) -> flight_messages.BrokerFigures:
 
     Raises `BrokerUnavailable` and `WrongPort`.
     """
-    with Connection.to(address) as connection:
-        found: flight_messages.BrokerFigures = connection.channel().action(
-            "figures", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
-        )
+    found: flight_messages.BrokerFigures = ask(
+        address, "figures", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+    )
     return found
 
 
 def _ask(address: str) -> flight_messages.BrokerStatus:
-    with Connection.to(address) as connection:
-        status: flight_messages.BrokerStatus = connection.channel().action(
-            "status", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
-        )
+    status: flight_messages.BrokerStatus = ask(
+        address, "status", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+    )
     return status
 
 

@@ -45,6 +45,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
+from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, SystemClock
@@ -108,6 +109,7 @@ class Agent:
         allow_non_empty: bool = False,
         watch: LeaderWatch | None = None,
         hooks: RequestHooks | None = None,
+        ask: AskBroker | None = None,
     ) -> None:
         """Creates a broker that has not started.
 
@@ -120,12 +122,14 @@ class Agent:
             allow_non_empty: also make a root of a folder that holds files of other programs.
             watch: earlier observations of the leader; None: none.
             hooks: called for each request of a Flight client; for tests.
+            ask: sends requests to other brokers, for figures; None: they stay unknown.
         """
         self.settings = settings
         self.kind = kind
         self._take_over = take_over
         self._allow_non_empty = allow_non_empty
         self._hooks = hooks
+        self._ask = ask
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
         self._liveness = settings.liveness.on(local=self._store.is_local)
@@ -500,6 +504,7 @@ class Agent:
             small_file_bytes=janitor.compact_target_bytes // 2,
             compact_files=janitor.compact_files,
             clock=self._clock,
+            ask=self._ask,
         )
         self._sources = sources
         broker.collect_figures = BrokerOverview(sources).figures

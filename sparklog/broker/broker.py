@@ -38,6 +38,7 @@ from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import Tail
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
+from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
 from sparklog.broker.record_deletion import RecordDeletion
@@ -169,6 +170,7 @@ class Broker:
         self.cluster_admin = ClusterAdmin(
             store, self.metadata, leadership, clock=clock, check_open=self._check_open
         )
+        self.lags = LagAnswers(partition_table, self.record_times())
         self._members = _Members()
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""

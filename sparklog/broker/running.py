@@ -23,6 +23,7 @@ from sparklog import errors, limits, pandas_import
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
+from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.supervisor import when_supervisor_stops
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata import BrokerKind
@@ -38,6 +39,7 @@ def run_broker(
     take_over: bool = False,
     allow_non_empty: bool = False,
     stops_with: Collection[int] | None = None,
+    ask: AskBroker | None = None,
 ) -> None:
     """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
 
@@ -48,6 +50,7 @@ def run_broker(
         take_over: as for `Agent`.
         allow_non_empty: as for `Agent`.
         stops_with: the other brokers of its supervisor, which stop with it; None: it has none.
+        ask: as for `Agent`.
     """
     is_supervised = stops_with is not None
     log_file = configure(settings.log, broker_id=settings.id if is_supervised else None)
@@ -60,7 +63,13 @@ def run_broker(
         if is_supervised:
             when_supervisor_stops(signals.stop_with_supervisor)
         while True:
-            agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
+            agent = Agent(
+                settings,
+                kind=kind,
+                take_over=take_over,
+                allow_non_empty=allow_non_empty,
+                ask=ask,
+            )
             try:
                 _run(agent, log_file, signals, is_supervised=is_supervised)
             except errors.BrokerFenced as error:

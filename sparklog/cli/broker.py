@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from sparklog import limits
 from sparklog.cli.cluster import ClusterRootOption, partitions, view
 from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
 from sparklog.options import ROOT_VARIABLE
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -140,7 +143,7 @@ def broker(
     _prepare_start()
     from sparklog.broker.running import run_broker
 
-    run_broker(settings, take_over=take_over, allow_non_empty=allow_non_empty)
+    run_broker(settings, take_over=take_over, allow_non_empty=allow_non_empty, ask=_ask)
 
 
 def _run_supervised() -> None:
@@ -156,7 +159,15 @@ def _run_supervised() -> None:
         take_over=assignment.take_over,
         allow_non_empty=assignment.allow_non_empty,
         stops_with=assignment.stops_with,
+        ask=_ask,
     )
+
+
+def _ask(address: str, action: str, request: Struct, *, timeout_seconds: float) -> object:
+    """Asks another broker. Only a broker with others needs gRPC's client."""
+    from sparklog.client.connection import ask
+
+    return ask(address, action, request, timeout_seconds=timeout_seconds)
 
 
 def _prepare_start() -> None:

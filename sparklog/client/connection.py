@@ -41,6 +41,7 @@ _HARMLESS: Final = frozenset(
         "groups.list",
         "groups.offsets",
         "offsets.for_times",
+        "offsets.lag",
         "producers.new",
         "status",
         "topics.describe",
@@ -141,6 +142,15 @@ class Retry:
 
 
 # ------------------------------------------------------------------------------ one channel
+
+
+def ask(address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
+    """Returns the reply of the broker at `host:port`, which is asked once.
+
+    Raises `BrokerUnavailable`, `WrongPort`, and the error that the broker answers.
+    """
+    with Connection.to(address) as connection:
+        return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
 
 
 class Channel:

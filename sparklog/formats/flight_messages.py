@@ -477,6 +477,35 @@ class Offsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offsets: dict[int, int]
 
 
+class GroupPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The next offset that a consumer group reads of a partition."""
+
+    topic_id: str
+    partition: _Int32
+    offset: _Int64
+
+
+class GroupPositions(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions in partitions that one broker leads."""
+
+    positions: Annotated[list[GroupPosition], Meta(max_length=limits.LAG_POSITIONS)]
+
+
+class PositionLag(msgspec.Struct, frozen=True, array_like=True):
+    """Distance of a position from the end."""
+
+    end: int
+    """The end offset of the partition; -1 if the broker that was asked does not lead it."""
+    made_us: int | None = None
+    """The timestamp of the first record from the position on; None if it was not read in time."""
+
+
+class PositionLags(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the positions."""
+
+    lags: list[PositionLag]
+
+
 class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     producer_id: int
     producer_epoch: int = 0
@@ -688,6 +717,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "topics.compact": (TopicName, TopicInfo),
     "records.delete": (DeleteRecords, LogStarts),
     "offsets.for_times": (OffsetsForTimes, Offsets),
+    "offsets.lag": (GroupPositions, PositionLags),
     "producers.new": (Empty, ProducerIdentity),
     "batches.append_staged": (AppendStaged, AppendStagedReply),
     "publish.now": (PublishNow, Empty),

@@ -417,6 +417,9 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "offsets.for_times": flight_messages.OffsetsForTimes(
             topic=name, timestamps_us={0: 0, 1: 0}
         ),
+        "offsets.lag": flight_messages.GroupPositions(
+            positions=[flight_messages.GroupPosition("no topic", 0, 0)]
+        ),
         "producers.new": flight_messages.Empty(),
         "publish.now": flight_messages.PublishNow(topics=[name]),
         "topics.delete": flight_messages.TopicName(topic=name),
@@ -932,6 +935,9 @@ def test_damaged_messages_do_not_stop_the_broker(
         ),
         "offsets.for_times": flight_messages.encode(
             flight_messages.OffsetsForTimes(topic=topic, timestamps_us={0: 1})
+        ),
+        "offsets.lag": flight_messages.encode(
+            flight_messages.GroupPositions(positions=[flight_messages.GroupPosition("t", 0, 0)])
         ),
         "batches.append_staged": flight_messages.encode(
             flight_messages.AppendStaged(manifest="staging/q/1/manifest.json")

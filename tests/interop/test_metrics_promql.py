@@ -136,7 +136,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def watched(rule: dict[str, Any]) -> str:
     """The expression of a rule without its threshold, which nothing exceeds here."""
-    expression = re.sub(r" [<>] [\d.e]+$", "", rule["expr"])
+    expression = re.sub(r" (?:[<>]|!=) (?:[\d.e]+|max by .*)$", "", rule["expr"])
     expression = re.sub(r"absent\((.*)\)", r"\1", expression)
     return re.sub(r'error=~"[^"]*"', 'error!=""', expression)
 

@@ -116,6 +116,7 @@ class FlightListener:
             "topics.compact": lambda request: broker.topics.compact(request.topic),
             "records.delete": broker.deletion.delete,
             "offsets.for_times": broker.offsets_for_times,
+            "offsets.lag": broker.lags.answer,
             "producers.new": lambda _: broker.producer_ids.new(),
             "batches.append_staged": broker.staged.append,
             "publish.now": _silently(broker.publishing.publish),

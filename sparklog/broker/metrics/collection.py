@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,9 +29,14 @@ from sparklog.broker.groups.messages import Description
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
+from sparklog.broker.metrics import elsewhere
+from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
+from sparklog.formats.flight_messages import GroupPosition, PositionLag
 from sparklog.storage import wal
+from sparklog.storage.assign import Loads
+from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
@@ -91,6 +96,8 @@ class Sources:
     compact_files: int
     """Small files of a partition from which on they are merged."""
     clock: Clock
+    ask: AskBroker | None = None
+    """Asks another broker for the lag in its partitions; None: it stays unknown."""
 
     def requests(self) -> dict[str, int]:
         """Returns the operations on the storage by kind; empty where they are not counted."""
@@ -183,11 +190,12 @@ class GroupOffset:
     topic_id: str
     partition: int
     offset: int
-    lag: int
+    lag: int | None
+    """None where another broker leads the partition, and did not answer."""
     member: tuple[str, str, str]
     """Host, member id and client id of the member that reads it; empty if there is none."""
     lag_seconds: float | None
-    """None where the age of the first unread record has to be read first."""
+    """None where the age of the first unread record is unknown, or has to be read first."""
 
     @property
     def key(self) -> RecordKey:
@@ -218,6 +226,19 @@ class Sums:
             self.oldest_us = min(self.oldest_us or topic.oldest_us, topic.oldest_us)
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ClusterFigures:
+    """The cluster, as this broker knows it."""
+
+    is_controller: bool
+    brokers: int
+    """Those that are up."""
+    topics: int
+    partitions: int
+    leaderless: int
+    """Partitions whose leader is not up."""
+
+
 class Collector:
     """Collects the figures of a broker. One caller at a time.
 
@@ -233,6 +254,8 @@ class Collector:
         self._labels: dict[str, tuple[tuple[int, ...], list[str]]] = {}
         self._tables: dict[str, TableFigures] = {}
         self._times = sources.broker.record_times()
+        self._loads: tuple[ClusterMetadata | None, Loads] = (None, Loads())
+        """The number of partitions of each leader, as of a version of the metadata."""
         self._turn = 0
         """The position where reading ages begins, so that every partition has its turn."""
 
@@ -261,6 +284,21 @@ class Collector:
         except errors.SparklogError:
             return None
         return size
+
+    def cluster(self) -> ClusterFigures:
+        """Returns the figures of the cluster."""
+        broker = self.sources.broker
+        metadata, members = broker.metadata.known, broker.members()
+        if self._loads[0] is not metadata:
+            self._loads = metadata, Loads.of(metadata.topics.values())
+        loads = self._loads[1]
+        return ClusterFigures(
+            is_controller=metadata.controller == broker.broker_id,
+            brokers=len(members),
+            topics=len(metadata.topics),
+            partitions=loads.total(),
+            leaderless=sum(count for leader, count in loads.items() if leader not in members),
+        )
 
     # -------------------------------------------------------------------------- topics
 
@@ -346,33 +384,63 @@ class Collector:
 
     def groups(self) -> Iterator[tuple[Description, Iterator[GroupOffset]]]:
         """Yields the groups, each with its positions."""
+        others = self._lags_elsewhere()
         for each in self.sources.groups.figures():
-            yield each.description, self._offsets(each)
+            yield each.description, self._offsets(each, others)
 
-    def _offsets(self, figures: GroupFigures) -> Iterator[GroupOffset]:
-        members = self._readers(figures.description)
-        now_us = self.sources.clock.now_us()
+    def _lags_elsewhere(self) -> Mapping[GroupPosition, PositionLag]:
+        """Asks the other brokers that lead partitions of groups."""
+        ask, members = self.sources.ask, self.sources.broker.members()
+        if ask is None or len(members) < 2:
+            return {}
+        positions: dict[str, set[GroupPosition]] = {}
+        for each in self.sources.groups.figures():
+            for topic, number, offset in self._positions(each):
+                leader = topic.leaders[number] if number < len(topic.leaders) else -1
+                if number not in topic.partitions and leader in members:
+                    found = positions.setdefault(members[leader].flight, set())
+                    found.add(GroupPosition(topic.topic_id, number, offset))
+        return elsewhere.lags(ask, positions)
+
+    def _positions(self, figures: GroupFigures) -> Iterator[tuple[Topic, int, int]]:
+        """Yields the topic, the partition and the offset of the positions in topics that exist."""
         for name, of_topic in figures.offsets.items():
             topic = self._find(name)
             if topic is None:
                 continue
             for number, committed in of_topic.items():
                 self.pacer.spend(1)
-                is_ours = committed.topic_id in ("", topic.topic_id)
-                if not is_ours or number not in topic.partitions:
-                    continue
-                lag = max(topic.partitions[number].end - committed.offset, 0)
-                key = name, topic.topic_id, number, committed.offset
-                made_us = self._times.known_us(key) if lag else now_us
-                yield GroupOffset(
-                    topic=name,
-                    topic_id=topic.topic_id,
-                    partition=number,
-                    offset=committed.offset,
-                    lag=lag,
-                    member=members.get((name, number), ("", "", "")),
-                    lag_seconds=None if made_us is None else age_seconds(made_us, now_us),
-                )
+                if committed.topic_id in ("", topic.topic_id):
+                    yield topic, number, committed.offset
+
+    def _offsets(
+        self, figures: GroupFigures, others: Mapping[GroupPosition, PositionLag]
+    ) -> Iterator[GroupOffset]:
+        members = self._readers(figures.description)
+        now_us = self.sources.clock.now_us()
+        for topic, number, offset in self._positions(figures):
+            if number >= topic.count:
+                continue
+            here = topic.partitions.get(number)
+            there = others.get(GroupPosition(topic.topic_id, number, offset))
+            end = here.end if here is not None else there.end if there is not None else None
+            lag = None if end is None else max(end - offset, 0)
+            made_us = None
+            if lag == 0:
+                made_us = now_us
+            elif here is not None:
+                made_us = self._times.known_us((topic.name, topic.topic_id, number, offset))
+            elif there is not None:
+                made_us = there.made_us
+            yield GroupOffset(
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                partition=number,
+                offset=offset,
+                lag=lag,
+                member=members.get((topic.name, number), ("", "", "")),
+                lag_seconds=None if made_us is None else age_seconds(made_us, now_us),
+            )
 
     def _find(self, name: str) -> Topic | None:
         try:

@@ -186,14 +186,17 @@ class Exposition:
             lines[_MEMBERS].append(
                 f'{_MEMBERS}{{consumergroup="{group}"}} {len(description.members)}\n'
             )
-            totals: dict[str, tuple[int, int]] = {}
+            totals: dict[str, tuple[int, int | None]] = {}
             for each in offsets:
                 sums.offsets += 1
                 at = f'consumergroup="{group}",topic="{each.topic}",partition="{each.partition}"'
                 lines[_OFFSET].append(f"{_OFFSET}{{{at}}} {each.offset}\n")
-                lines[_LAG].append(f"{_LAG}{{{at}}} {each.lag}\n")
+                if each.lag is not None:
+                    lines[_LAG].append(f"{_LAG}{{{at}}} {each.lag}\n")
                 offset, lag = totals.get(each.topic, (0, 0))
-                totals[each.topic] = offset + each.offset, lag + each.lag
+                # A sum that lacks a partition would look like a small lag.
+                total = None if lag is None or each.lag is None else lag + each.lag
+                totals[each.topic] = offset + each.offset, total
                 if each.lag_seconds is None:
                     unread.append((group, each))
                 else:
@@ -201,7 +204,8 @@ class Exposition:
             for topic, (offset, lag) in totals.items():
                 at = f'{{consumergroup="{group}",topic="{topic}"}}'
                 lines[f"{_OFFSET}_sum"].append(f"{_OFFSET}_sum{at} {offset}\n")
-                lines[f"{_LAG}_sum"].append(f"{_LAG}_sum{at} {lag}\n")
+                if lag is not None:
+                    lines[f"{_LAG}_sum"].append(f"{_LAG}_sum{at} {lag}\n")
         sums.unread = self._collector.read_ages([each for _, each in unread])
         for group, each in unread:
             add_age(group, each)
@@ -316,6 +320,9 @@ def _broker_samples(
 
 def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources, partitions, offline = collector.sources, sums.partitions, sums.offline
+    cluster = collector.cluster()
+    # As in Kafka: the controller has the figures of the whole cluster, the others have zeros.
+    of_all = int(cluster.is_controller)
     replicas, controller = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
     broker = sources.broker
     info = broker.cluster().brokers[0]
@@ -330,17 +337,17 @@ def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Se
         f"{replicas}_reassigningpartitions": 0,
         f"{replicas}_isrshrinks_total": 0,
         f"{replicas}_isrexpands_total": 0,
-        f"{controller}_activecontrollercount": 1,
-        f"{controller}_activebrokercount": 1,
+        f"{controller}_activecontrollercount": of_all,
+        f"{controller}_activebrokercount": cluster.brokers * of_all,
         f"{controller}_fencedbrokercount": 0,
-        f"{controller}_offlinepartitionscount": offline,
-        f"{controller}_globaltopiccount": sums.topics,
-        f"{controller}_globalpartitioncount": partitions,
+        f"{controller}_offlinepartitionscount": offline + cluster.leaderless * of_all,
+        f"{controller}_globaltopiccount": cluster.topics * of_all,
+        f"{controller}_globalpartitioncount": cluster.partitions * of_all,
         f"{controller}_preferredreplicaimbalancecount": 0,
         "kafka_controller_controllerstats_uncleanleaderelections_total": 0,
         "kafka_server_kafkaserver_brokerstate": 3,
         "kafka_log_logmanager_offlinelogdirectorycount": int(broker.failure is not None),
-        "kafka_brokers": 1,
+        "kafka_brokers": cluster.brokers,
         "sparklog_partitions_blocked": offline,
         "sparklog_topics_held_back": sums.held_back,
         "sparklog_uptime_seconds": broker.uptime_seconds,

@@ -33,13 +33,16 @@ _GAUGES: Final = {
     f"{_REPLICAS}_atminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_offlinereplicacount": "Partitions that accept no records.",
     f"{_REPLICAS}_reassigningpartitions": "Always 0: partitions are not moved.",
-    f"{_CONTROLLER}_activecontrollercount": "1: this broker is the controller.",
-    f"{_CONTROLLER}_activebrokercount": "Brokers that serve the root.",
-    f"{_CONTROLLER}_fencedbrokercount": "Always 0.",
-    f"{_CONTROLLER}_offlinepartitionscount": "Partitions that accept no records.",
-    f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers.",
-    f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics.",
-    f"{_CONTROLLER}_preferredreplicaimbalancecount": "Always 0: there is one broker.",
+    f"{_CONTROLLER}_activecontrollercount": "1 at the broker that is the controller.",
+    f"{_CONTROLLER}_activebrokercount": "Brokers that are up; 0 except at the controller.",
+    f"{_CONTROLLER}_fencedbrokercount": "Always 0: brokers that are not up are not counted.",
+    f"{_CONTROLLER}_offlinepartitionscount": (
+        "Partitions of this broker that accept no records; at the controller, those without a"
+        " leader as well."
+    ),
+    f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers; 0 except at the controller.",
+    f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics; 0 except at the controller.",
+    f"{_CONTROLLER}_preferredreplicaimbalancecount": "Always 0: any broker may lead a partition.",
     "kafka_server_kafkaserver_brokerstate": "State of the broker: 3 is running.",
     "kafka_server_kafkaserver_linux_disk_read_bytes": "Bytes that the process read from disks.",
     "kafka_server_kafkaserver_linux_disk_write_bytes": "Bytes that the process wrote to disks.",

@@ -88,7 +88,7 @@ class BrokerOverview:
         for description, offsets in self._collector.groups():
             group = description.group_id
             for each in offsets:
-                lags[group] = lags.get(group, 0) + each.lag
+                lags[group] = lags.get(group, 0) + (each.lag or 0)
                 if each.lag_seconds is None:
                     unread.append((group, each))
                 else:

@@ -1,0 +1,212 @@
+"""Metrics of a cluster: those of each of several brokers, and their sums."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import prometheus_client.parser
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+import sparklog
+from sparklog import errors, limits
+from sparklog.broker.agent import Agent
+from sparklog.broker.metrics.collection import Collector
+from sparklog.broker.metrics.exposition import Exposition
+from sparklog.broker.metrics.overview import BrokerOverview
+from sparklog.cli import app
+from sparklog.client.connection import ask
+from tests.contract.test_members import Members, members, until
+from tests.support.standing import standing
+
+CONTROLLER = "kafka_controller_kafkacontroller"
+Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture(name="cluster")
+def _cluster() -> Iterator[Members]:
+    """Three members; topic t has two partitions at each, and u one."""
+    with capture_logs(), members(1, 2, 3) as found:
+        with sparklog.connect(found.addresses) as log:
+            log.create_topic("t", 6)
+            log.create_topic("u", 3)
+        for agent in found.agents.values():
+            found.wait_for_topic(agent, "u")
+        yield found
+
+
+def parsed(text: str) -> Values:
+    """All samples."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in prometheus_client.parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def metrics(agent: Agent) -> Values:
+    """The metrics of a member that can ask the others."""
+    assert agent._sources is not None
+    collector = Collector(dataclasses.replace(agent._sources, ask=ask))
+    return parsed(b"".join(Exposition(collector).text()).decode())
+
+
+def at(values: Values, name: str, **labels: object) -> dict[int, float]:
+    """The samples of a family with these labels, by partition."""
+    wanted = {(label, str(value)) for label, value in labels.items()}
+    return {
+        int(dict(found).get("partition", -1)): value
+        for (known, found), value in values.items()
+        if known == name and wanted <= found
+    }
+
+
+def commit(cluster: Members, group: str, offsets: Mapping[int, int]) -> None:
+    """Writes four records to each partition of t, and commits offsets of an empty group."""
+    with sparklog.connect(cluster.addresses) as log:
+        with log.producer() as producer:
+            for number in range(24):
+                producer.send("t", b"%d" % number, partition=number % 6)
+            producer.flush(30.0)
+        log.commit_group_offsets(
+            group, {("t", number): offset for number, offset in offsets.items()}
+        )
+
+
+def coordinator(cluster: Members, group: str) -> Agent:
+    """The member that has the committed offsets of a group."""
+    (found,) = (
+        agent
+        for agent in cluster.agents.values()
+        if at(metrics(agent), "kafka_consumergroup_members", consumergroup=group)
+    )
+    return found
+
+
+def test_the_controller_tells_of_the_cluster(cluster: Members) -> None:
+    """Sums over all brokers are those of the cluster, as with Kafka's."""
+    every = {broker: metrics(agent) for broker, agent in cluster.agents.items()}
+    found = {
+        name: {broker: at(values, f"{CONTROLLER}_{name}")[-1] for broker, values in every.items()}
+        for name in ("activecontrollercount", "activebrokercount", "globaltopiccount")
+    }
+    controller, topics = cluster.metadata.controller, len(cluster.metadata.topics)
+    for name, value in zip(found, (1, 3, topics), strict=True):
+        assert found[name] == {broker: value * (broker == controller) for broker in every}, name
+    partitions = sum(each.partition_count for each in cluster.metadata.topics.values())
+    total = sum(at(values, f"{CONTROLLER}_globalpartitioncount")[-1] for values in every.values())
+    led = sum(
+        at(values, "kafka_server_replicamanager_leadercount")[-1] for values in every.values()
+    )
+    assert total == led == partitions
+    assert all(at(values, "kafka_brokers")[-1] == 3 for values in every.values())
+    assert sum(at(v, "kafka_topic_partitions", topic="t")[-1] for v in every.values()) == 6
+
+
+def test_partitions_without_a_leader_are_counted(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the controller, from the death of a broker until others lead its partitions."""
+    agent = cluster.agents[cluster.metadata.controller]
+    core = agent._broker
+    assert core is not None
+    (lost,) = cluster.agents.keys() - {agent._leadership.broker, 3}
+    led = at(metrics(cluster.agents[lost]), "kafka_server_replicamanager_leadercount")[-1]
+    up = {broker: known for broker, known in core.members().items() if broker != lost}
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "members", lambda: up)
+        values = metrics(agent)
+        assert at(values, f"{CONTROLLER}_offlinepartitionscount")[-1] == led >= 3
+        assert at(values, "kafka_brokers")[-1] == 2
+    assert at(metrics(agent), f"{CONTROLLER}_offlinepartitionscount")[-1] == 0
+    others = at(metrics(cluster.agents[3]), f"{CONTROLLER}_offlinepartitionscount")
+    assert others[-1] == 0
+
+
+def test_a_group_is_told_by_its_coordinator_alone(cluster: Members) -> None:
+    """With its lag in all partitions, whichever broker leads them."""
+    offsets = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 0}
+    commit(cluster, "g", offsets)
+    agent = coordinator(cluster, "g")
+    values = metrics(agent)
+    group = {"consumergroup": "g", "topic": "t"}
+    assert at(values, "kafka_consumergroup_current_offset", **group) == offsets
+    lag = {number: 4 - offset for number, offset in offsets.items()}
+    assert at(values, "kafka_consumergroup_lag", **group) == lag
+    assert at(values, "kafka_consumergroup_lag_sum", **group) == {-1: sum(lag.values())}
+    ages = at(values, "kafka_consumergroup_group_lag_seconds", group="g", topic="t")
+    assert ages.keys() == offsets.keys()
+    assert ages[4] == 0
+    assert all(0 < age < 60 for number, age in ages.items() if number != 4)
+    assert at(values, "sparklog_lag_seconds_unresolved")[-1] == 0
+    assert agent._sources is not None
+    (shown,) = BrokerOverview(dataclasses.replace(agent._sources, ask=ask)).figures().groups
+    assert (shown.group, shown.lag) == ("g", sum(lag.values()))
+    assert shown.lag_seconds == pytest.approx(max(ages.values()), abs=10)
+
+
+def test_lag_at_a_broker_that_does_not_answer_is_left_out(cluster: Members) -> None:
+    """No guess takes its place, and no sum is without it; the committed offsets stay."""
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    agent = coordinator(cluster, "g")
+    sources = agent._sources
+    assert sources is not None
+    (silent, *_) = cluster.agents.keys() - {agent._leadership.broker}
+
+    def ask_some(address: str, action: str, request: msgspec.Struct, **options: Any) -> Any:
+        if address == cluster.agents[silent].address:
+            raise errors.BrokerUnavailable(address=address, reason="it is silent")
+        return ask(address, action, request, **options)
+
+    collector = Collector(dataclasses.replace(sources, ask=ask_some))
+    values = parsed(b"".join(Exposition(collector).text()).decode())
+    group = {"consumergroup": "g", "topic": "t"}
+    unknown = {n for n, leader in enumerate(cluster.leaders("t")) if leader == silent}
+    assert len(unknown) == 2
+    assert at(values, "kafka_consumergroup_lag", **group).keys() == {*range(6)} - unknown
+    assert at(values, "kafka_consumergroup_current_offset", **group).keys() == {*range(6)}
+    assert at(values, "kafka_consumergroup_lag_sum", **group) == {}
+    assert at(values, "sparklog_lag_seconds_unresolved")[-1] == 2
+
+
+def test_a_leader_that_is_asked_too_much_answers_in_turns(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request has a bounded number of positions."""
+    monkeypatch.setattr(limits, "LAG_POSITIONS", 1)
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    values = metrics(coordinator(cluster, "g"))
+    found = at(values, "kafka_consumergroup_lag", consumergroup="g", topic="t")
+    assert found == dict.fromkeys(range(6), 3)
+
+
+def test_processes_ask_each_other(tmp_path: Path) -> None:
+    """`sparklog broker` does so without further settings."""
+    config = tmp_path / "broker.toml"
+    config.write_text('[metrics]\nlisten = "127.0.0.1:0"\n')
+    root = tmp_path / "root"
+    options = "--config", str(config), "--id"
+    with standing(root, *options, "1") as first, standing(root, *options, "2") as second:
+        describe = ["cluster", "describe", "--root", str(root)]
+        until(lambda: CliRunner().invoke(app, describe).stdout.count(" up ") == 2)
+        with sparklog.connect(f"{first.flight},{second.flight}") as log:
+            log.create_topic("t", 4)
+            with log.producer() as producer:
+                for number in range(8):
+                    producer.send("t", b"x", partition=number % 4)
+            log.commit_group_offsets("g", {("t", number): 1 for number in range(4)})
+        lags: list[dict[int, float]] = []
+        for broker in (first, second):
+            status = ["status", "--json", "--bootstrap", broker.flight]
+            where = json.loads(CliRunner().invoke(app, status).stdout)["broker"]["metrics"]
+            with urllib.request.urlopen(f"http://{where}/metrics", timeout=30) as reply:
+                values = parsed(reply.read().decode())
+            lags.append(at(values, "kafka_consumergroup_lag", consumergroup="g"))
+        assert sorted(lags, key=len) == [{}, {0: 1, 1: 1, 2: 1, 3: 1}]
