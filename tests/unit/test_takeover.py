@@ -28,7 +28,7 @@ from sparklog.storage.metadata_format import (
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, Store, SyncFailed
 from sparklog.storage.objects.memory import Moment
-from sparklog.storage.processes import this_process
+from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
 from sparklog.storage.wal import objects
@@ -122,6 +122,25 @@ def test_a_live_broker_refuses_a_second_id(store: MemoryStore, clock: ManualCloc
     assert paths(store, "") == before
     clock.advance(5.1)
     assert [each.id for each in acquire(store, clock, 2).inherited] == [(1, 1)]
+
+
+def test_silent_members_are_waited_for_together(store: MemoryStore, clock: ManualClock) -> None:
+    """A broker that leads alone starts after the time of one of them, however many have died."""
+    for broker in (1, 2, 3):
+        takeover.acquire(
+            store,
+            MetadataStore(store, clock=clock),
+            broker=broker,
+            flight=f"h:{broker}",
+            clock=clock,
+            dead_after_seconds=5.0,
+            process=Process(host="elsewhere", pid=broker),
+            is_member=True,
+        )
+    began = clock.monotonic()
+    found = acquire(store, clock, 9)
+    assert {each.broker for each in found.inherited} == {1, 2, 3}
+    assert 5.0 < clock.monotonic() - began < 6.0
 
 
 def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> None:

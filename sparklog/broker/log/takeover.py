@@ -34,6 +34,7 @@ new WAL has a checkpoint of the states that were taken over. The epoch is closed
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -165,18 +166,23 @@ def acquire(
         known_level=limits.LEVEL if limits.LEVEL > 1 else msgspec.UNSET,
     )
 
+    @functools.cache
+    def watch_of(other: int) -> LeaderWatch:
+        return LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other)
+
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if metadata.level > limits.LEVEL:
             raise errors.FormatTooNew(
                 root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
             )
         if check_alive and not take_over:
-            _check_leader(store, watch, metadata, kind, clock)
-            for other in _lone_leader(metadata) if is_member else _members(metadata):
-                member = LeaderWatch(
-                    store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other
-                )
-                _check_leader(store, member, metadata, kind, clock)
+            others = _lone_leader(metadata) if is_member else _members(metadata)
+            watches = [watch, *(watch_of(other) for other in others)]
+            if others:
+                for each in watches:
+                    each.poll(metadata)  # so that the silence of all of them begins now
+            for each in watches:
+                _check_leader(store, each, metadata, kind, clock)
         registered = register(metadata, broker, registration, log)
         if is_member and _has_controller(metadata, broker):
             return registered
