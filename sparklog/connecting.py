@@ -59,7 +59,6 @@ from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects import Store, open_store
-from sparklog.storage.processes import Fate, fate_of
 
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
@@ -313,7 +312,7 @@ class _RootSession:
         others = {each.broker for each in assign.candidates(metadata)} - {metadata.controller}
         for broker in sorted(others):
             leader = Leader.of(metadata, self._store, broker=broker)
-            if leader is None or leader.is_leaving or fate_of(leader.process) is Fate.GONE:
+            if leader is None or leader.is_leaving:
                 continue
             with contextlib.suppress(errors.SparklogError):
                 self._check(leader)

@@ -93,7 +93,7 @@ def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
 
 
 def leaving(store: Store, metadata: ClusterMetadata, brokers: Iterable[int]) -> set[int]:
-    """Returns those of the brokers that say that they stop, or have stopped, in order.
+    """Returns those of the brokers that stop or have stopped, as far as is known at once.
 
     The metadata have them as up until another broker has fenced them. Raises the errors of the
     store.
@@ -164,10 +164,9 @@ class Leader:
 
     @property
     def is_leaving(self) -> bool:
-        """Returns whether its last heartbeat says that it is about to stop, or has stopped."""
-        return self.stopped or (
-            self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
-        )
+        """Returns whether it says that it is about to stop or has stopped, or its process ended."""
+        is_draining = self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
+        return self.stopped or is_draining or fate_of(self.process) is Fate.GONE
 
 
 def describe(leader: Leader, *, now_us: int) -> str:

@@ -18,7 +18,7 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
-from sparklog.storage import leadership, manifest
+from sparklog.storage import leadership, liveness, manifest
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import Heartbeat, Phase, leaving, write_heartbeat
 from sparklog.storage.metadata import ClusterMetadata, Epoch
@@ -665,6 +665,15 @@ def test_members_say_that_they_leave(
     beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
     write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
     assert leaving(first.store, first.meta.current, [1, 2, 7]) == found
+
+
+def test_a_member_whose_process_has_ended_takes_nothing(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as one that stops: the metadata have it as up until its partitions move."""
+    first, _ = members
+    monkeypatch.setattr(liveness, "fate_of", lambda _: Fate.GONE)
+    assert leaving(first.store, first.meta.current, [1, 2, 7]) == {1, 2}
 
 
 def test_a_member_whose_process_has_ended_is_not_up(
