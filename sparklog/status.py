@@ -21,7 +21,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
 from sparklog.storage.cluster import open_cluster
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch
+from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Phase
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
@@ -109,7 +109,8 @@ def of_root(
         topics=len(metadata.topics),
         partitions=sum(topic.partition_count for topic in metadata.topics.values()),
         unpublished_bytes=sum(each.unpublished_bytes for each in answers) if answers else None,
-        held_back=[each for status in answers for each in status.held_back],
+        # Each leader of a partition reports a table that it cannot write.
+        held_back=list(dict.fromkeys(each for status in answers for each in status.held_back)),
         reason="; ".join(
             f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
             for each in silent
@@ -146,12 +147,10 @@ def _ask_leader(
     waits: Callable[[Leader, float], object],
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
-    found = watch.poll(metadata)
-    if found is None:
-        return None
-    reason = ""
-    if found.state is not LeaderState.DEAD:
-        leader = found.leader
+    found, asked, reason = watch.poll(metadata), None, ""
+    # A broker that starts again meanwhile is asked at its new address.
+    while found is not None and found.state is not LeaderState.DEAD and asked != found.leader.known:
+        leader, asked = found.leader, found.leader.known
         try:
             status = _ask(leader.flight)
             if status.cluster_id == cluster_id and status.broker.epoch == leader.epoch:
@@ -164,12 +163,14 @@ def _ask_leader(
             if there != socket.gethostname() and is_loopback(leader.flight):
                 reason = f"it listens at {leader.flight}, which only host {there!r} reaches"
         found = watch.wait_for_state(on_wait=waits)
-        if found is None:
-            return None
-    if found.state is not LeaderState.DEAD:
-        return _Asked(state=LeaderStatus.SILENT, leader=found.leader, reason=reason)
-    state = LeaderStatus.STOPPED if found.leader.stopped else LeaderStatus.DIED
-    return _Asked(state=state, leader=found.leader)
+    if found is None:
+        return None
+    state = LeaderStatus.SILENT
+    if found.state is LeaderState.DEAD:
+        state = LeaderStatus.STOPPED if found.leader.stopped else LeaderStatus.DIED
+    elif found.leader.heartbeat is not None and found.leader.heartbeat.phase == Phase.STARTING:
+        reason = "it is starting"
+    return _Asked(state=state, leader=found.leader, reason=reason)
 
 
 def figures_of(address: str) -> flight_messages.BrokerFigures:

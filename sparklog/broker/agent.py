@@ -172,6 +172,7 @@ class Agent:
         )
         self._publish_process: PublishProcess | None = None
         self._handovers: Handovers | None = None
+        self._controller: Controller | None = None
         self._broker: Broker | None = None
         self._flight_listener = ports.BoundPort("flight.listen", settings.flight.listen)
         self._kafka_listener = (
@@ -432,7 +433,7 @@ class Agent:
             silent_seconds = self._clock.monotonic() - self._beat_at
             return silent_seconds < liveness.dead_after_seconds / 2
 
-        controller = Controller(
+        controller = self._controller = Controller(
             self._store,
             broker.metadata,
             self._leadership,
@@ -505,6 +506,7 @@ class Agent:
             compact_files=janitor.compact_files,
             clock=self._clock,
             ask=self._ask,
+            dead=lambda: self._controller.dead if self._controller is not None else (),
         )
         self._sources = sources
         broker.collect_figures = BrokerOverview(sources).figures

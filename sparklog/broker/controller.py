@@ -64,6 +64,8 @@ class Controller:
         """Epochs whose logs took too long to read, and are left to the failover."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
+        self.dead: Collection[int] = frozenset()
+        """The brokers that were dead at its last look as controller; for any thread."""
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
         """The brokers that the controller watches, as of a version of the metadata."""
@@ -91,6 +93,7 @@ class Controller:
             self._vacant_since = None
             self._control(metadata)
         else:
+            self.dead = frozenset()
             self._watch(metadata)
         if (silent := self._observer.silent) and now - self._prepared_at >= self._prepare_seconds:
             self._prepared_at = now
@@ -147,6 +150,7 @@ class Controller:
     def _control(self, metadata: ClusterMetadata) -> None:
         """Gives the partitions of dead brokers to live ones."""
         dead = self._observer.dead(metadata, self._others(metadata))
+        self.dead = frozenset(dead)
         for broker, epoch in dead.items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):

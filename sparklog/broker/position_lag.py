@@ -21,28 +21,42 @@ from sparklog.formats.flight_messages import (
 
 
 class LagAnswers:
-    """Answers one request at a time. Thread-safe."""
+    """Answers other brokers. Thread-safe: one caller at a time reads records, the others do not."""
 
     def __init__(self, partition_table: PartitionTable, times: RecordTimes) -> None:
         self._partition_table = partition_table
         self._times = times
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
 
     def answer(self, request: GroupPositions) -> PositionLags:
-        """Returns the lag of each position. Reads timestamps for a bounded time."""
-        with self._lock:
-            deadline = time.monotonic() + limits.METRICS_LAG_SECONDS / 2
-            return PositionLags(lags=[self._lag(each, deadline) for each in request.positions])
+        """Returns the lag of each position, with its age as far as that is known soon."""
+        deadline = time.monotonic() + limits.LAG_READ_SECONDS
+        lags = [PositionLag(self._end(each)) for each in request.positions]
+        behind = [
+            number
+            for number, each in enumerate(request.positions)
+            if each.offset < lags[number].end
+        ]
+        if behind and self._reading.acquire(timeout=limits.LAG_READ_SECONDS):
+            try:
+                for number in behind:
+                    made_us = self._made_us(request.positions[number], deadline)
+                    lags[number] = PositionLag(lags[number].end, made_us)
+            finally:
+                self._reading.release()
+        return PositionLags(lags=lags)
 
-    def _lag(self, position: GroupPosition, deadline: float) -> PositionLag:
+    def _end(self, position: GroupPosition) -> int:
         topic = self._partition_table.by_id(position.topic_id)
         partition = topic.partitions.get(position.partition) if topic is not None else None
-        if topic is None or partition is None:
-            return PositionLag(-1)
-        made_us = None
-        if position.offset < partition.end:
-            key = topic.name, topic.topic_id, position.partition, position.offset
-            made_us = self._times.known_us(key)
-            if made_us is None and time.monotonic() < deadline:
-                made_us = self._times.read_us(key)
-        return PositionLag(partition.end, made_us)
+        return partition.end if partition is not None else -1
+
+    def _made_us(self, position: GroupPosition, deadline: float) -> int | None:
+        topic = self._partition_table.by_id(position.topic_id)
+        if topic is None:
+            return None
+        key = topic.name, topic.topic_id, position.partition, position.offset
+        made_us = self._times.known_us(key)
+        if made_us is None and time.monotonic() < deadline:
+            made_us = self._times.read_us(key)
+        return made_us

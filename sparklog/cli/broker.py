@@ -167,7 +167,7 @@ def _ask(address: str, action: str, request: Struct, *, timeout_seconds: float) 
     """Asks another broker. Only a broker with others needs gRPC's client."""
     from sparklog.client.connection import ask
 
-    return ask(address, action, request, timeout_seconds=timeout_seconds)
+    return ask(address, action, request, timeout_seconds=timeout_seconds, is_probed=False)
 
 
 def _prepare_start() -> None:

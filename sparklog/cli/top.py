@@ -52,8 +52,8 @@ def top(
     """
     import msgspec
 
-    root, bootstrap = log_target(root, bootstrap)
-    before = _figures(root, bootstrap)
+    broker = _Broker(*log_target(root, bootstrap))
+    before = broker.figures()
     if as_json:
         typer.echo(msgspec.json.encode(before).decode())
         return
@@ -62,16 +62,15 @@ def top(
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
         time.sleep(_FIRST_SECONDS)
-        console.print(picture(before, _figures(root, bootstrap), rows=rows))
+        console.print(picture(before, broker.figures(), rows=rows))
         return
     with contextlib.suppress(KeyboardInterrupt):
-        _show(console, root, bootstrap, before, interval=interval, rows=rows)
+        _show(console, broker, before, interval=interval, rows=rows)
 
 
 def _show(
     console: object,
-    root: str | None,
-    bootstrap: str | None,
+    broker: _Broker,
     before: BrokerFigures,
     *,
     interval: float,
@@ -88,7 +87,7 @@ def _show(
             time.sleep(wait_seconds)
             wait_seconds = interval
             try:
-                now = _figures(root, bootstrap)
+                now = broker.figures()
             except (errors.SparklogError, typer.Exit) as error:
                 reason = str(error) if isinstance(error, errors.SparklogError) else "no broker"
                 live.update(Text(f"no answer: {reason}"), refresh=True)
@@ -97,18 +96,28 @@ def _show(
             before = now
 
 
-def _figures(root: str | None, bootstrap: str | None) -> BrokerFigures:
-    """Returns the present figures. Raises `typer.Exit` if there is no broker."""
-    from sparklog import status
+class _Broker:
+    """The broker that is shown: the one at an address, or one of a root that answers."""
 
-    if bootstrap is not None:
-        return status.figures_of(check_bootstrap("bootstrap", bootstrap))
-    assert root is not None
-    report = _report(root)
-    if report.state != "served" or report.broker is None:
-        typer.echo(f"sparklog: no broker serves {report.root}", err=True)
-        raise typer.Exit(ExitCode.NO_BROKER)
-    return status.figures_of(report.broker.address)
+    def __init__(self, root: str | None, bootstrap: str | None) -> None:
+        self._root = root
+        self._address = check_bootstrap("bootstrap", bootstrap) if bootstrap is not None else ""
+
+    def figures(self) -> BrokerFigures:
+        """Returns the present figures. Raises `typer.Exit` if there is no broker."""
+        from sparklog import status
+
+        if self._root is None:
+            return status.figures_of(self._address)
+        if self._address:  # another one may serve the root by now
+            with contextlib.suppress(errors.SparklogError):
+                return status.figures_of(self._address)
+        report = _report(self._root)
+        if report.state != "served" or report.broker is None:
+            typer.echo(f"sparklog: no broker serves {report.root}", err=True)
+            raise typer.Exit(ExitCode.NO_BROKER)
+        self._address = report.broker.address
+        return status.figures_of(self._address)
 
 
 def _report(root: str) -> StatusReport:
@@ -212,7 +221,7 @@ def _groups(now: BrokerFigures, rows: int) -> RenderableType:
             each.group,
             each.state,
             f"{each.members:,}",
-            f"{each.lag:,}",
+            f"{each.lag:,}" if each.is_whole else f"at least {each.lag:,}",
             "" if each.lag_seconds is None else f"{each.lag_seconds:,.1f} s",
         )
         for each in now.groups[:rows]

@@ -144,13 +144,29 @@ class Retry:
 # ------------------------------------------------------------------------------ one channel
 
 
-def ask(address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
+def ask(
+    address: str,
+    action: str,
+    request: msgspec.Struct,
+    *,
+    timeout_seconds: float,
+    is_probed: bool = True,
+) -> Any:
     """Returns the reply of the broker at `host:port`, which is asked once.
+
+    `is_probed`: look first if anything answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
+    that the error names the cause.
 
     Raises `BrokerUnavailable`, `WrongPort`, and the error that the broker answers.
     """
-    with Connection.to(address) as connection:
-        return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
+    if is_probed:
+        with Connection.to(address) as connection:
+            return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
+    channel = Channel(address)
+    try:
+        return channel.action(action, request, timeout_seconds=timeout_seconds)
+    finally:
+        channel.close()
 
 
 class Channel:

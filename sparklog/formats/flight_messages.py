@@ -339,6 +339,8 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lag: int = 0
     lag_seconds: float | None = None
     """The greatest of its partitions; None if it is not known."""
+    is_whole: bool = True
+    """False if the leader of one of the partitions did not answer: `lag` is without it."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 import sparklog
 from sparklog import cluster as clusters
 from sparklog import doctor, errors, limits
+from sparklog import status as statuses
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
@@ -27,7 +28,7 @@ from sparklog.client.connection import Channel
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
-from sparklog.formats.flight_messages import NO_ACTION, DrainBroker, Empty
+from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import MetadataStore
@@ -137,12 +138,14 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
     assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 3)
     assert found["broker"]["broker"] == three.metadata.controller
     assert (found["topics"], found["partitions"], found["unpublished_bytes"]) == (1, 6, 300)
-    topic = three.agents[3]._partition_table.topic("t")
-    topic.held_back = "the disk is full"
+    topics = [three.agents[broker]._partition_table.topic("t") for broker in (2, 3)]
+    for topic in topics:
+        topic.held_back = "the disk is full"
     code, found = status("--root", three.root)
-    held_back = [{"topic": "t", "reason": "the disk is full"}]
+    held_back = [{"topic": "t", "reason": "the disk is full"}]  # once, not for each leader
     assert (code, found["held_back"]) == (ExitCode.UNHEALTHY, held_back)
-    topic.partitions = {}  # others lead them now
+    for topic in topics:
+        topic.partitions = {}  # others lead them now
     assert status("--root", three.root)[0] == ExitCode.OK
 
 
@@ -157,6 +160,24 @@ def test_a_member_that_is_alive_and_silent(three: Cluster) -> None:
     assert ", but not by broker 2: " in run("status", "--root", three.root).stdout
     (served, silent) = doctor.check_broker(three.store, SystemClock())
     assert (served.state, silent.state) == (CheckState.OK, CheckState.WARN)
+
+
+def test_a_member_that_starts_again_meanwhile(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked at its new address."""
+    address, asked = three.agents[2].address, statuses._ask
+
+    def ask_then_start(where: str) -> BrokerStatus:
+        if where == address and three.agents[2].address == address:
+            three.agents.pop(2).stop()
+            three.start(2)
+        return asked(where)
+
+    monkeypatch.setattr(statuses, "_ask", ask_then_start)
+    code, found = status("--root", three.root)
+    assert three.agents[2].address != address
+    assert (code, found["brokers"], found["reason"]) == (ExitCode.OK, 3, "")
 
 
 def test_the_status_while_members_end(tmp_path: Path) -> None:

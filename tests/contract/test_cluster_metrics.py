@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import socket
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +26,7 @@ from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.cli import app
 from sparklog.client.connection import ask
+from sparklog.formats.flight_messages import GroupPosition, GroupPositions
 from tests.contract.test_members import Members, members, until
 from tests.support.standing import standing
 
@@ -113,21 +117,28 @@ def test_the_controller_tells_of_the_cluster(cluster: Members) -> None:
 def test_partitions_without_a_leader_are_counted(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the controller, from the death of a broker until others lead its partitions."""
+    """By the controller, while it cannot give the partitions of a dead broker to others."""
     agent = cluster.agents[cluster.metadata.controller]
-    core = agent._broker
-    assert core is not None
-    (lost,) = cluster.agents.keys() - {agent._leadership.broker, 3}
+    controller = agent._controller
+    assert controller is not None
+    other, lost = cluster.agents.keys() - {agent._leadership.broker}
     led = at(metrics(cluster.agents[lost]), "kafka_server_replicamanager_leadercount")[-1]
-    up = {broker: known for broker, known in core.members().items() if broker != lost}
+
+    def fail(*_: object, **__: object) -> None:
+        raise errors.CorruptObject(path="x", check="its checksum is wrong")
+
     with monkeypatch.context() as patch:
-        patch.setattr(core, "members", lambda: up)
+        patch.setattr(controller, "_fail_over", fail)
+        cluster.kill(lost)
+        until(lambda: bool(controller.dead))
         values = metrics(agent)
         assert at(values, f"{CONTROLLER}_offlinepartitionscount")[-1] == led >= 3
         assert at(values, "kafka_brokers")[-1] == 2
-    assert at(metrics(agent), f"{CONTROLLER}_offlinepartitionscount")[-1] == 0
-    others = at(metrics(cluster.agents[3]), f"{CONTROLLER}_offlinepartitionscount")
-    assert others[-1] == 0
+        assert at(values, f"{CONTROLLER}_activebrokercount")[-1] == 2
+        values = metrics(cluster.agents[other])
+        assert at(values, f"{CONTROLLER}_offlinepartitionscount")[-1] == 0
+    until(lambda: at(metrics(agent), f"{CONTROLLER}_offlinepartitionscount")[-1] == 0)
+    until(lambda: at(metrics(agent), "kafka_brokers")[-1] == 2)
 
 
 def test_a_group_is_told_by_its_coordinator_alone(cluster: Members) -> None:
@@ -173,7 +184,77 @@ def test_lag_at_a_broker_that_does_not_answer_is_left_out(cluster: Members) -> N
     assert at(values, "kafka_consumergroup_lag", **group).keys() == {*range(6)} - unknown
     assert at(values, "kafka_consumergroup_current_offset", **group).keys() == {*range(6)}
     assert at(values, "kafka_consumergroup_lag_sum", **group) == {}
+    (shown,) = BrokerOverview(dataclasses.replace(sources, ask=ask_some)).figures().groups
+    assert (shown.lag, shown.is_whole) == (12, False)
     assert at(values, "sparklog_lag_seconds_unresolved")[-1] == 2
+
+
+def test_lag_of_a_group_that_commits_meanwhile(cluster: Members) -> None:
+    """It is that of the offsets about which the leaders were asked."""
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    agent = coordinator(cluster, "g")
+    sources = agent._sources
+    assert sources is not None
+
+    def ask_late(address: str, action: str, request: msgspec.Struct, **options: Any) -> Any:
+        with sparklog.connect(cluster.addresses) as log:
+            log.commit_group_offsets("g", {("t", number): 2 for number in range(6)})
+        return ask(address, action, request, **options)
+
+    collector = Collector(dataclasses.replace(sources, ask=ask_late))
+    values = parsed(b"".join(Exposition(collector).text()).decode())
+    group = {"consumergroup": "g", "topic": "t"}
+    assert at(values, "kafka_consumergroup_current_offset", **group) == dict.fromkeys(range(6), 1)
+    assert at(values, "kafka_consumergroup_lag", **group) == dict.fromkeys(range(6), 3)
+    ages = at(values, "kafka_consumergroup_group_lag_seconds", group="g", topic="t")
+    assert ages.keys() == {*range(6)}
+
+
+def test_a_leader_that_hangs_takes_half_a_second(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that accepts and says nothing, as that of a stopped process."""
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    agent = coordinator(cluster, "g")
+    sources, core = agent._sources, agent._broker
+    assert sources is not None
+    assert core is not None
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        known = {
+            broker: msgspec.structs.replace(each, flight=f"{host}:{port}")
+            for broker, each in core.members().items()
+        }
+        monkeypatch.setattr(core, "members", lambda: known)
+        asks = functools.partial(ask, is_probed=False)
+        began = time.monotonic()
+        collector = Collector(dataclasses.replace(sources, ask=asks))
+        values = parsed(b"".join(Exposition(collector).text()).decode())
+        assert time.monotonic() - began < 2.0
+    found = at(values, "kafka_consumergroup_lag", consumergroup="g", topic="t")
+    assert len(found) == 2  # those that it leads itself
+
+
+def test_a_leader_answers_ends_while_it_reads(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several coordinators ask at the same time; only ages have to be read."""
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    core = cluster.agents[1]._broker
+    assert core is not None
+    topic = core._partition_table.topic("t")
+    asked = GroupPositions(positions=[GroupPosition(topic.topic_id, n, 1) for n in range(6)])
+    led = {number for number in range(6) if cluster.leaders("t")[number] == 1}
+    whole = core.lags.answer(asked).lags
+    assert {number for number, each in enumerate(whole) if each.end == 4} == led
+    assert all((each.made_us is not None) == (number in led) for number, each in enumerate(whole))
+    assert core.lags._reading.acquire()
+    began = time.monotonic()
+    short = core.lags.answer(asked).lags
+    assert time.monotonic() - began < 5 * limits.LAG_READ_SECONDS
+    assert [each.end for each in short] == [each.end for each in whole]
+    assert all(each.made_us is None for each in short)
+    core.lags._reading.release()
 
 
 def test_a_leader_that_is_asked_too_much_answers_in_turns(

@@ -178,9 +178,14 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prometheus's engine as a program."""
+    return golang.built(tmp_path_factory.mktemp("promql"), "promql")
+
+
+@pytest.fixture(scope="module")
+def engine(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Scrapes of a broker, 15 s apart by their times, with clients in between."""
-    program = golang.built(tmp_path_factory.mktemp("promql"), "promql")
     root = tmp_path_factory.mktemp("root")
     settings = load_settings(
         None,
@@ -238,6 +243,48 @@ def test_our_alerts_find_data(engine: Engine) -> None:
     assert engine.empty([watched(each) for each in rules]) == []
     quiet = [each["expr"] for each in rules if each["alert"] != "SparklogEventLoopDelay"]
     assert len(engine.empty(quiet)) == len(quiet)
+
+
+CLUSTER_RULES: Final = (
+    "SparklogPartitionsWithoutLeader", "SparklogNoController", "SparklogBrokerLost",
+)  # fmt: skip
+Member = tuple[int, int, int, int]
+"""A broker's figures: is it the controller, brokers, offline and blocked partitions."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fires"),
+    [
+        ([(1, 3, 0, 0), (0, 3, 0, 0), (0, 3, 0, 0)], [(1, 3, 0, 0), (0, 3, 0, 0)], set()),
+        ([(1, 1, 0, 0)], [(1, 1, 0, 0)], set()),
+        ([(1, 2, 0, 0), (0, 2, 0, 0)], [(1, 2, 5, 5), (0, 2, 3, 3)], set()),  # has its own rule
+        ([(1, 2, 0, 0)], [(1, 2, 5, 1)], {"SparklogPartitionsWithoutLeader"}),
+        ([(1, 2, 0, 0), (0, 2, 0, 0)], [(0, 2, 0, 0)], {"SparklogNoController"}),
+        # The second one does not see the metadata any more, and counts as before.
+        ([(1, 3, 0, 0), (0, 3, 0, 0)], [(1, 2, 0, 0), (0, 3, 0, 0)], {"SparklogBrokerLost"}),
+    ],
+)
+def test_rules_about_a_cluster(
+    program: Path, before: list[Member], after: list[Member], fires: set[str]
+) -> None:
+    """They fire for what they are about, and for nothing else."""
+    names = (
+        "kafka_controller_kafkacontroller_activecontrollercount", "kafka_brokers",
+        "kafka_controller_kafkacontroller_offlinepartitionscount", "sparklog_partitions_blocked",
+    )  # fmt: skip
+    scrapes = [
+        {
+            "at_ms": at_ms,
+            "text": "".join(f"{name} {value}\n" for name, value in zip(names, each, strict=True)),
+            "labels": {"job": "sparklog", "instance": str(number)},
+        }
+        for at_ms, brokers in ((1_000_000, before), (1_600_000, after))
+        for number, each in enumerate(brokers)
+    ]
+    rules = {rule["alert"]: rule["expr"] for rule in alerts() if rule["alert"] in CLUSTER_RULES}
+    engine = Engine(program, scrapes)
+    found = {name for name, expression in rules.items() if not engine.empty([expression])}
+    assert found == fires
 
 
 def test_an_expression_without_data_is_noticed(engine: Engine) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,6 +98,8 @@ class Sources:
     clock: Clock
     ask: AskBroker | None = None
     """Asks another broker for the lag in its partitions; None: it stays unknown."""
+    dead: Callable[[], Collection[int]] = frozenset
+    """Returns the brokers that are dead for the controller, and still lead; for others none."""
 
     def requests(self) -> dict[str, int]:
         """Returns the operations on the storage by kind; empty where they are not counted."""
@@ -288,7 +290,8 @@ class Collector:
     def cluster(self) -> ClusterFigures:
         """Returns the figures of the cluster."""
         broker = self.sources.broker
-        metadata, members = broker.metadata.known, broker.members()
+        metadata, dead = broker.metadata.known, self.sources.dead()
+        members = {each for each in broker.members() if each not in dead}
         if self._loads[0] is not metadata:
             self._loads = metadata, Loads.of(metadata.topics.values())
         loads = self._loads[1]
@@ -384,20 +387,24 @@ class Collector:
 
     def groups(self) -> Iterator[tuple[Description, Iterator[GroupOffset]]]:
         """Yields the groups, each with its positions."""
-        others = self._lags_elsewhere()
-        for each in self.sources.groups.figures():
+        groups, others = self.sources.groups.figures(), dict[GroupPosition, PositionLag]()
+        if self.sources.ask is not None and len(self.sources.broker.members()) > 1:
+            kept = list(groups)  # the offsets that leaders are asked about: members commit others
+            groups, others = iter(kept), self._lags_elsewhere(kept, self.sources.ask)
+        for each in groups:
             yield each.description, self._offsets(each, others)
 
-    def _lags_elsewhere(self) -> Mapping[GroupPosition, PositionLag]:
-        """Asks the other brokers that lead partitions of groups."""
-        ask, members = self.sources.ask, self.sources.broker.members()
-        if ask is None or len(members) < 2:
-            return {}
+    def _lags_elsewhere(
+        self, groups: Sequence[GroupFigures], ask: AskBroker
+    ) -> dict[GroupPosition, PositionLag]:
+        """Asks the other brokers that lead partitions of the groups."""
+        broker = self.sources.broker
+        members = broker.members()
         positions: dict[str, set[GroupPosition]] = {}
-        for each in self.sources.groups.figures():
+        for each in groups:
             for topic, number, offset in self._positions(each):
                 leader = topic.leaders[number] if number < len(topic.leaders) else -1
-                if number not in topic.partitions and leader in members:
+                if leader in members and leader != broker.broker_id:
                     found = positions.setdefault(members[leader].flight, set())
                     found.add(GroupPosition(topic.topic_id, number, offset))
         return elsewhere.lags(ask, positions)

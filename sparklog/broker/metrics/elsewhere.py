@@ -30,7 +30,7 @@ class AskBroker(Protocol):
 def lags(
     ask: AskBroker, positions: Mapping[str, Collection[GroupPosition]]
 ) -> dict[GroupPosition, PositionLag]:
-    """Asks leaders at the same time, for `METRICS_LAG_SECONDS` at most.
+    """Asks leaders at the same time, for `LAG_ASK_SECONDS` at most.
 
     Args:
         ask: sends the requests.
@@ -39,7 +39,7 @@ def lags(
     Returns:
         The answers that came in time; none from a leader that is gone or silent.
     """
-    deadline = time.monotonic() + limits.METRICS_LAG_SECONDS
+    deadline = time.monotonic() + limits.LAG_ASK_SECONDS
 
     def ask_leader(address: str) -> dict[GroupPosition, PositionLag]:
         found: dict[GroupPosition, PositionLag] = {}

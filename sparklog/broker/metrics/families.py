@@ -32,13 +32,13 @@ _GAUGES: Final = {
     f"{_REPLICAS}_underminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_atminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_offlinereplicacount": "Partitions that accept no records.",
-    f"{_REPLICAS}_reassigningpartitions": "Always 0: partitions are not moved.",
+    f"{_REPLICAS}_reassigningpartitions": "Always 0: a partition moves at once.",
     f"{_CONTROLLER}_activecontrollercount": "1 at the broker that is the controller.",
     f"{_CONTROLLER}_activebrokercount": "Brokers that are up; 0 except at the controller.",
     f"{_CONTROLLER}_fencedbrokercount": "Always 0: brokers that are not up are not counted.",
     f"{_CONTROLLER}_offlinepartitionscount": (
-        "Partitions of this broker that accept no records; at the controller, those without a"
-        " leader as well."
+        "Partitions of this broker that accept no records; at the controller, those with a"
+        " dead leader as well."
     ),
     f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers; 0 except at the controller.",
     f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics; 0 except at the controller.",
@@ -73,9 +73,9 @@ _GAUGES: Final = {
     "kafka_log_log_logendoffset": "End offset of a partition: the next one to be written.",
     "kafka_log_log_numlogsegments": "Data files of a partition.",
     # kafka_exporter's.
-    "kafka_brokers": "Number of Brokers in the Kafka Cluster.",
+    "kafka_brokers": "Brokers that are up, for this one.",
     "kafka_broker_info": "Information about the Kafka Broker.",
-    "kafka_topic_partitions": "Number of partitions for this Topic",
+    "kafka_topic_partitions": "Number of partitions for this Topic, of those led by this broker",
     "kafka_topic_partition_current_offset": "Current Offset of a Broker at Topic/Partition",
     "kafka_topic_partition_oldest_offset": "Oldest Offset of a Broker at Topic/Partition",
     "kafka_topic_partition_leader": "Leader Broker ID of this Topic/Partition",

@@ -84,11 +84,14 @@ class BrokerOverview:
         lags: dict[str, int] = {}
         ages: dict[str, float] = {}
         unread: list[tuple[str, GroupOffset]] = []
+        partial: set[str] = set()
         found = []
         for description, offsets in self._collector.groups():
             group = description.group_id
             for each in offsets:
                 lags[group] = lags.get(group, 0) + (each.lag or 0)
+                if each.lag is None:
+                    partial.add(group)
                 if each.lag_seconds is None:
                     unread.append((group, each))
                 else:
@@ -106,6 +109,7 @@ class BrokerOverview:
                 members=members,
                 lag=lags.get(group, 0),
                 lag_seconds=ages.get(group),
+                is_whole=group not in partial,
             )
             for group, state, members in found[: limits.FIGURES_GROUPS]
         ]
