@@ -109,8 +109,10 @@ def of_root(
         topics=len(metadata.topics),
         partitions=sum(topic.partition_count for topic in metadata.topics.values()),
         unpublished_bytes=sum(each.unpublished_bytes for each in answers) if answers else None,
-        # Each leader of a partition reports a table that it cannot write.
-        held_back=list(dict.fromkeys(each for status in answers for each in status.held_back)),
+        # Each leader of a partition reports a table that it cannot write, with its own reason.
+        held_back=list(
+            {each.topic: each for status in answers for each in status.held_back}.values()
+        ),
         reason="; ".join(
             f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
             for each in silent

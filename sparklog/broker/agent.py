@@ -506,7 +506,7 @@ class Agent:
             compact_files=janitor.compact_files,
             clock=self._clock,
             ask=self._ask,
-            dead=lambda: self._controller.dead if self._controller is not None else (),
+            dead=lambda: self._controller.dead if self._controller is not None else {},
         )
         self._sources = sources
         broker.collect_figures = BrokerOverview(sources).figures

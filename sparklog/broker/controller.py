@@ -8,7 +8,7 @@ could still ack a record gets a fence (`storage/leadership.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -64,8 +64,11 @@ class Controller:
         """Epochs whose logs took too long to read, and are left to the failover."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
-        self.dead: Collection[int] = frozenset()
-        """The brokers that were dead at its last look as controller; for any thread."""
+        self.dead: Mapping[int, int] = {}
+        """The brokers that were dead at its last look as controller, by id; for any thread.
+
+        With the epochs that were judged. Each look replaces the whole.
+        """
         self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
         """The brokers that the controller watches, as of a version of the metadata."""
@@ -93,7 +96,7 @@ class Controller:
             self._vacant_since = None
             self._control(metadata)
         else:
-            self.dead = frozenset()
+            self.dead = {}
             self._watch(metadata)
         if (silent := self._observer.silent) and now - self._prepared_at >= self._prepare_seconds:
             self._prepared_at = now
@@ -150,7 +153,7 @@ class Controller:
     def _control(self, metadata: ClusterMetadata) -> None:
         """Gives the partitions of dead brokers to live ones."""
         dead = self._observer.dead(metadata, self._others(metadata))
-        self.dead = frozenset(dead)
+        self.dead = dead
         for broker, epoch in dead.items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):

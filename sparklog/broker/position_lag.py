@@ -29,9 +29,11 @@ class LagAnswers:
         self._reading = threading.Lock()
 
     def answer(self, request: GroupPositions) -> PositionLags:
-        """Returns the lag of each position, with its age as far as that is known soon."""
+        """Returns the lag of each position; its age, if wanted, as far as that is known soon."""
         deadline = time.monotonic() + limits.LAG_READ_SECONDS
         lags = [PositionLag(self._end(each)) for each in request.positions]
+        if not request.ages:
+            return PositionLags(lags=lags)
         behind = [
             number
             for number, each in enumerate(request.positions)

@@ -92,6 +92,8 @@ def _show(
                 reason = str(error) if isinstance(error, errors.SparklogError) else "no broker"
                 live.update(Text(f"no answer: {reason}"), refresh=True)
                 continue
+            if (now.broker.broker, now.broker.epoch) != (before.broker.broker, before.broker.epoch):
+                before = now  # another one's counts say nothing about rates
             live.update(picture(before, now, rows=rows), refresh=True)
             before = now
 

@@ -174,7 +174,10 @@ class Channel:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._flight = flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
+        try:
+            self._flight = flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
+        except pa.ArrowException as error:
+            raise failure_of(error, address) from error
 
     def action(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
         """Returns the reply of one attempt."""
@@ -185,6 +188,9 @@ class Channel:
             results = list(self._flight.do_action(action, options))
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, self.address) from error
+        if not results:  # another program's Flight server
+            reason = f"it does not know {name!r}"
+            raise errors.WrongPort(address=self.address, reason=reason)
         return flight_messages.decode(reply_type, results[0].body)
 
     def append(self, topic: str, schema: pa.Schema) -> tuple[Any, Any]:

@@ -491,6 +491,8 @@ class GroupPositions(msgspec.Struct, frozen=True, kw_only=True):
     """Positions in partitions that one broker leads."""
 
     positions: Annotated[list[GroupPosition], Meta(max_length=limits.LAG_POSITIONS)]
+    ages: bool = True
+    """False: only the ends are wanted, which are known at once."""
 
 
 class PositionLag(msgspec.Struct, frozen=True, array_like=True):

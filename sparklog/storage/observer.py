@@ -5,8 +5,8 @@ this machine. Otherwise it is dead when its heartbeat has not changed for too lo
 looks of ours. Only our own monotonic clock counts.
 
 A store that answers late, or a pause of our own process, is no silence of others. So a look that
-comes long after the one before it begins all observations again: an outage of the store ends no
-broker.
+comes long after the one before it begins all observations again, except of brokers that were dead
+before: an outage of the store ends no broker.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Observer:
             if peer is not None
         ]
         if began - self._looked_at > self._dead_after_seconds * PAUSE:
-            self._seen.clear()
+            # Those that were dead before are still dead: a failover that fails may take that long.
+            self._seen = {key: each for key, each in self._seen.items() if each.is_dead}
         self._looked_at = self._clock.monotonic()
         known, self._seen = self._seen, {}
         found = {}

@@ -24,6 +24,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.metrics.collection import Collector
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.overview import BrokerOverview
+from sparklog.broker.position_lag import LagAnswers
 from sparklog.cli import app
 from sparklog.client.connection import ask
 from sparklog.formats.flight_messages import GroupPosition, GroupPositions
@@ -141,6 +142,19 @@ def test_partitions_without_a_leader_are_counted(
     until(lambda: at(metrics(agent), "kafka_brokers")[-1] == 2)
 
 
+def test_partitions_that_cannot_be_restored_are_counted(cluster: Members) -> None:
+    """By their new leader: they are not blocked here, and no client is served."""
+    agent = cluster.agents[3]
+    sources, table = agent._sources, agent._partition_table
+    assert sources is not None
+    collector, topic = Collector(sources), table.topic("t")
+    assert collector._stuck(topic) == 0
+    led, topic.partitions = topic.partitions, {}
+    table.is_takeover_stuck = True
+    assert collector._stuck(topic) == len(led) == 2
+    topic.partitions = led
+
+
 def test_a_group_is_told_by_its_coordinator_alone(cluster: Members) -> None:
     """With its lag in all partitions, whichever broker leads them."""
     offsets = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 0}
@@ -208,6 +222,21 @@ def test_lag_of_a_group_that_commits_meanwhile(cluster: Members) -> None:
     assert at(values, "kafka_consumergroup_lag", **group) == dict.fromkeys(range(6), 3)
     ages = at(values, "kafka_consumergroup_group_lag_seconds", group="g", topic="t")
     assert ages.keys() == {*range(6)}
+
+
+def test_ages_that_a_leader_reads_for_long_are_left_out(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lag in offsets is there without them."""
+    commit(cluster, "g", dict.fromkeys(range(6), 1))
+    agent = coordinator(cluster, "g")
+    monkeypatch.setattr(LagAnswers, "_made_us", lambda *_: time.sleep(1.0))
+    values = metrics(agent)
+    found = at(values, "kafka_consumergroup_lag", consumergroup="g", topic="t")
+    assert found == dict.fromkeys(range(6), 3)
+    ages = at(values, "kafka_consumergroup_group_lag_seconds", group="g", topic="t")
+    assert len(ages) == 2
+    assert at(values, "sparklog_lag_seconds_unresolved")[-1] == 4
 
 
 def test_a_leader_that_hangs_takes_half_a_second(

@@ -136,7 +136,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def watched(rule: dict[str, Any]) -> str:
     """The expression of a rule without its threshold, which nothing exceeds here."""
-    expression = re.sub(r" (?:[<>]|!=) (?:[\d.e]+|max by .*)$", "", rule["expr"])
+    expression = re.sub(r" (?:[<>]|unless) (?:[\d.e]+|(?:max|group) by .*)$", "", rule["expr"])
     expression = re.sub(r"absent\((.*)\)", r"\1", expression)
     return re.sub(r'error=~"[^"]*"', 'error!=""', expression)
 
@@ -247,6 +247,7 @@ def test_our_alerts_find_data(engine: Engine) -> None:
 
 CLUSTER_RULES: Final = (
     "SparklogPartitionsWithoutLeader", "SparklogNoController", "SparklogBrokerLost",
+    "SparklogRootDown",
 )  # fmt: skip
 Member = tuple[int, int, int, int]
 """A broker's figures: is it the controller, brokers, offline and blocked partitions."""
@@ -262,6 +263,7 @@ Member = tuple[int, int, int, int]
         ([(1, 2, 0, 0), (0, 2, 0, 0)], [(0, 2, 0, 0)], {"SparklogNoController"}),
         # The second one does not see the metadata any more, and counts as before.
         ([(1, 3, 0, 0), (0, 3, 0, 0)], [(1, 2, 0, 0), (0, 3, 0, 0)], {"SparklogBrokerLost"}),
+        ([(1, 1, 0, 0)], [], {"SparklogRootDown"}),
     ],
 )
 def test_rules_about_a_cluster(
@@ -271,15 +273,19 @@ def test_rules_about_a_cluster(
     names = (
         "kafka_controller_kafkacontroller_activecontrollercount", "kafka_brokers",
         "kafka_controller_kafkacontroller_offlinepartitionscount", "sparklog_partitions_blocked",
+        "sparklog_build_info",
     )  # fmt: skip
     scrapes = [
         {
             "at_ms": at_ms,
-            "text": "".join(f"{name} {value}\n" for name, value in zip(names, each, strict=True)),
-            "labels": {"job": "sparklog", "instance": str(number)},
+            "text": "".join(
+                f"{name} {value}\n" for name, value in zip(names, (*each, 1), strict=True)
+            ),
+            "labels": {"job": job, "instance": str(number)},
         }
         for at_ms, brokers in ((1_000_000, before), (1_600_000, after))
-        for number, each in enumerate(brokers)
+        for job, members in (("sparklog", brokers), ("another root", [(1, 1, 0, 0)]))
+        for number, each in enumerate(members)
     ]
     rules = {rule["alert"]: rule["expr"] for rule in alerts() if rule["alert"] in CLUSTER_RULES}
     engine = Engine(program, scrapes)

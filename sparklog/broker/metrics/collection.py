@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,8 +98,8 @@ class Sources:
     clock: Clock
     ask: AskBroker | None = None
     """Asks another broker for the lag in its partitions; None: it stays unknown."""
-    dead: Callable[[], Collection[int]] = frozenset
-    """Returns the brokers that are dead for the controller, and still lead; for others none."""
+    dead: Callable[[], Mapping[int, int]] = dict
+    """Returns the brokers that this one as controller knows to be dead, with their epochs."""
 
     def requests(self) -> dict[str, int]:
         """Returns the operations on the storage by kind; empty where they are not counted."""
@@ -182,6 +182,8 @@ class TopicState:
     held_back: bool
     offline: int
     """Partitions that accept no records."""
+    stuck: int
+    """Partitions of another leader that were given to this broker, which cannot restore them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,6 +215,7 @@ class Sums:
     topics: int = 0
     partitions: int = 0
     offline: int = 0
+    stuck: int = 0
     held_back: int = 0
     oldest_us: int | None = None
     """When the oldest record arrived that is not in its table."""
@@ -223,6 +226,7 @@ class Sums:
         self.topics += 1
         self.partitions += len(topic.ends)
         self.offline += topic.offline
+        self.stuck += topic.stuck
         self.held_back += topic.held_back
         if topic.oldest_us is not None:
             self.oldest_us = min(self.oldest_us or topic.oldest_us, topic.oldest_us)
@@ -290,13 +294,17 @@ class Collector:
     def cluster(self) -> ClusterFigures:
         """Returns the figures of the cluster."""
         broker = self.sources.broker
-        metadata, dead = broker.metadata.known, self.sources.dead()
-        members = {each for each in broker.members() if each not in dead}
+        metadata, has_sight = broker.metadata.known, broker.metadata.has_sight
+        dead = self.sources.dead() if has_sight else {}
+        members = {
+            number for number, each in broker.members().items() if each.epoch != dead.get(number)
+        }
         if self._loads[0] is not metadata:
             self._loads = metadata, Loads.of(metadata.topics.values())
         loads = self._loads[1]
         return ClusterFigures(
-            is_controller=metadata.controller == broker.broker_id,
+            # Without sight of the metadata, another one may be the controller by now.
+            is_controller=metadata.controller == broker.broker_id and has_sight,
             brokers=len(members),
             topics=len(metadata.topics),
             partitions=loads.total(),
@@ -360,7 +368,14 @@ class Collector:
             table=table,
             held_back=topic.refusal is not None,
             offline=len(partitions) if topic.in_doubt is not None else blocked,
+            stuck=self._stuck(topic),
         )
+
+    def _stuck(self, topic: Topic) -> int:
+        if not self.sources.partition_table.is_takeover_stuck:
+            return 0
+        broker = self.sources.broker.broker_id
+        return sum(topic.is_moving(number, broker) for number in range(topic.count))
 
     def _labels_of(self, topic: Topic, numbers: tuple[int, ...]) -> Sequence[str]:
         known = self._labels.get(topic.topic_id)

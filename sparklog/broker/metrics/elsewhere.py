@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -43,23 +44,24 @@ def lags(
 
     def ask_leader(address: str) -> dict[GroupPosition, PositionLag]:
         found: dict[GroupPosition, PositionLag] = {}
-        asked = list(positions[address])
-        for first in range(0, len(asked), limits.LAG_POSITIONS):
-            some = asked[first : first + limits.LAG_POSITIONS]
-            left_seconds = deadline - time.monotonic()
-            if left_seconds <= 0:
-                break
-            try:
+
+        def ask_about(asked: Sequence[GroupPosition], *, ages: bool) -> None:
+            for first in range(0, len(asked), limits.LAG_POSITIONS):
+                some = list(asked[first : first + limits.LAG_POSITIONS])
+                if (left_seconds := deadline - time.monotonic()) <= 0:
+                    return
+                request = GroupPositions(positions=some, ages=ages)
                 reply: PositionLags = ask(
-                    address,
-                    "offsets.lag",
-                    GroupPositions(positions=some),
-                    timeout_seconds=left_seconds,
+                    address, "offsets.lag", request, timeout_seconds=left_seconds
                 )
-            except errors.SparklogError:
-                break
-            if len(reply.lags) == len(some):
-                found.update(zip(some, reply.lags, strict=True))
+                if len(reply.lags) == len(some):
+                    found.update(zip(some, reply.lags, strict=True))
+
+        # The ends first: reading records for their age may take longer than there is time.
+        with contextlib.suppress(errors.SparklogError):
+            ask_about([*positions[address]], ages=False)
+            behind = [each for each, lag in found.items() if each.offset < lag.end]
+            ask_about(behind, ages=True)
         return {position: lag for position, lag in found.items() if lag.end >= 0}
 
     if not positions:

@@ -333,14 +333,16 @@ def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Se
         f"{replicas}_underreplicatedpartitions": 0,
         f"{replicas}_underminisrpartitioncount": 0,
         f"{replicas}_atminisrpartitioncount": 0,
-        f"{replicas}_offlinereplicacount": offline,
+        f"{replicas}_offlinereplicacount": offline + sums.stuck,
         f"{replicas}_reassigningpartitions": 0,
         f"{replicas}_isrshrinks_total": 0,
         f"{replicas}_isrexpands_total": 0,
         f"{controller}_activecontrollercount": of_all,
         f"{controller}_activebrokercount": cluster.brokers * of_all,
         f"{controller}_fencedbrokercount": 0,
-        f"{controller}_offlinepartitionscount": offline + cluster.leaderless * of_all,
+        f"{controller}_offlinepartitionscount": (
+            offline + sums.stuck + cluster.leaderless * of_all
+        ),
         f"{controller}_globaltopiccount": cluster.topics * of_all,
         f"{controller}_globalpartitioncount": cluster.partitions * of_all,
         f"{controller}_preferredreplicaimbalancecount": 0,
