@@ -180,8 +180,8 @@ class Reconciler:
         """
         if topic.table.snapshot.partitions < known.partition_count:
             refusal = recovery.refusal_of(topic.table.refresh)
-            if refusal is not None:
-                topic.held_back = str(refusal) or repr(refusal)
+            if refusal is not None and self._leadership.broker in known.leaders:
+                self._partition_table.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
             self._partition_table.add_partitions(

@@ -41,6 +41,19 @@ class FailingPuts(NoFaults):
             raise self.error
 
 
+class FailingGets(NoFaults):
+    """While it has an error, the table of topic t cannot be read."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = errors.RootNotWritable(root="s3://b", reason="403")
+        self.attempts = 0
+
+    def before(self, operation: Operation, path: str) -> None:
+        if path.startswith("topics/t/") and self.error is not None:
+            self.attempts += 1
+            raise self.error
+
+
 def publishing(
     rig: Rig, wake: Callable[[], None] = lambda: None, *, workers: Executor | None = None
 ) -> PublishLoop:
@@ -101,6 +114,33 @@ def test_an_error_holds_back_one_topic(
     assert rig.partition_table.topic("t").held_back is None
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"c")]
     assert rows_of_table(store, clock, partition=1) == [(0, b"b")]
+
+
+def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Also if it gets no record: its table could not be read for a moment, and is not tried often.
+
+    A topic of which others lead all partitions is no affair of this broker.
+    """
+    faults = FailingGets()
+    topics = [rig.partition_table.topic(name) for name in ("t", "u")]
+    topics[0].table.store = store.view(faults)
+    loop = publishing(rig)
+    for topic in topics:
+        rig.partition_table.hold_back(topic, "403")
+    rig.partition_table.give(topics[1], 0)
+    assert topics[1].held_back is None
+    assert rig.partition_table.waiting() == [topics[0]]
+    for _ in range(100):
+        loop.tick()
+        clock.advance(0.1)
+    assert 1 < faults.attempts < 10
+    assert topics[0].refusal == str(faults.error)
+    faults.error = None
+    clock.advance(60.0)
+    loop.tick()
+    assert (topics[0].refusal, rig.partition_table.waiting()) == (None, [])
 
 
 def test_a_failed_flush_is_not_one_topics_affair(rig: Rig, store: MemoryStore) -> None:

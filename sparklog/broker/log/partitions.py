@@ -542,6 +542,7 @@ class PartitionTable:
             if topic.topic_id in self._by_id:
                 return
             self._topics[topic.name] = topic
+            self._update_waiting(topic)
             self._by_id[topic.topic_id] = topic
             self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
@@ -659,6 +660,8 @@ class PartitionTable:
             for each in partition.unpublished:
                 self._unconfirmed_references.add(each)
             self._count_unconfirmed(topic, -len(partition.unconfirmed))
+            if not topic.partitions:
+                topic.held_back = None  # by others, if the table is still not writable
             self._update_waiting(topic)
             for producer_id in partition.producers:
                 del self._producers[partition, producer_id]
@@ -881,8 +884,18 @@ class PartitionTable:
             partition.growth.notify_followers()
             return True
 
+    def hold_back(self, topic: Topic, reason: str | None) -> None:
+        """Notes why the topic's table cannot be written, until a turn of the topic succeeds.
+
+        So it has turns also while it has nothing to publish. None: the table can be written.
+        """
+        with self.lock:
+            topic.held_back = reason
+            if self._by_id.get(topic.topic_id) is topic:
+                self._update_waiting(topic)
+
     def waiting(self) -> list[Topic]:
-        """Returns the topics with an unpublished entry or a blocked partition."""
+        """Returns topics that are held back, or have unpublished entries or blocked partitions."""
         with self.lock:
             return list(self._waiting.values())
 
@@ -903,7 +916,7 @@ class PartitionTable:
 
         These are topics whose oldest entry has waited for the interval, or whose unpublished
         records exceed `publish_bytes`, the `requested` ones with an unpublished entry, by id, and
-        those with a blocked partition, whose table may be repaired by now.
+        those that are held back or have a blocked partition, whose table may be repaired by now.
         """
         with self.lock:
             found = dict(self._blocked)
@@ -934,7 +947,8 @@ class PartitionTable:
         self._waiting[topic.topic_id] = topic
 
     def _update_waiting(self, topic: Topic) -> None:
-        if not topic.waiting and topic.topic_id not in self._blocked:
+        is_idle = not topic.waiting and topic.topic_id not in self._blocked
+        if is_idle and topic.held_back is None:
             self._waiting.pop(topic.topic_id, None)
         elif topic.topic_id not in self._waiting:
             self._put_last(topic)

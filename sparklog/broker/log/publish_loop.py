@@ -205,7 +205,7 @@ class PublishLoop:
             reason = str(explained) or repr(explained)
             if topic.held_back != reason:
                 _log.error("cannot publish", topic=topic.name, reason=reason)
-            topic.held_back = reason
+            self._partition_table.hold_back(topic, reason)
             self._backoff.failed(topic.topic_id)
             self._backoff.retain({each.topic_id for each in self._partition_table.waiting()})
             return False
@@ -213,7 +213,7 @@ class PublishLoop:
             self._backoff.succeeded(topic.topic_id)
         if topic.held_back is not None:
             _log.info("the topic is published again", topic=topic.name)
-            topic.held_back = None
+            self._partition_table.hold_back(topic, None)
         return True
 
     def _explain(self, topic: Topic, error: Exception) -> None:

@@ -229,8 +229,8 @@ class Publisher:
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
         """Returns the topics whose oldest unpublished record or whose backlog exceeds the bounds.
 
-        Also returns requested topics, and those with a blocked partition, whose table may be
-        repaired by now. Records of a predecessor are due at once.
+        Also returns requested topics, and those that are held back or have a blocked partition,
+        whose table may be repaired by now. Records of a predecessor are due at once.
         """
         with self._partition_table.lock:
             due = self._partition_table.due(

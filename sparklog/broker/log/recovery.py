@@ -118,8 +118,8 @@ def _connected(
     pasts: Mapping[int, _Past],
 ) -> Iterator[Partition]:
     """Yields the partitions of a topic, with the entries that continue its table."""
-    if table.refusal is not None:
-        topic.held_back = str(table.refusal)
+    if table.refusal is not None and pasts:
+        partition_table.hold_back(topic, str(table.refusal))
     topic.spark_batches.record_all(topic.table.batches(known.topic_id))
     topic.spark_batches.is_known = table.is_known
     for number, past in pasts.items():
@@ -343,7 +343,7 @@ def _connect(
         )
         stranded = [each for each in found if each.entry.end > published]
         partition_table.block(topic, partition, hole, end=expected, stranded=stranded)
-        topic.held_back = topic.held_back or str(hole)
+        partition_table.hold_back(topic, topic.held_back or str(hole))
         return
     partition_table.restore_tail(topic, partition, tail)
     # A published file may be lost before it was confirmed; the logs still have its rows then. They
