@@ -451,7 +451,7 @@ class ProcessStore(MemoryStore):
             is_local=base.is_local,
             faults=_Hooks(disk, process, faults),
         )
-        self._objects = base._objects
+        self.share_objects(base)
         self.hooks = self._faults
         self.disk = disk
         self.process = process

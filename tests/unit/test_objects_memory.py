@@ -144,6 +144,18 @@ def test_unflushed_bytes_outlive_no_power_cut(store: MemoryStore) -> None:
     }
 
 
+def test_a_put_makes_the_names_in_its_folder_durable(store: MemoryStore) -> None:
+    """A disk flushes a folder as a whole, with names that a process left when it died."""
+    for path in ("f/a", "f/deep/b"):
+        with pytest.raises(Crash):
+            store.view(crash_between()).put_new(path, b"")
+    store.put_unflushed("f/c", b"1")
+    store.put_new("f/d", b"")
+    store.lose_unsynced(lambda _: True)
+    assert names(store) == ["a", "c", "d"]
+    assert bytes(store.get("f/c")) == b""
+
+
 def test_settle_saves_from_a_power_cut(store: MemoryStore) -> None:
     """Objects directly in a synced folder survive a power cut; deeper ones may not."""
     for path in ("f/a", "f/deep/b", "g/c"):

@@ -663,8 +663,8 @@ def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualC
     rig.partition_table.topic("t").table.store = store.view(ScriptedFaults(fault))
     with pytest.raises(SyncFailed):
         rig.publish()
-    store.put_new(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
-    store.lose_unsynced(lambda _: True)
+    store.put_unflushed(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+    store.lose_unsynced(lambda path: path == f"{LOG}/{2:020d}.json")
     second = rig.successor()
     assert second.append(["x"], topic="u").base_offset == 0
     assert second.append(["c"]).base_offset == 2

@@ -186,6 +186,8 @@ class MemoryStore:
         self._faults = faults or NoFaults()
         # Threads share the dict without a lock, because its operations are atomic in CPython.
         self._objects: dict[str, MemoryObject] = {}
+        self._unsynced: dict[str, dict[str, MemoryObject]] = {}
+        """Objects whose names are visible and not durable, by folder and path."""
         self.files: MemoryFiles | None = (
             MemoryFiles(self._find_object, self._faults) if has_files else None
         )
@@ -202,8 +204,17 @@ class MemoryStore:
             faults=faults,
             has_files=self.files is not None,
         )
-        other._objects = self._objects
+        other.share_objects(self)
         return other
+
+    def share_objects(self, other: MemoryStore) -> None:
+        """Shows the objects of another store from now on."""
+        self._objects, self._unsynced = other._objects, other._unsynced
+
+    def _sync_names(self, path: str) -> None:
+        """Makes the names in the folder of `path` durable: a disk flushes a folder as a whole."""
+        for each in self._unsynced.pop(path.rpartition("/")[0], {}).values():
+            each.make_durable()
 
     def lose_unsynced(self, choose: Callable[[str], bool]) -> None:
         """Simulates a power cut: removes the chosen objects that are not durable.
@@ -228,15 +239,14 @@ class MemoryStore:
     def put_new(self, path: str, data: Payload) -> None:
         created = self._new_object(data)
         self._faults.before("put_new", checked_path(path))
-        if self._objects.setdefault(path, created) is not created:
-            raise ObjectExists(path)
+        self._show(path, created)
         self._faults.between("put_new", path)
-        created.make_durable()
+        self._sync_names(path)
         self._faults.after("put_new", path)
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         """As on a disk: all become visible, one after another, and then durable together."""
-        created: dict[int, MemoryObject] = {}
+        visible: list[int] = []
         found: list[Exception | None] = [None] * len(objects)
 
         def attempt(number: int, step: Callable[[], None]) -> None:
@@ -248,36 +258,35 @@ class MemoryStore:
                 found[number] = error
 
         for number, (path, data) in enumerate(objects):
-            attempt(number, functools.partial(self._show, number, path, data, created))
-        visible = list(created)
+            attempt(number, functools.partial(self._show_one, number, path, data, visible))
         for number in visible:
             attempt(number, functools.partial(self._faults.between, "put_new", objects[number][0]))
         for number in visible:
             if found[number] is None:
-                created[number].make_durable()
+                self._sync_names(objects[number][0])
         for number in visible:
             if found[number] is None:
                 path = objects[number][0]
                 attempt(number, functools.partial(self._faults.after, "put_new", path))
         return found
 
-    def _show(
-        self, number: int, path: str, data: Payload, created: dict[int, MemoryObject]
-    ) -> None:
+    def _show_one(self, number: int, path: str, data: Payload, visible: list[int]) -> None:
         """Makes an object of a joint put visible."""
-        new = self._new_object(data)
         self._faults.before("put_new", checked_path(path))
-        if self._objects.setdefault(path, new) is not new:
+        self._show(path, self._new_object(data))
+        visible.append(number)
+
+    def _show(self, path: str, created: MemoryObject) -> None:
+        if self._objects.setdefault(path, created) is not created:
             raise ObjectExists(path)
-        created[number] = new
+        self._unsynced.setdefault(path.rpartition("/")[0], {})[path] = created
 
     def put_unflushed(self, path: str, data: Payload) -> None:
         """Puts a new object as a program does that never flushes, such as delta-rs."""
         created = self._new_object(data)
         created.flushed = False
         self._faults.before("put_new", checked_path(path))
-        if self._objects.setdefault(path, created) is not created:
-            raise ObjectExists(path)
+        self._show(path, created)
         self._faults.after("put_new", path)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
@@ -286,9 +295,10 @@ class MemoryStore:
         old = self._objects.get(path)
         created.replaced = old if old is None or old.durable else old.replaced
         self._objects[path] = created
+        self._unsynced.setdefault(path.rpartition("/")[0], {})[path] = created
         self._faults.between("put", path)
         if durable:
-            created.make_durable()
+            self._sync_names(path)
         self._faults.after("put", path)
 
     def _new_object(self, data: Payload) -> MemoryObject:
@@ -356,9 +366,7 @@ class MemoryStore:
 
     def sync_folder(self, folder: str) -> None:
         self._faults.before("sync_folder", checked_folder(folder))
-        for name, found in self._inside(folder):
-            if "/" not in name:
-                found.make_durable()
+        self._sync_names(f"{folder}/")
         self._faults.after("sync_folder", folder)
 
     def sync_files(self, paths: Iterable[str]) -> None:
