@@ -410,7 +410,9 @@ def test_trouble_outside_is_one_line(
 ) -> None:
     """An error of the operating system or the store is one line and exit code 1."""
 
-    def fail(_settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
+    def fail(
+        _settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool, **_: object
+    ) -> None:
         assert not take_over
         assert not allow_non_empty
         raise error
@@ -1141,7 +1143,9 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     file.write_text('root = "/from-file"\nid = 1\n[flight]\nlisten = "127.0.0.1:1"\n')
     taken: list[tuple[BrokerSettings, bool, bool]] = []
 
-    def take(settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
+    def take(
+        settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool, **_: object
+    ) -> None:
         taken.append((settings, take_over, allow_non_empty))
 
     monkeypatch.setattr("sparklog.broker.running.run_broker", take)
@@ -1164,7 +1168,9 @@ def test_several_brokers(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         taken.append((settings.id, processes, take_over, allow_non_empty))
         return code
 
-    def take(settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
+    def take(
+        settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool, **_: object
+    ) -> None:
         taken.append((settings.id, 0, take_over, allow_non_empty))
 
     monkeypatch.setattr("sparklog.broker.supervisor.supervise", supervise)
