@@ -21,6 +21,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
 from sparklog.storage.cluster import open_cluster
+from sparklog.storage.leadership import other_members
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Phase
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -91,9 +92,9 @@ def of_root(
         )
         return _ask_leader(watch, metadata, cluster_id, waits)
 
-    brokers = _maybe_alive(metadata)
+    brokers = [metadata.controller, *other_members(metadata)]
     # Not as many threads as the store is worth: this waits for brokers.
-    with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE) or 1) as pool:
+    with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE)) as pool:
         found = [each for each in pool.map(look_at, brokers) if each is not None]
     answers = [each.status for each in found if each.status is not None]
     silent = [each for each in found if each.state is LeaderStatus.SILENT]
@@ -133,13 +134,6 @@ class _Asked:
         if self.status is not None:
             return self.status.broker
         return _as_recorded(self.leader, metadata)
-
-
-def _maybe_alive(metadata: ClusterMetadata) -> list[int]:
-    """Returns the controller, and the members whose logs are not closed."""
-    open_logs = {each.broker for each in metadata.open_epochs if not each.fenced}
-    others = (each for each in open_logs if metadata.brokers[each].is_member)
-    return [metadata.controller, *sorted({*others} - {metadata.controller})]
 
 
 def _ask_leader(

@@ -107,11 +107,8 @@ def _state(report: StatusReport) -> str:
     words = _WORDS[report.state]
     if not report.reason:
         return words
-    return (
-        f"{words}, but not by {report.reason}"
-        if report.state == "served"
-        else (f"{words}: {report.reason}")
-    )
+    joint = ", but not by" if report.state == "served" else ":"
+    return f"{words}{joint} {report.reason}"
 
 
 def _age(report: StatusReport) -> str:

@@ -73,6 +73,14 @@ def is_up(metadata: ClusterMetadata, broker: int) -> bool:
     return known is not None and unfenced == [known.epoch]
 
 
+def other_members(metadata: ClusterMetadata) -> list[int]:
+    """Returns the members that may be alive, beside the controller."""
+    up = {each.broker for each in metadata.open_epochs if not each.fenced}
+    return sorted(
+        broker for broker in up - {metadata.controller} if metadata.brokers[broker].is_member
+    )
+
+
 def unfenced_epochs(metadata: ClusterMetadata, broker: int) -> Iterator[Epoch]:
     """Returns the open epochs of the broker that are not marked as fenced, oldest first."""
     return (each for each in metadata.open_epochs if each.broker == broker and not each.fenced)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import prometheus_client.parser
 import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
@@ -22,6 +21,7 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.metrics.collection import Collector
+from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.position_lag import LagAnswers
@@ -29,10 +29,10 @@ from sparklog.cli import app
 from sparklog.client.connection import ask
 from sparklog.formats.flight_messages import GroupPosition, GroupPositions
 from tests.contract.test_members import Members, members, until
+from tests.support.metrics import Values, parsed
 from tests.support.standing import standing
 
 CONTROLLER = "kafka_controller_kafkacontroller"
-Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(name="cluster")
@@ -47,16 +47,7 @@ def _cluster() -> Iterator[Members]:
         yield found
 
 
-def parsed(text: str) -> Values:
-    """All samples."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in prometheus_client.parser.text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def metrics(agent: Agent) -> Values:
+def metrics(agent: Agent, ask: AskBroker = ask) -> Values:
     """The metrics of a member that can ask the others."""
     assert agent._sources is not None
     collector = Collector(dataclasses.replace(agent._sources, ask=ask))
@@ -190,8 +181,7 @@ def test_lag_at_a_broker_that_does_not_answer_is_left_out(cluster: Members) -> N
             raise errors.BrokerUnavailable(address=address, reason="it is silent")
         return ask(address, action, request, **options)
 
-    collector = Collector(dataclasses.replace(sources, ask=ask_some))
-    values = parsed(b"".join(Exposition(collector).text()).decode())
+    values = metrics(agent, ask_some)
     group = {"consumergroup": "g", "topic": "t"}
     unknown = {n for n, leader in enumerate(cluster.leaders("t")) if leader == silent}
     assert len(unknown) == 2
@@ -207,16 +197,13 @@ def test_lag_of_a_group_that_commits_meanwhile(cluster: Members) -> None:
     """It is that of the offsets about which the leaders were asked."""
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     agent = coordinator(cluster, "g")
-    sources = agent._sources
-    assert sources is not None
 
     def ask_late(address: str, action: str, request: msgspec.Struct, **options: Any) -> Any:
         with sparklog.connect(cluster.addresses) as log:
             log.commit_group_offsets("g", {("t", number): 2 for number in range(6)})
         return ask(address, action, request, **options)
 
-    collector = Collector(dataclasses.replace(sources, ask=ask_late))
-    values = parsed(b"".join(Exposition(collector).text()).decode())
+    values = metrics(agent, ask_late)
     group = {"consumergroup": "g", "topic": "t"}
     assert at(values, "kafka_consumergroup_current_offset", **group) == dict.fromkeys(range(6), 1)
     assert at(values, "kafka_consumergroup_lag", **group) == dict.fromkeys(range(6), 3)
@@ -245,8 +232,7 @@ def test_a_leader_that_hangs_takes_half_a_second(
     """A port that accepts and says nothing, as that of a stopped process."""
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     agent = coordinator(cluster, "g")
-    sources, core = agent._sources, agent._broker
-    assert sources is not None
+    core = agent._broker
     assert core is not None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
@@ -255,10 +241,8 @@ def test_a_leader_that_hangs_takes_half_a_second(
             for broker, each in core.members().items()
         }
         monkeypatch.setattr(core, "members", lambda: known)
-        asks = functools.partial(ask, is_probed=False)
         began = time.monotonic()
-        collector = Collector(dataclasses.replace(sources, ask=asks))
-        values = parsed(b"".join(Exposition(collector).text()).decode())
+        values = metrics(agent, functools.partial(ask, is_probed=False))
         assert time.monotonic() - began < 2.0
     found = at(values, "kafka_consumergroup_lag", consumergroup="g", topic="t")
     assert len(found) == 2  # those that it leads itself

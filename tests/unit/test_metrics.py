@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-import prometheus_client.parser
 import pytest
 
 from sparklog import errors, limits
@@ -31,10 +30,9 @@ from sparklog.storage.objects import (
     ScriptedFaults,
 )
 from tests.support.brokers import START_US, Rig
+from tests.support.metrics import Values, parsed
 
 ROOT: Final = Path(__file__).parents[2]
-Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
-"""Samples by name and labels."""
 
 
 class Kafka:
@@ -64,15 +62,9 @@ class Bench:
     sources: Sources
 
     def values(self) -> Values:
-        """Returns all samples, as Prometheus's own parser reads them."""
-        text = b"".join(Exposition(Collector(self.sources, pacer=Pacer(0.0))).text()).decode()
-        found: Values = {}
-        for family in prometheus_client.parser.text_string_to_metric_families(text):
-            for sample in family.samples:
-                key = sample.name, frozenset(sample.labels.items())
-                assert key not in found, key
-                found[key] = sample.value
-        return found
+        """Returns all samples."""
+        collector = Collector(self.sources, pacer=Pacer(0.0))
+        return parsed(b"".join(Exposition(collector).text()).decode())
 
     def publish(self) -> None:
         """Publishes all records."""

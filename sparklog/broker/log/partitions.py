@@ -542,8 +542,8 @@ class PartitionTable:
             if topic.topic_id in self._by_id:
                 return
             self._topics[topic.name] = topic
-            self._update_waiting(topic)
             self._by_id[topic.topic_id] = topic
+            self._update_waiting(topic)  # it may be held back already
             self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
 

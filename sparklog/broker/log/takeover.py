@@ -53,6 +53,7 @@ from sparklog.storage.leadership import (
     inherit,
     inherited_by,
     leave,
+    other_members,
     register,
     succeed,
 )
@@ -176,7 +177,7 @@ def acquire(
                 root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
             )
         if check_alive and not take_over:
-            others = _lone_leader(metadata) if is_member else _members(metadata)
+            others = _lone_leader(metadata) if is_member else other_members(metadata)
             watches = [watch, *(watch_of(other) for other in others)]
             if others:
                 for each in watches:
@@ -197,14 +198,6 @@ def _lone_leader(metadata: ClusterMetadata) -> list[int]:
     """Returns the controller, if it leads the root alone."""
     known = metadata.brokers.get(metadata.controller)
     return [metadata.controller] if known is not None and not known.is_member else []
-
-
-def _members(metadata: ClusterMetadata) -> list[int]:
-    """Returns the members that may be alive, beside the controller."""
-    up = {each.broker for each in metadata.open_epochs if not each.fenced}
-    return sorted(
-        broker for broker in up - {metadata.controller} if metadata.brokers[broker].is_member
-    )
 
 
 def _has_controller(metadata: ClusterMetadata, broker: int) -> bool:

@@ -418,21 +418,21 @@ class Collector:
         positions: dict[str, set[GroupPosition]] = {}
         for each in groups:
             for topic, number, offset in self._positions(each):
-                leader = topic.leaders[number] if number < len(topic.leaders) else -1
+                leader = topic.leaders[number]
                 if leader in members and leader != broker.broker_id:
                     found = positions.setdefault(members[leader].flight, set())
                     found.add(GroupPosition(topic.topic_id, number, offset))
         return elsewhere.lags(ask, positions)
 
     def _positions(self, figures: GroupFigures) -> Iterator[tuple[Topic, int, int]]:
-        """Yields the topic, the partition and the offset of the positions in topics that exist."""
+        """Yields the topic, the partition and the offset of positions in partitions that exist."""
         for name, of_topic in figures.offsets.items():
             topic = self._find(name)
             if topic is None:
                 continue
             for number, committed in of_topic.items():
                 self.pacer.spend(1)
-                if committed.topic_id in ("", topic.topic_id):
+                if committed.topic_id in ("", topic.topic_id) and number < topic.count:
                     yield topic, number, committed.offset
 
     def _offsets(
@@ -441,8 +441,6 @@ class Collector:
         members = self._readers(figures.description)
         now_us = self.sources.clock.now_us()
         for topic, number, offset in self._positions(figures):
-            if number >= topic.count:
-                continue
             here = topic.partitions.get(number)
             there = others.get(GroupPosition(topic.topic_id, number, offset))
             end = here.end if here is not None else there.end if there is not None else None

@@ -141,6 +141,10 @@ class ScriptedFaults:
 # ------------------------------------------------------------------------------ the store
 
 
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
 @dataclass(slots=True)
 class MemoryObject:
     """An object of a `MemoryStore`."""
@@ -211,9 +215,13 @@ class MemoryStore:
         """Shows the objects of another store from now on."""
         self._objects, self._unsynced = other._objects, other._unsynced
 
-    def _sync_names(self, path: str) -> None:
-        """Makes the names in the folder of `path` durable: a disk flushes a folder as a whole."""
-        for each in self._unsynced.pop(path.rpartition("/")[0], {}).values():
+    def _note_name(self, path: str, created: MemoryObject) -> None:
+        """Notes that a visible name is not durable yet."""
+        self._unsynced.setdefault(_folder_of(path), {})[path] = created
+
+    def _sync_names(self, folder: str) -> None:
+        """Makes the names in a folder durable: a disk flushes a folder as a whole."""
+        for each in self._unsynced.pop(folder, {}).values():
             each.make_durable()
 
     def lose_unsynced(self, choose: Callable[[str], bool]) -> None:
@@ -241,7 +249,7 @@ class MemoryStore:
         self._faults.before("put_new", checked_path(path))
         self._show(path, created)
         self._faults.between("put_new", path)
-        self._sync_names(path)
+        self._sync_names(_folder_of(path))
         self._faults.after("put_new", path)
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
@@ -263,7 +271,7 @@ class MemoryStore:
             attempt(number, functools.partial(self._faults.between, "put_new", objects[number][0]))
         for number in visible:
             if found[number] is None:
-                self._sync_names(objects[number][0])
+                self._sync_names(_folder_of(objects[number][0]))
         for number in visible:
             if found[number] is None:
                 path = objects[number][0]
@@ -279,7 +287,7 @@ class MemoryStore:
     def _show(self, path: str, created: MemoryObject) -> None:
         if self._objects.setdefault(path, created) is not created:
             raise ObjectExists(path)
-        self._unsynced.setdefault(path.rpartition("/")[0], {})[path] = created
+        self._note_name(path, created)
 
     def put_unflushed(self, path: str, data: Payload) -> None:
         """Puts a new object as a program does that never flushes, such as delta-rs."""
@@ -295,10 +303,10 @@ class MemoryStore:
         old = self._objects.get(path)
         created.replaced = old if old is None or old.durable else old.replaced
         self._objects[path] = created
-        self._unsynced.setdefault(path.rpartition("/")[0], {})[path] = created
+        self._note_name(path, created)
         self._faults.between("put", path)
         if durable:
-            self._sync_names(path)
+            self._sync_names(_folder_of(path))
         self._faults.after("put", path)
 
     def _new_object(self, data: Payload) -> MemoryObject:
@@ -366,7 +374,7 @@ class MemoryStore:
 
     def sync_folder(self, folder: str) -> None:
         self._faults.before("sync_folder", checked_folder(folder))
-        self._sync_names(f"{folder}/")
+        self._sync_names(folder)
         self._faults.after("sync_folder", folder)
 
     def sync_files(self, paths: Iterable[str]) -> None:
@@ -376,7 +384,7 @@ class MemoryStore:
             found = self._objects.get(path)
             if found is not None:
                 found.flushed = True
-                folders.add(path.rpartition("/")[0])
+                folders.add(_folder_of(path))
             self._faults.after("sync_files", path)
         for folder in sorted(folders):
             self.sync_folder(folder)
