@@ -775,6 +775,41 @@ def test_closed_while_it_joins(log: Log) -> None:
         Crew(busy).until(lambda: len(busy.assignment) == PARTITIONS)
 
 
+def test_closed_before_it_has_an_id(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that closes before the coordinator has named it does not join after that: it would
+    wait for the others, and they for it.
+    """
+    with member(log, heartbeat_seconds=0.5) as busy:
+        Crew(busy).until(lambda: busy.assignment)
+        asked, closing = threading.Event(), threading.Event()
+        attempt = Connection.attempt
+
+        def late(self: Connection, name: str, *arguments: Any, **options: Any) -> Any:
+            answer = attempt(self, name, *arguments, **options)
+            if name == "groups.join":
+                asked.set()
+                assert closing.wait(SECONDS)
+            return answer
+
+        waiting = member(log)
+        with monkeypatch.context() as patched:
+            patched.setattr(Connection, "attempt", late)
+            assert waiting.poll(0.05) == []
+            assert asked.wait(SECONDS)
+            assert waiting._group is not None
+            membership = waiting._group.membership
+            thread = membership._thread
+            assert thread is not None
+            closes = threading.Thread(target=waiting.close)
+            closes.start()
+            until(lambda: membership._is_ending)
+            closing.set()
+            closes.join(SECONDS)
+        assert not thread.is_alive()
+        until(lambda: len(log.describe_group("g").members) == 1)
+        assert log.describe_group("g").state == "Stable"
+
+
 def test_dropped(log: Log) -> None:
     """A member that is dropped leaves, in its own time."""
     fill(log, 1)

@@ -524,6 +524,8 @@ class Membership:
         )
         self._learn_id(joined.member_id)
         if joined.generation < 0:
+            if self._is_ending:  # `close` did not know the id, and nobody waits for what follows
+                raise self._busy()
             request = msgspec.structs.replace(request, member_id=joined.member_id)
             joined = self._attempt("groups.join", request, patience_seconds)
             self._learn_id(joined.member_id)
