@@ -894,10 +894,20 @@ class Agent:
             threading.Thread(target=self._stop_after_failure, name="sparklog-failed").start()
 
     def _with_successor(self, error: BaseException) -> BaseException:
-        """Adds to `BrokerFenced` the successor, which the metadata names and a fence does not."""
-        if isinstance(error, errors.BrokerFenced):
+        """Returns `BrokerFenced` with the successor, if another broker has replaced this one.
+
+        The metadata name it, and a fence does not. A broker that was suspended for long enough
+        finds no fence either: the successor has deleted its log, and `SyncFailed` says so.
+        """
+        if isinstance(error, ENDS_THE_BROKER):
             with contextlib.suppress(Exception):  # the broker must stop in any case
-                return takeover.replaced(self._meta.reload(), self._leadership)
+                metadata = self._meta.reload()
+                try:
+                    takeover.check_leadership(metadata, self._leadership)
+                except errors.BrokerFenced as fenced:
+                    return fenced
+                if isinstance(error, errors.BrokerFenced):
+                    return takeover.replaced(metadata, self._leadership)
         return error
 
     def _stop_after_failure(self) -> None:
@@ -1093,7 +1103,8 @@ def _compile_loops() -> None:
     slow = threading.Timer(
         _SLOW_SECONDS,
         lambda: _log.info(
-            "compiling the loops over Kafka's records, which takes some seconds once per machine"
+            "loading the loops over Kafka's records; compiling them takes some seconds, once per"
+            " machine"
         ),
     )
     slow.daemon = True
@@ -1122,7 +1133,7 @@ def _compile_loops() -> None:
             seconds=seconds,
         )
     elif seconds >= _SLOW_SECONDS:
-        _log.info("compiled the loops over Kafka's records", folder=str(folder), seconds=seconds)
+        _log.info("loaded the loops over Kafka's records", folder=str(folder), seconds=seconds)
 
 
 def _kafka_server(

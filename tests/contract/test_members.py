@@ -45,7 +45,7 @@ from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
+from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFailed
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
@@ -772,6 +772,25 @@ def test_a_member_that_was_fenced_may_return(
     with pytest.raises(errors.BrokerFenced):
         again.wait(20.0)
     assert not again.may_return()
+
+
+def test_a_member_whose_log_was_deleted_may_return(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was suspended until its log was deleted notices that before it sees why."""
+    gone = SyncFailed("wal/2/0000000001/00000000.seg", "its file was moved or removed")
+    silent = cluster.agents.pop(2)
+    monkeypatch.setattr(silent, "_write_heartbeat", lambda **_: None)
+    fail = silent._on_failure
+    monkeypatch.setattr(silent, "_on_failure", lambda _: fail(gone))
+    with pytest.raises(errors.BrokerFenced, match="was replaced by broker 1"):
+        silent.wait(20.0)
+    assert silent.may_return()
+
+    leading = cluster.agents.pop(1)
+    leading._on_failure(gone)
+    with pytest.raises(SyncFailed):
+        leading.wait(20.0)
 
 
 def test_a_client_by_root_outlives_the_controller(
