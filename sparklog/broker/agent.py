@@ -57,7 +57,7 @@ from sparklog.storage.liveness import (
     LeaderState,
     LeaderWatch,
     Phase,
-    leaving,
+    readiness,
     write_heartbeat,
 )
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
@@ -418,7 +418,7 @@ class Agent:
             clock=self._clock,
             seen=recovered,
             on_change=self._follow_now.set,
-            leaving=functools.partial(leaving, self._store),
+            readiness=functools.partial(readiness, self._store),
             histories=self._histories,
         )
         if self._is_member:
@@ -439,6 +439,7 @@ class Agent:
             self._leadership,
             clock=self._clock,
             dead_after_seconds=liveness.dead_after_seconds,
+            readiness=functools.partial(readiness, self._store),
             every_seconds=(
                 limits.WATCH_SECONDS
                 if self._store.is_local
@@ -455,7 +456,7 @@ class Agent:
             self._writer,
             self._wal_cleaner,
             clock=self._clock,
-            leaving=functools.partial(leaving, self._store),
+            readiness=functools.partial(readiness, self._store),
         )
         handovers = broker.cluster_admin.handovers = self._handovers
 
@@ -831,6 +832,7 @@ class Agent:
                     newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
                     stopped=stopped,
                     phase=self._phase,
+                    is_stuck=self._broker is not None and self._partition_table.is_takeover_stuck,
                 ),
             )
             self._beat_at = self._clock.monotonic()
@@ -869,6 +871,8 @@ class Agent:
             return False
         try:
             metadata = self._meta.reload()
+        except errors.Retriable:
+            return True  # the next start finds out
         except errors.SparklogError:
             return False
         known = metadata.brokers.get(self._leadership.broker)

@@ -21,6 +21,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
 from sparklog.storage.assign import Loads
+from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.objects import Store
 from sparklog.storage.observer import Observer
@@ -44,6 +45,7 @@ class Controller:
         dead_after_seconds: float,
         is_sound: Callable[[], bool],
         histories: Histories,
+        readiness: AskReadiness,
         every_seconds: float = 0.0,
     ) -> None:
         """`every_seconds`: the least time between two looks, each of which costs requests.
@@ -58,6 +60,7 @@ class Controller:
         self._is_sound = is_sound
         self._every_seconds = every_seconds
         self._histories = histories
+        self._readiness = readiness
         self._prepare_seconds = dead_after_seconds / 10
         """The least time between two preparations, and the time from which on a log is too long."""
         self._long: set[tuple[int, int]] = set()
@@ -191,16 +194,11 @@ class Controller:
         began = self._clock.monotonic()
         sealed = self._seal(leadership.unfenced_epochs(metadata, dead))
         moved: dict[tuple[str, int], int] = {}
-        unfit = {dead, *gone}
+        unfit = self._unfit(metadata, dead, gone)
 
         def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
             nonlocal moved
-            moved = assign.successors(
-                newest.topics,
-                dead,
-                [each for each in assign.candidates(newest) if each.broker not in unfit],
-                Loads.of(newest.topics.values()),
-            )
+            moved = _successors(newest, dead, {*gone, *unfit}) or _successors(newest, dead, gone)
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
 
         try:
@@ -220,6 +218,20 @@ class Controller:
             to=sorted(set(moved.values())),
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
+
+    def _unfit(self, metadata: ClusterMetadata, dead: int, gone: Collection[int]) -> set[int]:
+        """Returns brokers that would get partitions of the dead one, and cannot serve them now.
+
+        Asks only those: there may be many others. Raises the errors of the store.
+        """
+        unfit: set[int] = set()
+        while targets := {*_successors(metadata, dead, {*gone, *unfit}).values()}:
+            states = self._readiness(metadata, targets)
+            waiting = {each for each in targets if states[each] is not Readiness.SERVES}
+            if not waiting:
+                break
+            unfit |= waiting
+        return unfit
 
     def _prepare(self, metadata: ClusterMetadata, silent: Collection[int]) -> None:
         """Reads the logs of brokers that are likely to be dead, so that little is left to be read.
@@ -254,3 +266,12 @@ class Controller:
             self._histories.seal(each)
             sealed.add(each.id)
         return sealed
+
+
+def _successors(
+    metadata: ClusterMetadata, dead: int, unfit: Collection[int]
+) -> dict[tuple[str, int], int]:
+    """Returns the next leader of each (topic, partition) of a dead broker."""
+    candidates = [each for each in assign.candidates(metadata) if each.broker not in unfit]
+    loads = Loads.of(metadata.topics.values())
+    return assign.successors(metadata.topics, dead, candidates, loads)

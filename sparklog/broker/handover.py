@@ -34,8 +34,9 @@ from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PartitionMove
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Candidate, Leaving, Loads
+from sparklog.storage.assign import Candidate, Loads
 from sparklog.storage.leadership import Handover
+from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata
 
 _log = structlog.get_logger("sparklog.cluster")
@@ -57,16 +58,15 @@ class Handovers:
         wal_cleaner: WalCleaner,
         *,
         clock: Clock,
-        leaving: Leaving = lambda _metadata, _brokers: (),
+        readiness: AskReadiness,
     ) -> None:
-        """`leaving` returns those of the brokers that are up in the metadata, but about to stop."""
         self._metadata = metadata
         self._own = own
         self._partition_table = partition_table
         self._writer = writer
         self._wal_cleaner = wal_cleaner
         self._clock = clock
-        self._leaving = leaving
+        self._readiness = readiness
         self._moving = threading.Lock()
         """Held while partitions move."""
         self._doubtful: list[tuple[Topic, Handover]] = []
@@ -89,7 +89,9 @@ class Handovers:
         if now - self._level_since < limits.BALANCE_SECONDS:
             return
         self._level_since = now
-        self.move(self._level(metadata))
+        moves = self._level(metadata)
+        if moves and not self._moving.locked():  # other moves may wait for the store
+            self.move(moves)
 
     def _level(self, metadata: ClusterMetadata) -> Moves:
         """Returns moves of all members that level them."""
@@ -144,16 +146,26 @@ class Handovers:
         return given
 
     def _candidates(self, metadata: ClusterMetadata) -> list[Candidate]:
-        """Returns the members that are up. Those that are about to stop take nothing."""
+        """Returns the members that serve partitions. Those that are about to stop take nothing."""
         found = assign.candidates(metadata)
-        leaving = self._leaving(metadata, [each.broker for each in found])
-        return [replace(each, takes=each.broker not in leaving) for each in found]
+        states = self._readiness(metadata, [each.broker for each in found])
+        return [
+            replace(each, takes=states[each.broker] is Readiness.SERVES)
+            for each in found
+            if states[each.broker] is not Readiness.WAITS
+        ]
 
     def _all_to_others(self, metadata: ClusterMetadata, leaving: Collection[int]) -> Moves:
         gone = {self._own.broker, *leaving}
-        brokers = [each for each in self._candidates(metadata) if each.broker not in gone]
+        others = [each for each in assign.candidates(metadata) if each.broker not in gone]
+        states = self._readiness(metadata, [each.broker for each in others])
         loads = Loads.of(metadata.topics.values())
-        return assign.successors(metadata.topics, self._own.broker, brokers, loads)
+        for wanted in (Readiness.SERVES, Readiness.WAITS):
+            taking = [each for each in others if states[each.broker] is wanted]
+            moves = assign.successors(metadata.topics, self._own.broker, taking, loads)
+            if moves:
+                return moves
+        return {}
 
     # -------------------------------------------------------------------------- moving
 
@@ -239,9 +251,9 @@ class Handovers:
 
         The change may still be under way, so a further version is put, which excludes it.
         """
-        with self._moving:
-            if not self._doubtful:
-                return
+        if not self._doubtful or not self._moving.acquire(blocking=False):
+            return  # a thread that moves partitions now may wait for the store, and settles them
+        try:
             metadata = self._metadata.change(lambda metadata: metadata)
             for topic, each in self._doubtful:
                 known = metadata.topics.get(each.topic)
@@ -251,6 +263,8 @@ class Handovers:
                 if at == (self._own.broker, each.leader_epoch):
                     self._partition_table.take_back(topic, each.partition, self._clock.monotonic())
             self._doubtful = []
+        finally:
+            self._moving.release()
 
     # -------------------------------------------------------------------------- afterwards
 

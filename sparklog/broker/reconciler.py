@@ -29,7 +29,9 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Leaving, Loads
+from sparklog.storage.assign import Loads
+from sparklog.storage.leadership import Handover
+from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
@@ -59,15 +61,14 @@ class Reconciler:
         clock: Clock,
         seen: ClusterMetadata,
         on_change: Callable[[], None],
-        leaving: Leaving,
+        readiness: AskReadiness,
         histories: Histories,
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
-        that it gets. `on_change` is called when `tick` has something to do. `leaving` returns those
-        of the brokers that are up in the metadata, but about to stop. `histories` are those that
-        the controller seals.
+        that it gets. `on_change` is called when `tick` has something to do. `histories` are those
+        that the controller seals.
         """
         self._store = store
         self._metadata = metadata
@@ -80,7 +81,7 @@ class Reconciler:
         self._clock = clock
         self._seen = seen
         self._on_change = on_change
-        self._leaving = leaving
+        self._readiness = readiness
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._compared = -1
@@ -89,6 +90,10 @@ class Reconciler:
         """The newest version of which this broker serves all that it leads."""
         self._must_write = False
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
+        self._stuck_since: float | None = None
+        """Since when this broker cannot take over what it has got, in monotonic seconds."""
+        self._unfit_until = -math.inf
+        """Until when it shall get no partitions, because it had to pass others on."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
         self._histories = histories
@@ -235,10 +240,56 @@ class Reconciler:
             reason = str(error) or repr(error)
             if self._failures.is_new(_TAKE, reason):
                 _log.error("cannot take over partitions of another broker", reason=reason)
+            now = self._clock.monotonic()
+            if self._stuck_since is None:
+                self._stuck_since = now
+            elif now - self._stuck_since >= limits.STUCK_SECONDS:
+                self._pass_on()
         else:
             self._retries.succeeded(_TAKE)
-            self._partition_table.is_takeover_stuck = False
             self._failures.recovered(_TAKE)
+            self._stuck_since = None
+            self._partition_table.is_takeover_stuck = self._clock.monotonic() < self._unfit_until
+
+    def _pass_on(self) -> None:
+        """Gives the partitions that this broker cannot restore to others, which may be able to.
+
+        It shall get no others for some time, so that partitions that no broker can restore do not
+        go round for ever. Raises `BrokerFenced` and the errors of the store.
+        """
+        metadata, own = self._seen, self._leadership
+        others = [each for each in assign.candidates(metadata) if each.broker != own.broker]
+        states = self._readiness(metadata, [each.broker for each in others])
+        taking = [each for each in others if states[each.broker] is Readiness.SERVES]
+        loads = Loads.of(metadata.topics.values())
+        targets = assign.successors(metadata.topics, own.broker, taking, loads)
+        moves = [
+            Handover(
+                topic=name,
+                topic_id=metadata.topics[name].topic_id,
+                partition=number,
+                leader_epoch=metadata.topics[name].leader_epochs[number],
+                target=targets[name, number],
+            )
+            for name, numbers in self._gained().items()
+            for number in numbers
+            if (name, number) in targets
+        ]
+        if not moves:
+            return
+        self._unfit_until = self._clock.monotonic() + limits.UNFIT_SECONDS
+        changed = self._metadata.change(
+            lambda newest: leadership.pass_on(newest, own.broker, own.epoch, moves)
+        )
+        _log.warning(
+            "passed on partitions that could not be taken over",
+            partitions=len(moves),
+            to=sorted({each.target for each in moves}),
+        )
+        # Nothing of these logs is needed here. A checkpoint of ours lets us leave them.
+        self._inherit(leadership.inherited_by(changed, own.broker), ())
+        self._must_write = True
+        self._metadata.serve(changed)
 
     def prepare(self) -> None:
         """Reads the logs and tables that are needed once partitions of leaving members come here.
@@ -262,7 +313,8 @@ class Reconciler:
         """Reads for the members that are leaving now. After the deadline, no further tables."""
         candidates = assign.candidates(metadata)
         others = [each.broker for each in candidates if each.broker != self._leadership.broker]
-        leaving = self._leaving(metadata, others)
+        states = self._readiness(metadata, others)
+        leaving = {broker for broker, state in states.items() if state is Readiness.LEAVES}
         epochs = {
             each.id for each in metadata.open_epochs if each.broker in leaving and not each.fenced
         }
@@ -270,7 +322,10 @@ class Reconciler:
         givers = {broker for broker, _ in new}
         if not givers:
             return
-        staying = [each for each in candidates if each.broker not in leaving]
+        serving = {broker for broker, state in states.items() if state is Readiness.SERVES}
+        staying = [
+            each for each in candidates if each.broker in {self._leadership.broker, *serving}
+        ]
         loads = Loads.of(metadata.topics.values())
         coming: dict[str, None] = {}  # in an order that is the same in every process
         for giver in sorted(givers):

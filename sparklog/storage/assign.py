@@ -14,18 +14,14 @@ import hashlib
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 
 from sparklog import limits
 from sparklog.storage.leadership import is_up
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
-
-Leaving: TypeAlias = Callable[[ClusterMetadata, Iterable[int]], Collection[int]]
-"""Returns those of the brokers that say that they are about to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -67,6 +67,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the broker was shut down in order; no wait is needed then."""
     phase: str = Phase.SERVING
     """One of `Phase`. A hint for observers, and for members that give or get partitions."""
+    is_stuck: bool = False
+    """True if it cannot take over the partitions that it has got."""
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)
@@ -92,14 +94,29 @@ def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
     return {broker: heartbeat for broker, heartbeat in found.items() if heartbeat is not None}
 
 
-def leaving(store: Store, metadata: ClusterMetadata, brokers: Iterable[int]) -> set[int]:
-    """Returns those of the brokers that stop or have stopped, as far as is known at once.
+class Readiness(enum.Enum):
+    """Readiness of a broker that is up in the metadata to serve partitions that it gets."""
 
-    The metadata have them as up until another broker has fenced them. Raises the errors of the
-    store.
+    SERVES = enum.auto()
+    WAITS = enum.auto()
+    """It has not begun to serve, or cannot take over what it has got before."""
+    LEAVES = enum.auto()
+    """It stops, or has stopped."""
+
+
+AskReadiness: TypeAlias = Callable[[ClusterMetadata, Iterable[int]], Mapping[int, Readiness]]
+"""Returns the readiness of each of the brokers. Raises the errors of the store."""
+
+
+def readiness(
+    store: Store, metadata: ClusterMetadata, brokers: Iterable[int]
+) -> dict[int, Readiness]:
+    """Returns the readiness of each of the brokers, as far as is known at once.
+
+    Raises the errors of the store.
     """
     leaders = in_parallel(store, lambda each: Leader.of(metadata, store, broker=each), brokers)
-    return {each.broker for each in leaders if each is not None and each.is_leaving}
+    return {each.broker: each.readiness for each in leaders if each is not None}
 
 
 def _id_of(name: str) -> str:
@@ -167,6 +184,14 @@ class Leader:
         """Returns whether it says that it is about to stop or has stopped, or its process ended."""
         is_draining = self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
         return self.stopped or is_draining or fate_of(self.process) is Fate.GONE
+
+    @property
+    def readiness(self) -> Readiness:
+        if self.is_leaving:
+            return Readiness.LEAVES
+        found = self.heartbeat
+        is_ready = found is not None and found.phase != Phase.STARTING and not found.is_stuck
+        return Readiness.SERVES if is_ready else Readiness.WAITS
 
 
 def describe(leader: Leader, *, now_us: int) -> str:

@@ -35,7 +35,8 @@ from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
 from sparklog.storage import plan, wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import leaving
+from sparklog.storage.liveness import Readiness, readiness
+from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
@@ -191,7 +192,7 @@ class Rig:
             clock=clock,
             seen=taken.metadata,
             on_change=lambda: None,
-            leaving=functools.partial(leaving, store),
+            readiness=functools.partial(readiness, store),
             histories=self.histories,
         )
         if options.is_member:
@@ -203,6 +204,7 @@ class Rig:
             self.writer,
             self.wal_cleaner,
             clock=clock,
+            readiness=all_serve,
         )
         self.controller = Controller(
             store,
@@ -212,6 +214,7 @@ class Rig:
             dead_after_seconds=5.0,
             is_sound=lambda: True,
             histories=self.histories,
+            readiness=all_serve,
         )
         self.writer.open()
         takeover.check_opened(self.meta, self.leadership)
@@ -336,6 +339,11 @@ class Rig:
 
     def end(self, topic: str = "t", partition: int = 0) -> int:
         return self.partition_table.topic(topic).partition(partition).end
+
+
+def all_serve(_metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:
+    """Members here write no heartbeats that say so."""
+    return dict.fromkeys(brokers, Readiness.SERVES)
 
 
 def follow(members: Iterable[Rig]) -> None:

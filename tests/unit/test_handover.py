@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, liveness, manifest
 from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Heartbeat, Phase, leaving, write_heartbeat
+from sparklog.storage.liveness import Heartbeat, Phase, Readiness, readiness, write_heartbeat
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -32,6 +32,7 @@ from tests.support.brokers import (
     GRACE_SECONDS,
     Rig,
     RigOptions,
+    all_serve,
     led_by,
     payload,
     rows_of_root,
@@ -488,6 +489,7 @@ def test_a_silent_member_is_looked_at_when_it_counts_as_dead(
         dead_after_seconds=5.0,
         is_sound=lambda: True,
         histories=Histories(first.store, clock=clock),
+        readiness=all_serve,
         every_seconds=1.2,
     )
     assert math.isinf(controller.seconds_to_death())
@@ -632,11 +634,11 @@ def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: Ma
         clock.advance(limits.BALANCE_SECONDS)
         first.handovers.tick()
 
-    def is_leaving(_metadata: ClusterMetadata, brokers: Iterable[int]) -> set[int]:
+    def say(metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:
         asked.append(sorted(brokers))
-        return {3}
+        return {**all_serve(metadata, asked[-1]), 3: Readiness.LEAVES}
 
-    first.handovers._leaving = is_leaving
+    first.handovers._readiness = say
     level()
     assert (asked, all_leaders()) == ([[1, 2, 3]], Counter({1: 4, 2: 4}))
     first.handovers.drain(clock.monotonic() + 10.0)
@@ -648,34 +650,141 @@ def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: Ma
     assert all_leaders()[3] > 0
 
 
+def refuse(_epoch: Epoch) -> NoReturn:
+    """A log that this member may not read."""
+    raise errors.StorageUnavailable(operation="get", path="wal", reason="no permission")
+
+
+def waits_for_3(metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:
+    """Broker 3 has just registered."""
+    return {**all_serve(metadata, brokers), 3: Readiness.WAITS}
+
+
+def test_a_member_that_does_not_serve_yet_gets_nothing(
+    members: Members, clock: ManualClock
+) -> None:
+    """Neither a levelling, nor a drain, nor a failover gives it a partition: clients would wait
+    for it.
+    """
+    first, second = members
+    first.create("u", 4)
+    Rig(first.store, clock, broker=3, options=MEMBER)
+
+    def leaders() -> set[int]:
+        topics = first.meta.reload().topics.values()
+        return {leader for topic in topics for leader in topic.leaders}
+
+    for each in members:
+        each.handovers._readiness = each.controller._readiness = waits_for_3
+        each.reconciler.tick()
+        each.handovers.tick()
+    clock.advance(limits.BALANCE_SECONDS)
+    for each in members:
+        each.handovers.tick()
+    assert leaders() == {1, 2}
+    first.handovers.drain(clock.monotonic() + 10.0)
+    assert leaders() == {2}
+    first.controller._fail_over(first.meta.reload(), 2, second.leadership.epoch)
+    assert leaders() == {1}
+
+
+def test_a_member_that_does_not_serve_yet_gets_what_nobody_else_can(
+    members: Members, clock: ManualClock
+) -> None:
+    """It will serve soon, and no other broker will."""
+    first, second = members
+    Rig(first.store, clock, broker=3, options=MEMBER)
+    first.handovers._readiness = first.controller._readiness = waits_for_3
+    metadata, epoch = first.meta.reload(), second.leadership.epoch
+    first.controller._fail_over(metadata, 2, epoch, gone={1})
+    assert {*first.meta.reload().topics["t"].leaders} == {1, 3}
+    first.reconciler.tick()
+    first.handovers.drain(clock.monotonic() + 10.0)
+    assert {*first.meta.reload().topics["t"].leaders} == {3}
+
+
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({}, set()),
-        ({"phase": Phase.STARTING}, set()),
-        ({"phase": Phase.DRAINING}, {1}),
-        ({"stopped": True}, {1}),
-        ({"stopped": True, "epoch": 9}, set()),
+        ({}, Readiness.SERVES),
+        ({"phase": Phase.STARTING}, Readiness.WAITS),
+        ({"is_stuck": True}, Readiness.WAITS),
+        ({"phase": Phase.DRAINING}, Readiness.LEAVES),
+        ({"phase": Phase.DRAINING, "is_stuck": True}, Readiness.LEAVES),
+        ({"stopped": True}, Readiness.LEAVES),
+        ({"stopped": True, "epoch": 9}, Readiness.WAITS),
     ],
     ids=str,
 )
-def test_members_say_that_they_leave(
-    members: Members, changed: dict[str, Any], found: set[int]
+def test_members_say_what_they_do_with_partitions(
+    members: Members, changed: dict[str, Any], found: Readiness
 ) -> None:
-    """A heartbeat of the registered epoch says so; one without is no sign of it."""
+    """A heartbeat of the registered epoch says so; a member without one has just registered."""
     first, _ = members
     beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
     write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
-    assert leaving(first.store, first.meta.current, [1, 2, 7]) == found
+    states = readiness(first.store, first.meta.current, [1, 2, 7])
+    assert states == {1: found, 2: Readiness.WAITS}
 
 
-def test_a_member_whose_process_has_ended_takes_nothing(
+def test_a_member_passes_on_what_it_cannot_take_over(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a minute without success; it gets nothing more for some time, and needs no log."""
+    first, second = members
+    number = led_by(first)
+    first.append(["x"], partition=number)
+    third = Rig(first.store, clock, broker=3, options=MEMBER)
+    second.reconciler._readiness = all_serve
+
+    monkeypatch.setattr(second.histories, "read", refuse)
+    assert first.handovers.move({("t", number): 2}) == 1
+    second.reconciler.tick()
+    assert second.partition_table.is_takeover_stuck
+    pass_time(clock, limits.STUCK_SECONDS - 1.0, second.reconciler.tick)
+    assert leader(second, number) == 2
+    pass_time(clock, 12.0, second.reconciler.tick)
+    assert leader(second, number) == 3
+    third.reconciler.tick()
+    assert third.read(partition=number) == [(0, b"a"), (1, b"b"), (2, b"x")]
+
+    assert second.partition_table.is_takeover_stuck
+    assert inherited_by(second.meta.reload(), 2)
+    second.wal_cleaner.tick()
+    second.wal_cleaner.checkpoint()
+    second.wal_cleaner.tick()
+    assert not inherited_by(second.meta.reload(), 2)
+    pass_time(clock, 1.0, second.reconciler.tick)
+    clock.advance(limits.UNFIT_SECONDS)
+    give(third, first)
+    second.reconciler.tick()
+    assert not second.partition_table.is_takeover_stuck
+
+
+def test_a_member_keeps_what_nobody_else_can_take_over(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries for as long as all others wait as well, and serves once it can."""
+    first, second = members
+    number = led_by(first)
+    with monkeypatch.context() as broken:
+        broken.setattr(second.histories, "read", refuse)
+        assert first.handovers.move({("t", number): 2}) == 1
+        pass_time(clock, 3 * limits.STUCK_SECONDS, second.reconciler.tick)  # no member beats
+    assert leader(second, number) == 2
+    pass_time(clock, 12.0, second.reconciler.tick)
+    assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
+    assert not second.partition_table.is_takeover_stuck
+
+
+def test_a_member_whose_process_has_ended_is_one_that_leaves(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts as one that stops: the metadata have it as up until its partitions move."""
+    """The metadata have it as up until its partitions move."""
     first, _ = members
     monkeypatch.setattr(liveness, "fate_of", lambda _: Fate.GONE)
-    assert leaving(first.store, first.meta.current, [1, 2, 7]) == {1, 2}
+    found = dict.fromkeys([1, 2], Readiness.LEAVES)
+    assert readiness(first.store, first.meta.current, [1, 2, 7]) == found
 
 
 def test_a_member_whose_process_has_ended_is_not_up(

@@ -78,15 +78,15 @@ def test_a_partition_of_a_busy_leader_is_taken(
 
 def prepare(giver: Rig, *takers: Rig) -> None:
     """Has the takers read what they need once the giver stops, which says that it is about to."""
-    epoch = giver.leadership.epoch
-    heartbeat = Heartbeat(
-        broker=giver.leadership.broker,
-        epoch=epoch,
-        flight="127.0.0.1:1",
-        at_us=giver.clock.now_us(),
-        phase=Phase.DRAINING,
-    )
-    write_heartbeat(giver.store, heartbeat)
+    for each, phase in ((giver, Phase.DRAINING), *((taker, Phase.SERVING) for taker in takers)):
+        heartbeat = Heartbeat(
+            broker=each.leadership.broker,
+            epoch=each.leadership.epoch,
+            flight="127.0.0.1:1",
+            at_us=giver.clock.now_us(),
+            phase=phase,
+        )
+        write_heartbeat(giver.store, heartbeat)
     for taker in takers:
         taker.reconciler.prepare()
 

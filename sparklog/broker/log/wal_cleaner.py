@@ -194,7 +194,7 @@ class WalCleaner:
             snapshot = self._partition_table.snapshot_state(now_us=self._clock.now_us())
             covered = {
                 topic.topic_id: {n: each.leader_epoch for n, each in topic.partitions.items()}
-                for topic in (self._partition_table.topics() if self._inherited else ())
+                for topic in self._partition_table.topics()
             }
         state = self._encoder.encode(snapshot)  # slow; outside the lock, so that appends continue
         self._appender.checkpoint(sequence, needed, state, bounds)
@@ -248,7 +248,8 @@ class WalCleaner:
             self._inherited = leave_epochs(
                 self._meta, self._leadership, done, covered=self._covered
             )
-            self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
+            if {each.id for each in done} - {each.id for each in self._inherited}:
+                self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
 
     # -------------------------------------------------------------------------- carrying
 
