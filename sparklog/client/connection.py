@@ -544,12 +544,16 @@ class Connection:
     def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
         """Fetches the brokers' addresses, unless those of the leaders of `topic` are known.
 
-        A broker of a cluster may have started again at another address, if they are not new.
+        If they are not new, a broker of a cluster may have started again at another address, and
+        the only broker may not be the only one any more: others can help once it is down.
         """
         leaders = {each.leader for each in topic.partitions if each.leader >= 0}
         with self._lock:
-            is_new = self.clock.monotonic() - self._learned_at < _ADDRESSES_SECONDS
-            if leaders <= self._brokers.keys() and (is_new or not self._is_cluster):
+            age_seconds = self.clock.monotonic() - self._learned_at
+            is_new = age_seconds < (
+                _ADDRESSES_SECONDS if self._is_cluster else limits.METADATA_AGE_SECONDS
+            )
+            if leaders <= self._brokers.keys() and is_new:
                 return
         self.brokers()
 
@@ -608,7 +612,7 @@ class Connection:
             address = self._ask()
             self._check_answers(address)
             return address
-        except errors.Retriable:
+        except (errors.Retriable, errors.WrongPort):  # another program may listen there now
             with self._lock:
                 others = list(self._brokers.values()) if self._is_cluster else []
             for other in others:

@@ -12,7 +12,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.client import arguments
-from sparklog.client.connection import Connection
+from sparklog.client.connection import Connection, may_pass
 from sparklog.client.times import datetime_us, moment
 from sparklog.formats import flight_messages
 
@@ -93,7 +93,9 @@ def ask_leaders(
         try:
             ask(broker, numbers)
         except errors.SparklogError as error:
-            if not connection.may_have_moved(error):
+            # The broker in use has been asked for as long as the caller waits.
+            may_help = connection.may_have_moved(error) or (broker >= 0 and may_pass(error))
+            if not may_help or isinstance(error, errors.TimedOut):
                 raise
             if broker >= 0 or not isinstance(error, errors.NotLeader):
                 retry.wait_or_raise(error)
@@ -125,10 +127,10 @@ def everywhere(
                         connection, name, request, each, timeout_seconds=retry.left_seconds
                     )
         except errors.SparklogError as error:
+            if isinstance(error, errors.TimedOut):  # it has waited as long as it was to
+                raise
             if isinstance(error, errors.MetadataChanged):
                 replies.clear()
-            elif not connection.may_have_moved(error):
-                raise
             retry.wait_or_raise(error)
         else:
             return list(replies.values())

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
+from sparklog.client.connection import Connection
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.reading import read_range
 from sparklog.client.log import Log
 from sparklog.client.offsets import describe, everywhere
+from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from tests.support.fakecluster import FakeCluster
 from tests.support.waiting import wait_until
@@ -41,6 +43,35 @@ def test_known_brokers_replace_those_that_were_given(cluster: FakeCluster) -> No
         describe(connection, "t")
         cluster.dead.add(1)
         cluster.leaders[0] = 3
+        assert leaders(describe(connection, "t")) == [3, 2]
+
+
+def test_brokers_that_join_later_are_learned(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of the only broker hears of others before it needs them."""
+    cluster.at, cluster.leaders = {ONE: 1}, [1, 1]
+    clock = ManualClock()
+    with Connection.to(ONE, clock=clock) as connection:
+        connection.learn_leaders(describe(connection, "t"))
+        cluster.at = {ONE: 1, TWO: 2}
+        connection.learn_leaders(describe(connection, "t"))
+        assert cluster.asked.count((1, "cluster")) == 1
+        clock.advance(limits.METADATA_AGE_SECONDS)
+        connection.learn_leaders(describe(connection, "t"))
+        cluster.dead.add(1)
+        cluster.leaders = [2, 2]
+        assert leaders(describe(connection, "t")) == [2, 2]
+
+
+def test_another_program_at_the_only_address_that_was_given(cluster: FakeCluster) -> None:
+    """Other brokers are known, and one of them serves."""
+    with cluster.connect(ONE) as connection:
+        describe(connection, "t")
+        cluster.dead.add(1)
+        cluster.others.add(ONE)
+        cluster.leaders = [3, 2]
+        connection.broke(connection.channel())
         assert leaders(describe(connection, "t")) == [3, 2]
 
 
@@ -93,6 +124,57 @@ def test_offsets_of_a_partition_whose_leader_dies(cluster: FakeCluster) -> None:
     with Log(cluster.connect(f"{ONE},{THREE}", timeout_seconds=20.0)) as log:
         assert log.offsets_for_times("t", "2020-01-01T00:00Z") == {0: 5, 1: 5}
     assert time.monotonic() - began < FAILOVER_SECONDS + 5.0
+
+
+def test_a_leader_that_is_busy_is_asked_again(cluster: FakeCluster) -> None:
+    """As the broker in use is; a refusal that stays reaches the caller."""
+    busy = [1, 2]
+
+    def answer(broker: int, _name: str, request: Any) -> Any:
+        for number in request.timestamps_us:
+            if broker != cluster.leaders[number]:
+                raise errors.NotLeader(topic="t", partition=number, leader=cluster.leaders[number])
+        if broker == 2 and busy:
+            busy.pop()
+            raise errors.StorageUnavailable(operation="get", path="wal", reason="busy")
+        if broker == 1 and not busy:
+            raise errors.BadRequest(reason="no")
+        return flight_messages.Offsets(offsets=dict.fromkeys(request.timestamps_us, 5))
+
+    cluster.answer = answer
+    with Log(cluster.connect(ONE)) as log:
+        with pytest.raises(errors.BadRequest):
+            log.offsets_for_times("t", "2020-01-01T00:00Z")
+        assert not busy
+
+
+def test_a_timeout_of_a_leader_is_the_callers(cluster: FakeCluster) -> None:
+    """The leader has waited for as long as it was asked to."""
+
+    def answer(broker: int, _name: str, _request: Any) -> Any:
+        if broker == 2:
+            raise errors.TimedOut(what="a flush", timeout_seconds=1)
+        return broker
+
+    cluster.answer = answer
+    with cluster.connect(ONE) as connection, pytest.raises(errors.TimedOut):
+        everywhere(connection, "publish.now", flight_messages.Empty())
+    assert cluster.asked.count((2, "publish.now")) == 1
+
+
+def test_an_action_everywhere_asks_a_busy_broker_again(cluster: FakeCluster) -> None:
+    """One that is starting knows its groups a moment later."""
+    busy = [2]
+
+    def answer(broker: int, _name: str, _request: Any) -> int:
+        if broker in busy:
+            busy.remove(broker)
+            raise errors.GroupBusy(group="", error="COORDINATOR_LOAD_IN_PROGRESS")
+        return broker
+
+    cluster.answer = answer
+    with cluster.connect(ONE) as connection:
+        assert everywhere(connection, "groups.list", flight_messages.Empty()) == [1, 2, 3]
 
 
 def test_an_action_everywhere_leaves_out_a_broker_that_dies(cluster: FakeCluster) -> None:

@@ -257,6 +257,25 @@ def test_a_batch_waits_for_a_partition_that_moves(members: Members, driver: Driv
     assert number in _led(second)
 
 
+def test_a_partition_that_leaves_the_broker_in_use(
+    members: Members, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked which partitions it leads, and gives one away before it appends."""
+    first, second = members
+    staged = first.broker.staged
+    submit, number = staged._submit, _led(first)[0]
+
+    def give_and_submit(*arguments: Any) -> AppendStagedReply:
+        if number in _led(first):
+            move(first, second, number)
+        return submit(*arguments)
+
+    monkeypatch.setattr(staged, "_submit", give_and_submit)
+    driver.commit(_everywhere("a"))
+    assert number in _led(second)
+    assert rows(members) == _each_once(b"a")
+
+
 # ------------------------------------------------------------------------------ refusing
 
 
