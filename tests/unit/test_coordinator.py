@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from sparklog.broker.groups.messages import (
 )
 from sparklog.clock import ManualClock
 from sparklog.formats import consumer_offsets, flight_messages
+from sparklog.formats.consumer_offsets import Key
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from tests.support.brokers import Rig
@@ -649,6 +650,47 @@ def test_until_the_groups_are_read_everybody_has_to_wait(groups: GroupRig) -> No
     assert fresh.delete("g").result(timeout=0) is loading
     assert fresh.commit("g", {("t", 0): Commit(offset=1)}).result(timeout=0) == {("t", 0): loading}
     assert fresh.delete_offsets("g", [("t", 0)]).result(timeout=0) == {("t", 0): loading}
+
+
+def test_waiting_for_groups_that_are_read_costs_one_place(groups: GroupRig) -> None:
+    """Clients that ask again meanwhile do not hold up what waits for other groups."""
+    fresh = Coordinator(groups.rig.broker, settings=SETTINGS, clock=groups.rig.clock)
+    while fresh._refusal is not None:
+        fresh.tick(0.0)
+    fresh._loaded.clear()
+    for _ in range(1_000):
+        assert fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS
+    assert fresh._storing.qsize() == 1
+    assert fresh.groups() is GroupError.COORDINATOR_LOAD_IN_PROGRESS
+    while fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS:
+        fresh.tick(0.0)
+    assert isinstance(fresh.groups(), list)
+
+
+def test_groups_that_cannot_be_understood_hold_up_no_others(
+    groups: GroupRig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may have written anything into one partition."""
+    groups.commit(5)
+    fresh = Coordinator(groups.rig.broker, settings=SETTINGS, clock=clock)
+    bad = groups.coordinator._topic.partition_of("g")
+    restore = fresh._restore
+
+    def fail(records: Mapping[Key, bytes]) -> Any:
+        assert not records
+        return restore(records)
+
+    monkeypatch.setattr(fresh, "_restore", fail)
+    while fresh._refusal is not None:
+        fresh.tick(0.0)
+    assert fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS
+    other = next(f"g{n}" for n in range(99) if fresh._topic.partition_of(f"g{n}") != bad)
+    assert fresh.committed(other) == {}
+    assert isinstance(fresh.groups(), list)
+    monkeypatch.undo()
+    clock.advance(60.0)
+    fresh.tick(0.0)
+    assert fresh.committed("g") != {}
 
 
 # ------------------------------------------------------------------------------ any history

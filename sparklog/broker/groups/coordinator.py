@@ -286,7 +286,8 @@ class Coordinator:
             return GroupError.NOT_COORDINATOR
         if self._loaded.get(partition) == leader_epoch:
             return None
-        self._storing.put(None)  # the next tick reads it
+        if self._storing.empty():
+            self._storing.put(None)  # the next tick reads it
         return GroupError.COORDINATOR_LOAD_IN_PROGRESS
 
     def coordinator_of(self, group_id: str) -> int:
@@ -506,6 +507,8 @@ class Coordinator:
         with self._lock:
             if self._refusal is not None:
                 return self._refusal
+            if self._due_to_load(self._topic.led()):
+                return GroupError.COORDINATOR_LOAD_IN_PROGRESS
             entries = list(self._groups.values())
         for first in range(0, len(entries), limits.GROUPS_STEP):
             with self._lock:
@@ -758,20 +761,27 @@ class Coordinator:
         One after another, and each by itself: a partition that cannot be read, or takes long, does
         not hold up the groups of the others for longer than its own reading.
         """
-        missing = [number for number in led if number not in self._loaded]
-        due = [number for number in missing if not self._retries.is_waiting(str(number))]
+        due = self._due_to_load(led)
         if due:
             self._load(due[0], led[due[0]])
         return len(due) > 1
+
+    def _due_to_load(self, led: Mapping[int, int]) -> list[int]:
+        """Returns the partitions that are led and not loaded, without those that were not read."""
+        missing = [number for number in led if number not in self._loaded]
+        return [number for number in missing if not self._retries.is_waiting(str(number))]
 
     def _load(self, number: int, leader_epoch: int) -> None:
         """Reads the groups that other brokers recorded in a partition of `__consumer_offsets`."""
         try:
             groups = self._restore(dict(self._topic.read(number)))
-        except (errors.SparklogError, OSError) as error:
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:  # records of other programs may be of any kind
             self._retries.failed(str(number))
-            if self._failures.is_new(str(number), str(error)):
-                _log.error("cannot read groups", partition=number, reason=str(error))
+            reason = str(error) or repr(error)
+            if self._failures.is_new(str(number), reason):
+                _log.error("cannot read groups", partition=number, reason=reason)
             return
         self._retries.succeeded(str(number))
         self._failures.recovered(str(number))

@@ -17,7 +17,9 @@ from sparklog.formats.consumer_offsets import TOPIC, Key, Value
 
 _SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _READ_ROWS = 1_000_000
-"""Rows of a partition that are searched together for the last record of each key."""
+_READ_BYTES = 64 << 20
+"""Rows of a partition, and their bytes, that are searched together for the last record of each
+key."""
 
 
 class OffsetsTopic:
@@ -94,11 +96,14 @@ class OffsetsTopic:
 
     def _read_portions(self, number: int, start: int, end: int) -> Iterator[pa.Table]:
         portion: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
         columns = ["partition", "offset", "key", "value"]
         for batch in self._broker.read(TOPIC, number, start, end, columns=columns):
             portion.append(batch.rows)
-            if sum(each.num_rows for each in portion) >= _READ_ROWS:
+            rows += batch.rows.num_rows
+            size_bytes += batch.rows.nbytes
+            if rows >= _READ_ROWS or size_bytes >= _READ_BYTES:
                 yield pa.Table.from_batches(portion)
-                portion = []
+                portion, rows, size_bytes = [], 0, 0
         if portion:
             yield pa.Table.from_batches(portion)

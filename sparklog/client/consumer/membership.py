@@ -524,7 +524,7 @@ class Membership:
         )
         self._learn_id(joined.member_id)
         if joined.generation < 0:
-            if self._is_ending:  # `close` did not know the id, and nobody waits for what follows
+            if self._is_ending:  # `close` did not know the id, and leaves the rest to us
                 raise self._busy()
             request = msgspec.structs.replace(request, member_id=joined.member_id)
             joined = self._attempt("groups.join", request, patience_seconds)
