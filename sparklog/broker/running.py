@@ -62,6 +62,7 @@ def run_broker(
         signals.interrupt_start()
         if is_supervised:
             when_supervisor_stops(signals.stop_with_supervisor)
+        returns = False
         while True:
             agent = Agent(
                 settings,
@@ -72,9 +73,11 @@ def run_broker(
             )
             try:
                 _run(agent, log_file, signals, is_supervised=is_supervised)
-            except errors.BrokerFenced as error:
+            except (errors.BrokerFenced, errors.Retriable) as error:
                 signals.interrupt_start()
-                if signals.is_stopping or not agent.may_return():
+                if isinstance(error, errors.BrokerFenced):
+                    returns = not signals.is_stopping and agent.may_return()
+                if signals.is_stopping or not returns:
                     raise
                 seconds = random.uniform(*_RETURN_SECONDS)
                 _log.warning("joining again", reason=str(error), in_seconds=round(seconds, 1))

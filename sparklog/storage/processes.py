@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -103,13 +104,20 @@ def _boot() -> str:
     return _output("sysctl", "-n", "kern.bootsessionuuid")
 
 
+@functools.lru_cache(maxsize=64)
+def _started_by_ps(pid: int, *, second: int) -> str | None:
+    """As `_started`, once a second at most: a member asks for the others many times a second."""
+    del second
+    return _output("ps", "-o", "lstart=", "-p", str(pid)) or None
+
+
 def _started(pid: int) -> str | None:
     """Returns when the process started; "" if it has ended; None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         # /proc hides other users' processes, or does not exist.
-        return _output("ps", "-o", "lstart=", "-p", str(pid)) or None
+        return _started_by_ps(pid, second=int(time.monotonic()))
     # The second field, the command in parentheses, may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in _DEAD_STATES else fields[19]

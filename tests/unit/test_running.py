@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparklog import errors, pandas_import
+from sparklog.broker import running
 from sparklog.broker.running import _Signals, _StoppedEarly
+from sparklog.settings import BrokerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +60,47 @@ def test_a_signal_in_a_callback_from_c_is_not_lost() -> None:
     with pytest.raises(_StoppedEarly, match="SIGTERM"):
         signals.stop(agent)  # type: ignore[arg-type]
     assert agent.reasons == []
+
+
+FENCED = errors.BrokerFenced(broker=1, epoch=1)
+OUTAGE = errors.StorageUnavailable(operation="get", path="meta", reason="no answer")
+IN_USE = errors.BrokerAlive(root="r", leader="broker 1")
+
+
+@pytest.mark.parametrize(
+    ("ends", "may_return", "raised"),
+    [
+        ([FENCED, None], True, None),
+        ([FENCED], False, FENCED),
+        ([OUTAGE], True, OUTAGE),
+        ([FENCED, OUTAGE, OUTAGE, None], True, None),
+        ([FENCED, OUTAGE, IN_USE], True, IN_USE),
+    ],
+    ids=["fenced", "replaced", "outage at the first start", "outage", "its id is in use"],
+)
+def test_a_broker_that_was_fenced_joins_again(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[errors.SparklogError | None],
+    may_return: bool,
+    raised: errors.SparklogError | None,
+) -> None:
+    """Also if the store, whose outage has made it silent, is still not there."""
+    left = list(ends)
+
+    def run(*_: Any, **__: Any) -> None:
+        if (error := left.pop(0)) is not None:
+            raise error
+
+    agent = SimpleNamespace(may_return=lambda: may_return)
+    monkeypatch.setattr(running, "Agent", lambda *_, **__: agent)
+    monkeypatch.setattr(running, "_run", run)
+    monkeypatch.setattr(running, "configure", lambda *_, **__: None)
+    monkeypatch.setattr(pandas_import, "block", lambda: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    settings = BrokerSettings(root="memory://", id=1)
+    if raised is None:
+        running.run_broker(settings)
+    else:
+        with pytest.raises(type(raised)):
+            running.run_broker(settings)
+    assert not left
