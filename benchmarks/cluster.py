@@ -331,16 +331,8 @@ def kill(options: BenchOptions) -> Iterator[Measurement]:
         reader = _Reader(brokers.bootstrap)
         time.sleep(_SETTLED_SECONDS)
         dead = _kill(brokers, admin, writer, deaths, away_seconds=_SETTLED_SECONDS)
-        before, stopped, took = reader.assignments, [], []
-        for number in range(stops):
-            victim = _BROKERS[number % len(_BROKERS)]
-            with doing(f"stop {number + 1} of {stops}"):
-                led, at = _led_by(admin, victim), time.monotonic()
-                brokers.running.pop(victim).stop()
-                took.append(time.monotonic() - at)
-                time.sleep(_SETTLED_SECONDS)
-                stopped += writer.longest_waits(led, at)
-                _start_again(brokers, admin, victim)
+        before = reader.assignments
+        stopped, took = _stop(brokers, admin, writer, stops)
         rebalances = reader.assignments - before
         reader.close()
         yield _gaps(f"a broker without an ack, {deaths} × kill -9", dead, 1.5, 3.0)
@@ -390,13 +382,20 @@ def store(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def kafka(options: BenchOptions) -> Iterator[Measurement]:
-    """Deaths of one of a real Kafka's three nodes, with its default times."""
+    """Deaths and stops of one of a real Kafka's three nodes, with its default times."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
+    stops = max(round(_STOPS * options.seconds / 10), 1)
     with _running(options, _Kafka) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
         # A node that is silent for nine seconds is dead (`broker.session.timeout.ms`).
         dead = _kill(brokers, admin, writer, deaths, away_seconds=4 * _SETTLED_SECONDS)
+        stopped, took = _stop(brokers, admin, writer, stops)
         yield _gaps(f"a node of Kafka without an ack, {deaths} × kill -9", dead)
+        p50, p99 = np.percentile(stopped, [50, 99])
+        yield Measurement(
+            name=f"the same, {stops} × SIGTERM, p50, p99; the longest stop",
+            value=f"{1e3 * p50:.0f}, {1e3 * p99:.0f} ms; {max(took):.2f} s",
+        )
         yield _judged(brokers, writer)
 
 
@@ -507,6 +506,27 @@ def _running(
             yield brokers, admin, writer
         finally:
             writer.close()
+
+
+def _stop(
+    brokers: _Cluster, admin: Any, writer: _Writer, stops: int
+) -> tuple[list[float], list[float]]:
+    """Stops brokers in turn, and starts them again.
+
+    Returns how long each of their partitions got no ack at most, and how long each stop took, in
+    seconds.
+    """
+    waited, took = list[float](), list[float]()
+    for number in range(stops):
+        victim = _BROKERS[number % len(_BROKERS)]
+        with doing(f"stop {number + 1} of {stops}"):
+            led, at = _led_by(admin, victim), time.monotonic()
+            brokers.running.pop(victim).stop()
+            took.append(time.monotonic() - at)
+            time.sleep(_SETTLED_SECONDS)
+            waited += writer.longest_waits(led, at)
+            _start_again(brokers, admin, victim)
+    return waited, took
 
 
 def _kill(
