@@ -278,6 +278,7 @@ class Reconciler:
         if not moves:
             return
         self._unfit_until = self._clock.monotonic() + limits.UNFIT_SECONDS
+        # This thread alone begins to serve partitions that have been led before.
         changed = self._metadata.change(
             lambda newest: leadership.pass_on(newest, own.broker, own.epoch, moves)
         )

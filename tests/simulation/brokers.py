@@ -167,6 +167,8 @@ class SimulatedBroker:
         self.starts: dict[Place, int] = {}
         """Lower bounds of the log starts: as of before the broker started, or as it has reported.
         """
+        self.stuck_until: float | None = None
+        """Until when it cannot read logs of others; None: not drawn yet."""
         self._world = world
         if world.profile.is_skewed:
             world.faults.skew(self.process)
@@ -432,6 +434,24 @@ def _broker() -> SimulatedBroker:
     return _world.broker_of(current.process)
 
 
+_read_inherited = takeover.read_inherited
+
+
+def _read_unless_stuck(*arguments: Any, **options: Any) -> takeover.Taken:
+    """Reads logs of other brokers, which some brokers cannot do for some time."""
+    assert _world is not None
+    broker, rate = _broker(), _world.profile.stuck_rate
+    if rate and broker.serving:
+        if broker.stuck_until is None:
+            is_stuck = _world.chance.random() < rate
+            seconds = _world.chance.uniform(0.5, 15.0) if is_stuck else 0.0
+            broker.stuck_until = _world.scheduler.now + seconds
+        if _world.scheduler.now < broker.stuck_until:
+            _world.faults.injected["stuck"] += 1
+            raise errors.StorageUnavailable(operation="get", path="wal", reason="no permission")
+    return _read_inherited(*arguments, **options)
+
+
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
     """The surroundings of all brokers of `world`."""
@@ -501,6 +521,9 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(ports, "BoundPort", _Listener))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))
+        stack.enter_context(mock.patch.object(takeover, "read_inherited", _read_unless_stuck))
+        stack.enter_context(mock.patch.object(limits, "STUCK_SECONDS", 1.5))
+        stack.enter_context(mock.patch.object(limits, "UNFIT_SECONDS", 10.0))
         stack.enter_context(mock.patch.object(liveness, "read_heartbeat", read_timed))
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))

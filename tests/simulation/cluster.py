@@ -46,6 +46,7 @@ def as_cluster(drawn: Profile) -> Profile:
         clone="",
         has_mirror=False,
         has_large_batches=False,
+        stuck_rate=0.4 if drawn.steps % 3 == 0 else 0.0,
     )
 
 
@@ -229,7 +230,9 @@ class ClusterWorld(World):
                         is_old = epoch.broker == leader and epoch.epoch != heir
                         may_write = is_old and not epoch.fenced and epoch.id in kept
                         if may_write and not self._is_sealed(epoch):
-                            self._wrong.append(f"{epoch} can still write: {what}")
+                            served = was.leader_epochs[number]
+                            if not moved or self._has_served(epoch, known.topic_id, number, served):
+                                self._wrong.append(f"{epoch} can still write: {what}")
 
     def _has_resigned(self, resigned: Resignation, topic_id: str, number: int) -> bool:
         """Returns whether the log has a partition's last state, and no entry of it after that."""
@@ -250,6 +253,26 @@ class ClusterWorld(World):
                     for each in flush.located
                 )
         return True  # the epoch has ended since
+
+    def _has_served(self, epoch: Epoch, topic_id: str, number: int, leader_epoch: int) -> bool:
+        """Returns whether a broker has begun to serve a partition in a leader epoch."""
+        for each in self._brokers:
+            own = each.leadership
+            if each.alive and each.serving and own and (own.broker, own.epoch) == epoch.id:
+                topic = each.partition_table.by_id(topic_id)
+                if topic is not None and number in topic.partitions:
+                    return True
+        log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)
+        flushes = log.poll(relist=True)
+        of_topic = (log.checkpoint.bounds or {}).get(topic_id, ()) if log.checkpoint else ()
+        return any(
+            each.leader_epoch == leader_epoch for each in of_topic[number : number + 1]
+        ) or any(
+            (each.entry.topic_id, each.entry.partition) == (topic_id, number)
+            and each.entry.leader_epoch == leader_epoch
+            for flush in flushes
+            for each in flush.located
+        )
 
     def _is_sealed(self, epoch: Epoch) -> bool:
         log = self._logs.get(epoch.id)
@@ -356,7 +379,8 @@ class ClusterWorld(World):
             call = member.call("publish all", lambda core: core.publishing.publish(request))
             self._wait_for(call)
             if isinstance(call.error, errors.MetadataChanged):
-                continue  # a partition is on its way; a client sends the request again
+                self._pass(0.1)  # as a client that sends the request again
+                continue
             is_over = isinstance(call.error, errors.BrokerClosing | errors.Fenced)
             ensure(call.error is None or is_over, f"publish all: {call.error!r}")
             done.add(member)

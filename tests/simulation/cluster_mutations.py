@@ -12,6 +12,7 @@ from sparklog.broker.handover import Handovers
 from sparklog.broker.log import takeover
 from sparklog.broker.log.histories import Histories
 from sparklog.storage import leadership
+from sparklog.storage.leadership import Handover
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.observer import Observer
 from tests.simulation.faults import Rates
@@ -19,6 +20,7 @@ from tests.simulation.mutation import Mutation
 
 _failover: Final = leadership.failover
 _leave: Final = leadership.leave
+_pass_on: Final = leadership.pass_on
 
 
 def _seal_nothing(_controller: Controller, epochs: Iterable[Epoch]) -> set[tuple[int, int]]:
@@ -40,6 +42,14 @@ def _pass_on_no_heirs(
         for each in after.open_epochs
     )
     return msgspec.structs.replace(after, open_epochs=leadership._needed(open_epochs))
+
+
+def _pass_on_alone(
+    metadata: ClusterMetadata, broker: int, epoch: int, moves: Iterable[Handover]
+) -> ClusterMetadata | None:
+    """Makes those who get the partitions heirs of no log."""
+    after = _pass_on(metadata, broker, epoch, moves)
+    return after and msgspec.structs.replace(after, open_epochs=metadata.open_epochs)
 
 
 def _leave_uncovered(
@@ -109,6 +119,12 @@ CLUSTER_MUTATIONS = (
         patches=((Histories, "read_ahead", _keep_as_fenced),),
         rates=Rates(),
         profile=(("brokers", 2), ("is_local", True), ("steps", 2_000), ("idempotent", 3)),
+    ),
+    Mutation(
+        name="cluster: partitions are passed on without the logs",
+        patches=((leadership, "pass_on", _pass_on_alone),),
+        rates=Rates(),
+        profile=(("brokers", 4), ("stuck_rate", 0.7), ("steps", 2_000)),
     ),
     Mutation(
         name="cluster: everybody is dead",

@@ -155,6 +155,8 @@ class Profile:
     has_mirror: bool
     """True if there is a topic that is a mirror."""
     is_cluster: bool = False
+    stuck_rate: float = 0.0
+    """Probability that a member cannot read the logs of others for some time once it serves."""
     """True if several brokers lead the root together."""
 
     @property
