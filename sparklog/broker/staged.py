@@ -92,7 +92,7 @@ class StagedBatches:
             return AppendStagedReply(ranges={})
         staged.check_files(self._store, staged.sections)
         reply = self._submit(staged.sections, appends)
-        if self._has_others():
+        if self._has_others() or self._has_part(staged):
             # Once its partitions have several leaders, only a receipt shows that it is published.
             reply = msgspec.structs.replace(reply, topic_ids=self._topic_ids(staged))
         return reply
@@ -139,6 +139,18 @@ class StagedBatches:
                 if any(each.batches.find(batch_id) is not None for each in partitions.values()):
                     return True  # a part: the whole would have been found
         return False
+
+    def _has_part(self, staged: manifest.Manifest) -> bool:
+        """Returns whether a request that came just before has appended a part of the batch."""
+        names = {section.topic for section in staged.sections}
+        with self._partition_table.lock:
+            found = [
+                partition.batches.find(staged.batch_id)
+                for topic in self._partition_table.topics()
+                if topic.name in names
+                for partition in topic.partitions.values()
+            ]
+        return any(each is not None and each.kind.is_part for each in found)
 
     def _append_part(self, staged: manifest.Manifest) -> AppendStagedReply:
         """Appends the sections of our partitions that do not remember the batch."""

@@ -182,6 +182,19 @@ def has_files(table: TopicTable) -> bool:
     return any(is_our_file(stat.name) for stat in table.store.walk(table.folder))
 
 
+def has_rested(table: TopicTable, *, grace_seconds: float) -> bool:
+    """Returns whether the newest commit is older than the grace.
+
+    Until then a file that was to be in a commit may still arrive, from a put without an answer.
+    """
+    newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"
+    try:
+        modified_us = table.store.stat(newest).modified_us
+    except ObjectMissing:  # a checkpoint has replaced it
+        return True
+    return modified_us < table.clock.now_us() - round(grace_seconds * 1e6)
+
+
 def _ensure_commit_after(table: TopicTable, moment_us: int) -> None:
     """Makes sure that a commit from after the moment exists, and that `table` has read it."""
     newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"

@@ -568,6 +568,23 @@ def test_a_staged_batch_of_a_deleted_topic_is_removed(rig: Rig, clock: ManualClo
     assert paths(rig.store, "staging") == []
 
 
+def test_a_late_file_of_a_deleted_topic_is_removed(rig: Rig, clock: ManualClock) -> None:
+    """The store may carry a put out whose caller got no answer, after the topic was swept."""
+    rig.append(["a"])
+    rig.publish()
+    (file,) = (each for each in paths(rig.store, "topics/t") if each.endswith(".parquet"))
+    rig.create("gone")
+    clock.advance(SWEEP)
+    rig.broker.topics.delete("gone")
+    rig.janitor.tick()
+    late = f"topics/gone/{file}"
+    rig.store.put(late, rig.store.get(f"topics/t/{file}"))
+    for _ in range(4):
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+    assert file not in paths(rig.store, "topics/gone")
+
+
 def new_topic(rig: Rig) -> tuple[str, int]:
     """Lets the successor create a topic. Returns its name and its last partition."""
     rig.create("new")

@@ -276,6 +276,25 @@ def test_a_partition_that_leaves_the_broker_in_use(
     assert rows(members) == _each_once(b"a")
 
 
+def test_a_request_that_meets_a_part_of_another_one(
+    members: Members, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that got no answer asks again while its first request is served: the batch is in
+    parts, of which only a receipt shows that they are published.
+    """
+    first, second = members
+    request = AppendStaged(manifest=driver.decide(_everywhere("a")))
+    for each in members:
+        each.broker.staged.append(request)
+    move(second, first, *_led(second))
+    staged = first.broker.staged
+    monkeypatch.setattr(staged, "_has_others", lambda: False)
+    monkeypatch.setattr(staged, "_is_in_parts", lambda _: False)  # it looked before the append
+    reply = staged.append(request)
+    assert reply.skipped
+    assert reply.topic_ids.keys() == {"t"}
+
+
 # ------------------------------------------------------------------------------ refusing
 
 

@@ -483,9 +483,11 @@ class Janitor:
         self._cleared.add(name)
         if not self._is_controller():
             return
+        grace_seconds = self._settings.orphan_grace_seconds
         maintenance.sweep_replaced(table)
-        maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
-        if not maintenance.has_files(table):
+        maintenance.sweep_orphans(table, grace_seconds=grace_seconds)
+        has_rested = maintenance.has_rested(table, grace_seconds=grace_seconds)
+        if has_rested and not maintenance.has_files(table):
             self._emptied.add(name)
 
     def _sweep_staging(self) -> None:
