@@ -56,7 +56,8 @@ class StagedBatches:
         """Appends the rows that a manifest names, as far as this broker leads their partitions.
 
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
-        `MissingObject`, `TopicHeldBack`, and what `Writer.submit` and `wait` raise.
+        `MissingObject`, `TopicHeldBack`, `MetadataChanged` if a partition leaves this broker just
+        then, and what `Writer.submit` and `wait` raise.
         """
         # The files of an appended batch may be gone, and a rerun distributes its rows to other
         # partitions, which do not remember the batch. So one partition that does is enough, unless
@@ -72,6 +73,8 @@ class StagedBatches:
             if self._is_in_parts(staged):
                 return self._append_part(staged)
             return self._append_whole(staged)
+        except errors.NotLeader as error:
+            raise errors.MetadataChanged from error  # asked again, any broker names the leaders
         except (errors.BadRequest, errors.MissingObject):
             # An earlier attempt may meanwhile have appended it, and its files been removed. If that
             # was another broker, which led everything, the tables have it.

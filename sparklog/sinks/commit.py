@@ -24,7 +24,7 @@ from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.snapshot import BatchKind
 
 if TYPE_CHECKING:
-    from sparklog.client.connection import Connection, Retry
+    from sparklog.client.connection import Connection
     from sparklog.client.log import Log
 
 _log = logging.getLogger("sparklog.sinks")
@@ -78,7 +78,9 @@ def append_everywhere(connection: Connection, path: str) -> flight_messages.Appe
     """
     request = flight_messages.AppendStaged(manifest=path)
     retry = connection.retry(limits.SPARK_PATIENCE_SECONDS)
-    known = _ask_any(connection, request, retry)
+    known: flight_messages.AppendStagedReply = connection.action(
+        "batches.append_staged", request, timeout_seconds=retry.left_seconds
+    )
     if known.elsewhere:
         connection.brokers()  # their addresses
     asked: set[int] = set()
@@ -108,25 +110,6 @@ def append_everywhere(connection: Connection, path: str) -> flight_messages.Appe
                     ),
                 )
     return known
-
-
-def _ask_any(
-    connection: Connection, request: flight_messages.AppendStaged, retry: Retry
-) -> flight_messages.AppendStagedReply:
-    """Has the broker in use append its part of the batch.
-
-    A broker that gives a partition away just then refuses the batch. It names the new leader when
-    it is asked again.
-    """
-    while True:
-        try:
-            reply: flight_messages.AppendStagedReply = connection.action(
-                "batches.append_staged", request, timeout_seconds=retry.left_seconds
-            )
-        except errors.NotLeader as error:
-            retry.wait_or_raise(error)
-        else:
-            return reply
 
 
 def _left(reply: flight_messages.AppendStagedReply) -> list[int]:

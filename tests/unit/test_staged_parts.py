@@ -63,7 +63,18 @@ class Driver:
         self.asked.append(asked)
         return self.rigs[asked].broker.staged.append(request)
 
-    action = attempt
+    def action(
+        self, name: str, request: AppendStaged, *, timeout_seconds: float
+    ) -> AppendStagedReply:
+        """Asks again as `Connection.action` does."""
+        retry = self.retry(timeout_seconds)
+        while True:
+            try:
+                return self.attempt(name, request, timeout_seconds=retry.left_seconds)
+            except (errors.TimedOut, errors.NotLeader):
+                raise
+            except errors.Retriable as error:
+                retry.wait_or_raise(error)
 
     def brokers(self) -> list[int]:
         return list(self.rigs)
