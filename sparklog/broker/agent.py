@@ -433,13 +433,14 @@ class Agent:
             silent_seconds = self._clock.monotonic() - self._beat_at
             return silent_seconds < liveness.dead_after_seconds / 2
 
+        ask_readiness = functools.partial(readiness, self._store)
         controller = self._controller = Controller(
             self._store,
             broker.metadata,
             self._leadership,
             clock=self._clock,
             dead_after_seconds=liveness.dead_after_seconds,
-            readiness=functools.partial(readiness, self._store),
+            readiness=ask_readiness,
             every_seconds=(
                 limits.WATCH_SECONDS
                 if self._store.is_local
@@ -456,7 +457,7 @@ class Agent:
             self._writer,
             self._wal_cleaner,
             clock=self._clock,
-            readiness=functools.partial(readiness, self._store),
+            readiness=ask_readiness,
         )
         handovers = broker.cluster_admin.handovers = self._handovers
 

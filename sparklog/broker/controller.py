@@ -20,7 +20,6 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Loads
 from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.objects import Store
@@ -198,7 +197,8 @@ class Controller:
 
         def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
             nonlocal moved
-            moved = _successors(newest, dead, {*gone, *unfit}) or _successors(newest, dead, gone)
+            moved = assign.successors_without(newest, dead, {*gone, *unfit})
+            moved = moved or assign.successors_without(newest, dead, gone)
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
 
         try:
@@ -225,7 +225,7 @@ class Controller:
         Asks only those: there may be many others. Raises the errors of the store.
         """
         unfit: set[int] = set()
-        while targets := {*_successors(metadata, dead, {*gone, *unfit}).values()}:
+        while targets := {*assign.successors_without(metadata, dead, {*gone, *unfit}).values()}:
             states = self._readiness(metadata, targets)
             waiting = {each for each in targets if states[each] is not Readiness.SERVES}
             if not waiting:
@@ -266,12 +266,3 @@ class Controller:
             self._histories.seal(each)
             sealed.add(each.id)
         return sealed
-
-
-def _successors(
-    metadata: ClusterMetadata, dead: int, unfit: Collection[int]
-) -> dict[tuple[str, int], int]:
-    """Returns the next leader of each (topic, partition) of a dead broker."""
-    candidates = [each for each in assign.candidates(metadata) if each.broker not in unfit]
-    loads = Loads.of(metadata.topics.values())
-    return assign.successors(metadata.topics, dead, candidates, loads)

@@ -157,13 +157,11 @@ class Handovers:
 
     def _all_to_others(self, metadata: ClusterMetadata, leaving: Collection[int]) -> Moves:
         gone = {self._own.broker, *leaving}
-        others = [each for each in assign.candidates(metadata) if each.broker not in gone]
-        states = self._readiness(metadata, [each.broker for each in others])
-        loads = Loads.of(metadata.topics.values())
+        others = {each.broker for each in assign.candidates(metadata)} - gone
+        states = self._readiness(metadata, others)
         for wanted in (Readiness.SERVES, Readiness.WAITS):
-            taking = [each for each in others if states[each.broker] is wanted]
-            moves = assign.successors(metadata.topics, self._own.broker, taking, loads)
-            if moves:
+            unfit = {*gone, *(broker for broker in others if states[broker] is not wanted)}
+            if moves := assign.successors_without(metadata, self._own.broker, unfit):
                 return moves
         return {}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -29,7 +29,6 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Loads
 from sparklog.storage.leadership import Handover
 from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
@@ -258,11 +257,9 @@ class Reconciler:
         go round for ever. Raises `BrokerFenced` and the errors of the store.
         """
         metadata, own = self._seen, self._leadership
-        others = [each for each in assign.candidates(metadata) if each.broker != own.broker]
-        states = self._readiness(metadata, [each.broker for each in others])
-        taking = [each for each in others if states[each.broker] is Readiness.SERVES]
-        loads = Loads.of(metadata.topics.values())
-        targets = assign.successors(metadata.topics, own.broker, taking, loads)
+        states = self._states_of_others(metadata)
+        unfit = {broker for broker, state in states.items() if state is not Readiness.SERVES}
+        targets = assign.successors_without(metadata, own.broker, unfit)
         moves = [
             Handover(
                 topic=name,
@@ -312,9 +309,7 @@ class Reconciler:
 
     def _read_ahead(self, metadata: ClusterMetadata, *, deadline: float) -> None:
         """Reads for the members that are leaving now. After the deadline, no further tables."""
-        candidates = assign.candidates(metadata)
-        others = [each.broker for each in candidates if each.broker != self._leadership.broker]
-        states = self._readiness(metadata, others)
+        states = self._states_of_others(metadata)
         leaving = {broker for broker, state in states.items() if state is Readiness.LEAVES}
         epochs = {
             each.id for each in metadata.open_epochs if each.broker in leaving and not each.fenced
@@ -323,14 +318,10 @@ class Reconciler:
         givers = {broker for broker, _ in new}
         if not givers:
             return
-        serving = {broker for broker, state in states.items() if state is Readiness.SERVES}
-        staying = [
-            each for each in candidates if each.broker in {self._leadership.broker, *serving}
-        ]
-        loads = Loads.of(metadata.topics.values())
+        unfit = {broker for broker, state in states.items() if state is not Readiness.SERVES}
         coming: dict[str, None] = {}  # in an order that is the same in every process
         for giver in sorted(givers):
-            targets = assign.successors(metadata.topics, giver, staying, loads)
+            targets = assign.successors_without(metadata, giver, unfit)
             ours = (
                 name for (name, _), target in targets.items() if target == self._leadership.broker
             )
@@ -346,6 +337,11 @@ class Reconciler:
             if self._clock.monotonic() >= deadline:
                 break
             recovery.refresh_all(self._store, tables[start : start + _TABLES_AT_ONCE])
+
+    def _states_of_others(self, metadata: ClusterMetadata) -> Mapping[int, Readiness]:
+        """Returns the readiness of the other members that are up. Raises the store's errors."""
+        up = {each.broker for each in assign.candidates(metadata)}
+        return self._readiness(metadata, up - {self._leadership.broker})
 
     def _restore(self, gained: dict[str, list[int]]) -> None:
         began, seen = self._clock.monotonic(), self._seen

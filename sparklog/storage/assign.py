@@ -135,6 +135,15 @@ def successors(
     return found
 
 
+def successors_without(
+    metadata: ClusterMetadata, leaving: int, unfit: Collection[int]
+) -> dict[tuple[str, int], int]:
+    """Returns `successors` among the members that are up, without those that are unfit."""
+    taking = [each for each in candidates(metadata) if each.broker not in unfit]
+    loads = Loads.of(metadata.topics.values())
+    return successors(metadata.topics, leaving, taking, loads)
+
+
 # ------------------------------------------------------------------------------ balance
 
 

@@ -187,21 +187,22 @@ def has_rested(table: TopicTable, *, grace_seconds: float) -> bool:
 
     Until then a file that was to be in a commit may still arrive, from a put without an answer.
     """
-    newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"
-    try:
-        modified_us = table.store.stat(newest).modified_us
-    except ObjectMissing:  # a checkpoint has replaced it
-        return True
-    return modified_us < table.clock.now_us() - round(grace_seconds * 1e6)
+    committed_us = _newest_commit_us(table)  # None: a checkpoint has replaced it
+    return committed_us is None or committed_us < table.clock.now_us() - round(grace_seconds * 1e6)
 
 
 def _ensure_commit_after(table: TopicTable, moment_us: int) -> None:
     """Makes sure that a commit from after the moment exists, and that `table` has read it."""
-    newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"
-    try:
-        exists = table.store.stat(newest).modified_us > moment_us
-    except ObjectMissing:
-        exists = False
-    if not exists:
+    committed_us = _newest_commit_us(table)
+    if committed_us is None or committed_us <= moment_us:
         table.commit(lambda _: TableChange(operation="SWEEP"))
     table.refresh()
+
+
+def _newest_commit_us(table: TopicTable) -> int | None:
+    """Returns when the store got the newest commit that is known; None if it is gone."""
+    newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"
+    try:
+        return table.store.stat(newest).modified_us
+    except ObjectMissing:
+        return None

@@ -155,9 +155,9 @@ class Profile:
     has_mirror: bool
     """True if there is a topic that is a mirror."""
     is_cluster: bool = False
+    """True if several brokers lead the root together."""
     stuck_rate: float = 0.0
     """Probability that a member cannot read the logs of others for some time once it serves."""
-    """True if several brokers lead the root together."""
 
     @property
     def is_skewed(self) -> bool:

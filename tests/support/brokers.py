@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from sparklog.broker.broker import Broker, TopicDefaults
@@ -35,7 +36,7 @@ from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
 from sparklog.storage import plan, wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import Readiness, readiness
+from sparklog.storage.liveness import Heartbeat, Readiness, readiness, write_heartbeat
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
@@ -339,6 +340,17 @@ class Rig:
 
     def end(self, topic: str = "t", partition: int = 0) -> int:
         return self.partition_table.topic(topic).partition(partition).end
+
+
+def beat(rig: Rig, **changed: Any) -> None:
+    """Writes a heartbeat of that member."""
+    heartbeat = Heartbeat(
+        broker=rig.leadership.broker,
+        epoch=rig.leadership.epoch,
+        flight="127.0.0.1:1",
+        at_us=rig.clock.now_us(),
+    )
+    write_heartbeat(rig.store, msgspec.structs.replace(heartbeat, **changed))
 
 
 def all_serve(_metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:

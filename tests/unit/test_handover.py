@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -20,7 +19,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, liveness, manifest
 from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Heartbeat, Phase, Readiness, readiness, write_heartbeat
+from sparklog.storage.liveness import Phase, Readiness, readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -33,6 +32,7 @@ from tests.support.brokers import (
     Rig,
     RigOptions,
     all_serve,
+    beat,
     led_by,
     payload,
     rows_of_root,
@@ -412,18 +412,6 @@ def test_a_table_that_one_member_may_not_read(
 # ------------------------------------------------------------------------------ controllers
 
 
-def beat(rig: Rig, *, stopped: bool = False) -> None:
-    """Writes a heartbeat of that member."""
-    heartbeat = Heartbeat(
-        broker=rig.leadership.broker,
-        epoch=rig.leadership.epoch,
-        flight="h:1",
-        at_us=rig.clock.now_us(),
-        stopped=stopped,
-    )
-    write_heartbeat(rig.store, heartbeat)
-
-
 def pass_time(clock: ManualClock, seconds: float, *ticks: Callable[[], object]) -> None:
     """Calls `ticks` ten times a second."""
     for _ in range(round(seconds * 10)):
@@ -721,8 +709,7 @@ def test_members_say_what_they_do_with_partitions(
 ) -> None:
     """A heartbeat of the registered epoch says so; a member without one has just registered."""
     first, _ = members
-    beat = Heartbeat(broker=1, epoch=first.leadership.epoch, flight="", at_us=0)
-    write_heartbeat(first.store, msgspec.structs.replace(beat, **changed))
+    beat(first, **changed)
     states = readiness(first.store, first.meta.current, [1, 2, 7])
     assert states == {1: found, 2: Readiness.WAITS}
 

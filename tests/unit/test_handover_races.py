@@ -18,12 +18,12 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, PublishNow, TailPosition
 from sparklog.settings import GroupSettings
 from sparklog.storage import leadership
-from sparklog.storage.liveness import Heartbeat, Phase, write_heartbeat
+from sparklog.storage.liveness import Phase
 from sparklog.storage.objects import MemoryStore, Store
 from sparklog.storage.processes import Fate
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.objects import ObjectFollower
-from tests.support.brokers import Rig, RigOptions, follow, led_by, rows_of_root
+from tests.support.brokers import Rig, RigOptions, beat, follow, led_by, rows_of_root
 
 MEMBER = RigOptions(is_member=True)
 OFFSETS = "__consumer_offsets"
@@ -79,14 +79,7 @@ def test_a_partition_of_a_busy_leader_is_taken(
 def prepare(giver: Rig, *takers: Rig) -> None:
     """Has the takers read what they need once the giver stops, which says that it is about to."""
     for each, phase in ((giver, Phase.DRAINING), *((taker, Phase.SERVING) for taker in takers)):
-        heartbeat = Heartbeat(
-            broker=each.leadership.broker,
-            epoch=each.leadership.epoch,
-            flight="127.0.0.1:1",
-            at_us=giver.clock.now_us(),
-            phase=phase,
-        )
-        write_heartbeat(giver.store, heartbeat)
+        beat(each, phase=phase)
     for taker in takers:
         taker.reconciler.prepare()
 
