@@ -46,10 +46,11 @@ bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benc
 	@$(BIN)/sparklog bench $(ARGS)
 
 soak: setup ## the long tests (SOAK_MINUTES=30 each)
-	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 $(ARGS)
+	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
 examples: setup ## the property tests with more examples (EXAMPLES=10 times as many)
-	@SPARKLOG_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m hypothesis --numprocesses 2 --timeout=0 $(ARGS)
+	@SPARKLOG_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m hypothesis --numprocesses 2 --timeout=0 \
+	    -o faulthandler_timeout=0 $(ARGS)
 
 lock: setup ## writes requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
