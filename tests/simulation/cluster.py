@@ -402,8 +402,6 @@ class ClusterWorld(World):
             for each in self._brokers
             if each.alive and each.serving and each.leadership is not None
         }
-        if any(self.is_replaced(each) for each in serving.values()):
-            return False
         for name, known in metadata.topics.items():
             for number, leader in enumerate(known.leaders):
                 member = serving.get(leader)
@@ -412,4 +410,5 @@ class ClusterWorld(World):
                     return False
                 if topic.name != name:
                     return False
-        return True
+        # Last, because it reads their logs, at every step of the simulation.
+        return not any(self.is_replaced(each) for each in serving.values())
