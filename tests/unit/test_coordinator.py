@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from structlog.testing import capture_logs
 
 from sparklog import errors, limits
 from sparklog.broker.flight import group_calls
@@ -487,6 +488,15 @@ def test_a_group_is_deleted_with_all_it_has_committed(groups: GroupRig) -> None:
     for each in (groups, groups.successor()):
         assert each.names() == []
         assert each.offsets() == {}
+
+
+@pytest.mark.parametrize("how", ["submit", "prepare"])
+def test_a_group_that_moves_meanwhile_is_no_reason_to_worry(groups: GroupRig, how: str) -> None:
+    """Each stop of a broker of a cluster has such commits; members look for the coordinator."""
+    moved = errors.NotLeader(topic=consumer_offsets.TOPIC, partition=0, leader=2)
+    with groups.refusing(moved, how), capture_logs() as lines:
+        assert groups.commit(5) == {("t", 0): GroupError.NOT_COORDINATOR}
+    assert [line["log_level"] for line in lines] == ["info"]
 
 
 def test_a_deletion_that_fails_leaves_the_offsets(clock: ManualClock) -> None:

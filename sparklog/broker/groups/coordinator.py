@@ -44,7 +44,7 @@ from sparklog.broker.groups.committed_offsets import (
     select,
 )
 from sparklog.broker.groups.descriptions import subscribed_topics
-from sparklog.broker.groups.failures import group_error_of
+from sparklog.broker.groups.failures import logged_error
 from sparklog.broker.groups.group import Group
 from sparklog.broker.groups.members import MemberMemory
 from sparklog.broker.groups.messages import (
@@ -657,8 +657,7 @@ class Coordinator:
             try:
                 self._broker.wait(item.pending)
             except Exception as failure:
-                error = group_error_of(failure)
-                _log.warning("a group's record is not durable", reason=str(failure))
+                error = logged_error(failure)
         with self._locked():
             steps = item.settle(error)
         while steps is not None:
@@ -867,7 +866,7 @@ class Coordinator:
         try:
             return self._topic.prepare(group_id, records)
         except Exception as failure:
-            return _logged_error(group_id, failure)
+            return logged_error(failure, group_id=group_id)
 
     def _submit(self, prepared: Append | GroupError, settle: _Settle) -> None:
         """Queues records; `settle` is called in the order of the calls, also after a failure.
@@ -880,7 +879,7 @@ class Coordinator:
             try:
                 item = _Storing(self._topic.submit(prepared), None, settle)
             except Exception as failure:
-                item = _Storing(None, _logged_error("", failure), settle)
+                item = _Storing(None, logged_error(failure), settle)
         self._storing.put(item)
 
     def _schedule(self, entry: _Entry) -> None:
@@ -972,15 +971,6 @@ _ENDED: Final = object()
 def _java_length(text: str) -> int:
     """Returns the length as Kafka counts it, in UTF-16 code units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def _logged_error(group_id: str, failure: Exception) -> GroupError:
-    """Logs why a record cannot be stored, and returns the error for clients."""
-    if isinstance(failure, errors.SparklogError | OSError):
-        _log.warning("a group's record is refused", group=group_id, reason=str(failure))
-    else:
-        _log.error("a group's record cannot be written", group=group_id, exc_info=failure)
-    return group_error_of(failure)
 
 
 def _same_error(partitions: Iterable[TopicPartition], error: GroupError | None) -> Errors:
