@@ -243,9 +243,7 @@ class SimulatedBroker:
             if delay_seconds:
                 self.process.clock.sleep(delay_seconds)
             try:
-                call.result = body(self.core)
-            except errors.ForeignTable as error:
-                call.error = self._proven(error)
+                call.result = self._answer(body)
             except Exception as error:
                 call.error = error
             call.done = True
@@ -253,13 +251,16 @@ class SimulatedBroker:
         self._world.scheduler.spawn(self.process, what, run)
         return call
 
-    def _proven(self, error: Exception) -> Exception:
-        """Returns the error that a listener would send: it looks at the metadata first."""
+    def _answer(self, body: Callable[[Broker], Any]) -> Any:
+        """Does what a listener does: it looks at the metadata before it sends some refusals."""
+        core = self.core
+        looks = core.looks
         try:
-            self.core.prove_leadership(self.core.looks)
-        except Exception as unproven:
-            return unproven
-        return error
+            return body(core)
+        except errors.SparklogError as error:
+            if error.needs_proof:
+                core.prove_leadership(looks)
+            raise
 
 
 # ------------------------------------------------------------------------------ publishing

@@ -289,10 +289,9 @@ class Producer(Client):
             self._acked.append((batch, appended))
 
     def _is_given_up(self, broker: SimulatedBroker, batch: _Batch, error: Answer) -> bool:
-        if isinstance(error, errors.OutOfOrderSequence | errors.ProducerFenced):
-            # One that was replaced and does not know it yet judges by what it knows.
-            ensure(self.world.is_replaced(broker), f"{self.name}: {error}")
-            return False
+        # One that was replaced and does not know it yet finds out before it says so.
+        refused = isinstance(error, errors.OutOfOrderSequence | errors.ProducerFenced)
+        ensure(not refused, f"{self.name}: {error}")
         is_elsewhere = isinstance(error, errors.UnknownTopic | errors.UnknownPartition)
         if is_elsewhere and self.world.may_know_less(broker, batch.place[0]):
             return False
