@@ -51,6 +51,7 @@ from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import object_path, segment_path
+from tests.support import preloaded
 from tests.support.brokers import flip, payload, rows_of_table
 from tests.support.descriptors import sockets
 from tests.support.flights import BrokerClient, Stream
@@ -232,15 +233,15 @@ print("left", flush=True)
 
 def test_a_broker_that_was_suspended_stops() -> None:
     """A signal that arrives as a timeout ends leaves no thread waiting for ever."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SUSPENDED],
+    broker = preloaded.start(
+        ["-c", _SUSPENDED],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
-    ) as broker:
+    )
+    try:
         assert broker.stdout is not None
-        assert broker.stdout.readline() == "serving\n"
+        assert broker.stdout.readline() == b"serving\n"
         for _ in range(12):
             broker.send_signal(signal.SIGSTOP)
             time.sleep(0.25)  # longer than its threads wait for work
@@ -248,10 +249,9 @@ def test_a_broker_that_was_suspended_stops() -> None:
             broker.send_signal(signal.SIGCONT)
             broker.send_signal(signal.SIGUSR1)
             time.sleep(0.05)
-        try:
-            assert broker.communicate("\n", timeout=SECONDS)[0] == "left\n"
-        finally:
-            broker.kill()
+        assert broker.communicate(timeout=SECONDS)[0] == b"left\n"
+    finally:
+        broker.kill()
 
 
 def test_an_address_with_any_port_is_told(tmp_path: Path) -> None:
@@ -1049,14 +1049,14 @@ with sparklog.connect(sys.argv[1]) as log:
 
 
 @pytest.fixture
-def joined(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def joined(tmp_path: Path) -> Iterator[preloaded.Process]:
     """A second process on the root."""
-    command = [sys.executable, "-c", JOIN, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.kill()
+    process = preloaded.start(
+        ["-c", JOIN, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    yield process
+    process.kill()
+    process.communicate()
 
 
 def test_a_second_process_joins_and_takes_over(
@@ -1068,14 +1068,14 @@ def test_a_second_process_joins_and_takes_over(
         with log.producer() as producer:
             producer.send("t", value=b"from the first").result(SECONDS)
         address = log.connection.address
-        other: subprocess.Popen[str] = request.getfixturevalue("joined")
+        other: preloaded.Process = request.getfixturevalue("joined")
         assert other.stdin is not None
         assert other.stdout is not None
-        assert other.stdout.readline().strip() == address
-        assert other.stdout.readline().strip() == "joined"
-    other.stdin.write("\n")
+        assert other.stdout.readline().decode().strip() == address
+        assert other.stdout.readline().decode().strip() == "joined"
+    other.stdin.write(b"\n")
     other.stdin.flush()
-    taken_over = other.stdout.readline().strip()
+    taken_over = other.stdout.readline().decode().strip()
     assert taken_over not in ("", address)
     with sparklog.connect(tmp_path) as log:
         assert log.connection.address == taken_over
@@ -1085,7 +1085,7 @@ def test_a_second_process_joins_and_takes_over(
             b"from the other",
             b"after the first had ended",
         ]
-    other.stdin.write("\n")
+    other.stdin.write(b"\n")
     other.stdin.flush()
     assert other.wait(SECONDS) == 0
     assert len(rows_of_table(LocalStore(tmp_path), CLOCK)) == 3

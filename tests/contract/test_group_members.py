@@ -6,7 +6,6 @@ import gc
 import logging
 import re
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -36,6 +35,7 @@ from sparklog.settings import (
     LogSettings,
     PublisherSettings,
 )
+from tests.support import preloaded
 from tests.support.forks import said_in_child
 
 SECONDS = 30.0
@@ -486,15 +486,13 @@ def test_killed_member(agent: Agent, log: Log) -> None:
     timeout.
     """
     fill(log, 10)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, agent.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+    process = preloaded.start(
+        ["-c", _PROGRAM, agent.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    with process:
-        assert process.stdout is not None
-        assert int(process.stdout.readline()) > 20
-        process.kill()
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) > 20
+    process.kill()
+    process.communicate()
     committed = log.group_offsets("g")
     assert sum(committed.values()) == 20
     with member(log, session_timeout_seconds=1.0) as heir:

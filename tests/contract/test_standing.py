@@ -18,6 +18,7 @@ import pytest
 
 import sparklog
 from sparklog import errors
+from tests.support import preloaded
 from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
@@ -101,27 +102,23 @@ def test_a_broker_that_is_stopped_while_it_starts_ends_cleanly(
 ) -> None:
     """It ends at once, without an error, and other brokers do not take it for crashed."""
     root, recovers = tmp_path / "root", tmp_path / "recovers"
-    command = [sys.executable, "-c", _SLOW_START, str(root), str(recovers)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as starting:
-        try:
-            wait_until(recovers.exists, "it recovers")
-            starting.send_signal(how)
-            served, told = starting.communicate(timeout=SECONDS)
-        finally:
-            starting.kill()
-    assert (starting.returncode, served) == (0, "")
-    assert "Traceback" not in told
-    assert how.name in told
-    status = subprocess.run(
-        [sys.executable, "-m", "sparklog", "status", "--root", str(root)],
-        check=False,
-        capture_output=True,
-        text=True,
+    starting = preloaded.start(
+        ["-c", _SLOW_START, str(root), str(recovers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert "stopped" in status.stdout
-    assert "died" not in status.stdout
+    try:
+        wait_until(recovers.exists, "it recovers")
+        starting.send_signal(how)
+        served, told = starting.communicate(timeout=SECONDS)
+    finally:
+        starting.kill()
+    assert (starting.returncode, served) == (0, b"")
+    assert b"Traceback" not in told
+    assert how.name.encode() in told
+    status = preloaded.run(["sparklog", "status", "--root", str(root)])
+    assert b"stopped" in status.stdout
+    assert b"died" not in status.stdout
 
 
 def free_port() -> str:
@@ -221,23 +218,22 @@ class Notebook:
 
     def __init__(self, root: Path, *arguments: str) -> None:
         environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", NOTEBOOK, str(root), *arguments],
+        self._process = preloaded.start(
+            ["-c", NOTEBOOK, str(root), *arguments],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
 
     def read(self) -> str:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        line = self._process.stdout.readline().decode().strip()
         assert line, self._process.poll()
         return line
 
     def ask(self, what: str) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.write(f"{what}\n".encode())
         self._process.stdin.flush()
         return self.read()
 

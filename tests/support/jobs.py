@@ -6,7 +6,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,7 +76,7 @@ def survive(
     Returns:
         The last line of the job.
     """
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     chance = random.Random(seed)
     for number in range(kills):
         before(number)

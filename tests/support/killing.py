@@ -8,11 +8,11 @@ the last record, and then compares its records with the log.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore, ObjectMissing
 from sparklog.storage.read import read_slice
+from tests.support import preloaded
 from tests.support.brokers import Row, rows_followed, rows_of_table
 from tests.support.waiting import wait_until
 
@@ -44,6 +45,19 @@ _EAGER = {
     "SPARKLOG_LOG_LEVEL": "warning",
 }
 """Everything happens often, so that a kill meets all of it."""
+
+_WITH_LIMITS = """
+import json, sys
+from sparklog import limits
+
+for name, value in json.loads(sys.argv.pop(1)).items():
+    assert hasattr(limits, name), name
+    setattr(limits, name, value)
+
+from sparklog.cli import main
+
+main()
+"""
 
 Log = Sequence[Sequence[Row]]
 """Per partition: offset and value of every record."""
@@ -72,6 +86,7 @@ class BrokerProcess:
     """`sparklog broker` on a root, always at the same address.
 
     `said`: the file for its log lines, which otherwise go to the standard error of the tests.
+    `limits`: other values for some names of `sparklog.limits`, such as times that tests wait for.
     """
 
     def __init__(
@@ -83,23 +98,26 @@ class BrokerProcess:
         kafka: str = "",
         broker: int = 1,
         said: Path | None = None,
+        limits: Mapping[str, float] | None = None,
     ) -> None:
         self.root = root
         self.broker = broker
         self.kafka_address = kafka
         self._environment = {**os.environ, **_EAGER, **(environment or {})}
         self._said = said
+        self._limits = dict(limits or {})
         self.address = flight or free_address()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: preloaded.Process | None = None
 
     def start(self) -> None:
         """Returns when it serves."""
-        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
+        command = ["-c", _WITH_LIMITS, json.dumps(self._limits)] if self._limits else ["sparklog"]
+        command += ["broker", "--root", str(self.root)]
         command += ["--id", str(self.broker), "--flight", self.address]
         command += ["--kafka", self.kafka_address]
         with contextlib.ExitStack() as closing:
             said = closing.enter_context(self._said.open("ab")) if self._said else None
-            self._process = subprocess.Popen(
+            self._process = preloaded.start(
                 command, env=self._environment, stdout=subprocess.PIPE, stderr=said
             )
         assert self._process.stdout is not None

@@ -29,6 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from tests.support import preloaded
+
 _FOLDER: Final = "KILLPOINTS"
 _DRIVER: Final = "KILLPOINTS_DRIVER"
 _REPOSITORY: Final = Path(__file__).parents[2]
@@ -49,7 +51,11 @@ class KillPoints:
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(_ARM.format(of))
         path = [str(site), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {_FOLDER: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
+        return {
+            _FOLDER: str(self._folder),
+            "PYTHONPATH": os.pathsep.join(path),
+            preloaded.ADDRESS: "",  # what is imported already has no hooks
+        }
 
     def arm(self, point: str, victim: str) -> None:
         """Arms the point: the next process there kills `driver`, `worker` (itself) or `broker`

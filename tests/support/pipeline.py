@@ -36,7 +36,7 @@ _SETTINGS: Final = {
 
 def main(root: str, checkpoint: str, report: str) -> None:
     """Runs until standard input ends."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     killpoints.be_driver()
     builder = SparkSession.builder.master("local[2, 4]").appName("pipeline")
     for name, value in _SETTINGS.items():

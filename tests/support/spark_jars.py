@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def fetch() -> None:
         if done.exists():
             return
         submit = [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--packages"]
-        env = os.environ | variables | {"PYSPARK_PYTHON": sys.executable}
+        env = os.environ | variables
         # Each set has versions of its own.
         program = str(Path(__file__).with_name("__init__.py"))  # which does nothing
         commands = [[*submit, ",".join(packages), program] for packages in _sets_of_packages()]

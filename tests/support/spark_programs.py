@@ -42,8 +42,7 @@ _Process = subprocess.Popen[bytes]
 def environment(**more: str) -> dict[str, str]:
     """This process's, without what its own Spark session or its user has set there."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return own | python | spark_variables() | more
+    return own | spark_variables() | more
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tests.support import preloaded
 from tests.support.jvms import SHORT_LIVED
 
 _BUILD: Final = Path(__file__).parents[2] / "build"
@@ -23,10 +25,16 @@ _SETTINGS: Final = {
 
 
 def spark_variables() -> dict[str, str]:
-    """Returns `SPARK_HOME` and `SPARK_SUBMIT_OPTS`, for this process and programs of tests."""
+    """Returns `PYSPARK_PYTHON`, `SPARK_HOME` and more, for this process and programs of tests."""
     settings = [f"-D{name}={value}" for name, value in _SETTINGS.items()]
+    home = _home()
+    python = sys.executable
+    if sys.platform == "linux":
+        python = preloaded.launcher(home / "python")
     return {
-        "SPARK_HOME": str(_home()),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,  # the one of data sources, too
+        "SPARK_HOME": str(home),
         "SPARK_SUBMIT_OPTS": " ".join([*SHORT_LIVED, *settings]),
     }
 

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support import preloaded
 
 _SECONDS = 30.0
 
@@ -18,14 +19,13 @@ class Standing:
     """`sparklog broker` on a root, at any free address."""
 
     def __init__(self, root: Path, *options: str, kafka: str = "") -> None:
-        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(root)]
+        command = ["sparklog", "broker", "--root", str(root)]
         command += ["--flight", "127.0.0.1:0", "--kafka", kafka, *options]
         environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
         environment.pop("PYTHONUNBUFFERED", None)  # a broker may be started without it
-        self._process = subprocess.Popen(
+        self._process = preloaded.start(
             command,
             env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -51,7 +51,7 @@ class Standing:
     def await_end(self) -> tuple[int, str]:
         """Exit code and standard error."""
         _, told = self._process.communicate(timeout=_SECONDS)
-        return self._process.returncode, told.decode()
+        return self._process.wait(), told.decode()
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

@@ -1,0 +1,409 @@
+"""Starts Python programs from a process that has imported everything already.
+
+A broker imports for most of the time that it takes to start, and tests start hundreds. `start` asks
+a server, one for each worker of pytest, to fork. The child then runs the module as `python -m`
+does, in a process of its own: with the pid, environment, folder and standard files that were asked
+for, and it can be killed like any other. Imports are all that differs, so tests of a program's very
+start and end use `subprocess`. So does `start` for a program with another PYTHONPATH, whose
+`sitecustomize` would come too late, and on other systems than Linux.
+
+Programs of others, such as Spark, start Python by `launch.py`. Spark's processes come from a server
+of their own, which has imported pyspark and pandas.
+
+Protocol: a connection for each program. The client sends `_Request` as JSON with three open files;
+the server answers a pid, and later the status that it ended with, each a line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+MODULES: Final = {
+    "brokers": (
+        "sparklog.broker.flight.listener",
+        "sparklog.broker.groups.coordinator",
+        "sparklog.broker.kafka.apis",
+        "sparklog.broker.kafka.listener",
+        "sparklog.broker.metrics.server",
+        "sparklog.broker.running",
+        "sparklog.broker.supervisor",
+        "sparklog.cli",
+        "sparklog.client.log",
+        "sparklog.formats.record_batch",
+        "uvloop",
+    ),
+    "spark": (
+        "pandas",
+        "pyspark.sql.pandas.serializers",
+        "pyspark.sql.worker.commit_data_source_write",
+        "pyspark.sql.worker.create_data_source",
+        "pyspark.sql.worker.plan_data_source_read",
+        "pyspark.sql.worker.write_into_data_source",
+        "pyspark.sql.streaming.python_streaming_source_runner",
+        "pyspark.worker",
+        "sparklog.client.log",
+        "sparklog.connecting",
+        "sparklog.sinks.datasink",
+        "sparklog.sources.batch",
+        "sparklog.sources.datasource",
+        "sparklog.sources.stream",
+    ),
+}
+"""Modules that each server imports."""
+ADDRESS: Final = "PRELOADED"
+"""Environment variable with the address of the server for `launch.py`."""
+_ROOT: Final = Path(__file__).parents[2]
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
+_STANDARD_FILES: Final = 3
+_READ_BYTES: Final = 1 << 20
+
+_File = int | IO[Any] | None
+
+
+class Process(Protocol):
+    """A program that a test has started: what tests use of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def communicate(self, *, timeout: float | None = None) -> tuple[bytes, bytes]: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: _File = subprocess.DEVNULL,
+    stdout: _File = None,
+    stderr: _File = None,
+) -> Process:
+    """Starts a module as `python -m` does, or code as `python -c` does.
+
+    Args:
+        words: the module and its arguments; or `-c`, the code and its arguments.
+        env: the whole environment; that of this process unless given.
+        stdin, stdout, stderr: `subprocess.PIPE`, `subprocess.DEVNULL`, an open file, or None for
+            the file of this process.
+    """
+    given = os.environ if env is None else env
+    if sys.platform == "linux" and given.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+        return _Forked(words, env=env, cwd=cwd, files=(stdin, stdout, stderr))
+    command = [sys.executable, *([] if words[0] == "-c" else ["-m"]), *words]
+    return subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+def run(
+    words: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a module or code to its end; what it writes is captured. See `start`."""
+    process = start(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate(timeout=timeout)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess([*words], process.returncode, output, errors)
+
+
+def launcher(program: Path, words: str = "") -> str:
+    """Writes a program that is Python, by `launch.py`, with these words as its first arguments."""
+    new = program.with_name(f"{program.name}-{os.getpid()}")
+    new.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {_LAUNCH} {words} "$@"\n')
+    new.chmod(0o755)
+    new.rename(program)  # another worker of pytest may run it
+    return str(program)
+
+
+# ------------------------------------------------------------------------------ the client
+
+
+class _Forked:
+    """A program that the server has forked."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        files: Sequence[_File],
+    ) -> None:
+        self.returncode: int | None = None
+        request = {
+            "words": [*words],
+            "cwd": str(cwd or Path.cwd()),
+            "environment": dict(os.environ if env is None else env),
+        }
+        data = json.dumps(request).encode()
+        message = len(data).to_bytes(4, "big") + data
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(server("brokers"))
+        with contextlib.ExitStack() as closing:
+            opened = [_opened(number, each, closing) for number, each in enumerate(files)]
+            self.stdin, self.stdout, self.stderr = (ours for ours, _ in opened)
+            theirs = [file for _, file in opened]
+            sent = socket.send_fds(self._connection, [message], theirs)
+            self._connection.sendall(message[sent:])
+            self.pid = int(_line(self._connection))
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or the negative signal, or None while the program runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code, or the negative signal. Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = os.waitstatus_to_exitcode(int(_line(self._connection)))
+            self._connection.close()
+        return self.returncode
+
+    def communicate(self, *, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Closes the input, waits for the end, and returns what was written to the pipes.
+
+        Raises `subprocess.TimeoutExpired`.
+        """
+        if self.stdin:
+            self.stdin.close()
+        with ThreadPoolExecutor(2) as pool:
+            reading = [pool.submit(_read_all, pipe) for pipe in (self.stdout, self.stderr)]
+            if futures.wait(reading, timeout).not_done:
+                self.kill()
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        self.wait(timeout)
+        output, errors = (each.result() for each in reading)
+        return output, errors
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the program has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _opened(
+    number: int, given: _File, closing: contextlib.ExitStack
+) -> tuple[IO[bytes] | None, int]:
+    """Returns our end of a pipe, if it is one, and the file of the program."""
+    if given == subprocess.PIPE:
+        reading, writing = os.pipe()
+        ours, theirs = (writing, reading) if number == 0 else (reading, writing)
+        closing.callback(os.close, theirs)
+        return os.fdopen(ours, "wb" if number == 0 else "rb"), theirs
+    if given == subprocess.DEVNULL:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        closing.callback(os.close, nothing)
+        return None, nothing
+    if given is None or isinstance(given, int):
+        return None, number if given is None else given
+    return None, given.fileno()
+
+
+def _read_all(pipe: IO[bytes] | None) -> bytes:
+    if pipe is None or pipe.closed:
+        return b""
+    with pipe:
+        return pipe.read()
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1)  # the next line is for another call
+        if not part:
+            raise ConnectionError("the server of preloaded programs has ended")
+        line += part
+    return line
+
+
+@functools.cache
+def server(kind: str) -> str:
+    """Starts the server of this process with these modules, and returns its address."""
+    folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+    address = f"{folder.name}/socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, address, kind],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,  # at whose end it ends
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline(), "the server of preloaded programs did not start"
+
+    def end() -> None:
+        process.kill()
+        process.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return address
+
+
+# ------------------------------------------------------------------------------ the server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A program to run: its module and arguments, its folder and its environment."""
+
+    words: Sequence[str]
+    cwd: str
+    environment: Mapping[str, str]
+    is_tied: bool = False
+    """Ends the program when the client does."""
+
+
+class _Server:
+    """Forks a child for each connection."""
+
+    def __init__(self, address: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(address)
+        self._listening.listen(64)
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def run(self) -> _Request | None:
+        """Serves until standard input ends. Returns the request in each child."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is self._listening:
+                    if (request := self._accept()) is not None:
+                        return request
+                elif isinstance(key.fileobj, socket.socket):
+                    self._kill(key.fileobj, key.data)
+                else:
+                    self._end(key.fileobj, *key.data)
+
+    def _accept(self) -> _Request | None:
+        """Returns the request in the child, None in the server."""
+        connection, _ = self._listening.accept()
+        data, files, _, _ = socket.recv_fds(connection, _READ_BYTES, _STANDARD_FILES)
+        while data and len(data) < 4 + int.from_bytes(data[:4], "big"):
+            data += connection.recv(_READ_BYTES)
+        if not data:
+            return None  # the client has failed
+        request = _Request(**json.loads(data[4:]))
+        pid = os.fork()
+        if not pid:
+            self._become(files)
+            return request
+        for file in files:
+            os.close(file)
+        connection.sendall(b"%d\n" % pid)
+        ended = os.pidfd_open(pid)
+        self._selector.register(ended, selectors.EVENT_READ, (pid, connection))
+        if request.is_tied:
+            self._selector.register(connection, selectors.EVENT_READ, pid)
+        return None
+
+    def _kill(self, connection: socket.socket, pid: int) -> None:
+        """Ends the program of a client that has ended."""
+        self._selector.unregister(connection)
+        os.kill(pid, signal.SIGKILL)
+
+    def _end(self, ended: Any, pid: int, connection: socket.socket) -> None:
+        """Tells the client the status of a program that has ended."""
+        _, status = os.waitpid(pid, 0)
+        self._selector.unregister(ended)
+        os.close(ended)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection)
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(b"%d\n" % status)
+
+    def _become(self, files: Sequence[int]) -> None:
+        """Leaves nothing open in a child but its standard files."""
+        self._selector.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        os.closerange(_STANDARD_FILES, os.sysconf("SC_OPEN_MAX"))
+
+
+def _run(request: _Request) -> None:
+    """Does in a child what `python -m` and `python -c` do in a new process."""
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    more = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [request.cwd, *(each for each in more if each and each not in sys.path)]
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False, buffering=buffering)  # noqa: SIM115
+        for number, mode, buffering in ((0, "r", -1), (1, "w", -1), (2, "w", 1))
+    )
+    name, *words = request.words
+    if name == "-c":
+        sys.argv = [name, *words[1:]]
+        # Where it lives until the interpreter ends, as the globals of a program do.
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec"), vars(module))
+    else:
+        sys.argv = [name, *words]
+        sys.modules.pop(name, None)  # it may be among those that were imported
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def main(address: str, kind: str) -> None:
+    """The server. A child returns from its loop with a request, and runs it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    for module in MODULES[kind]:
+        importlib.import_module(module)
+    if kind == "brokers":
+        from sparklog.formats import record_batch
+
+        record_batch.compile_loops()
+    gc.collect()
+    gc.freeze()  # children do not copy the pages of what is there
+    server = _Server(address)
+    print("ready", flush=True)  # noqa: T201
+    request = server.run()
+    if request is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _run(request)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
