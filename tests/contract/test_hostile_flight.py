@@ -178,7 +178,7 @@ def never_ends_messages(address: str) -> None:
         for each in clients:
             opened.callback(each.close)
         with contextlib.suppress(OSError):
-            list(pool.map(lambda client: client.run(8.0), clients))
+            list(pool.map(lambda client: client.run(3.0), clients))
 
 
 def sends_frames_of_nothing(address: str) -> None:
@@ -194,7 +194,7 @@ def renews_windows(address: str) -> None:
 def _flood(address: str, frames: bytes) -> None:
     host, _, port = address.rpartition(":")
     flood = frames * 1_000
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + 1.5
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as peer:
             peer.sendall(http2.PREFACE + http2.settings([]))
@@ -220,7 +220,7 @@ def never_reads(address: str) -> None:
         for _ in range(STREAMS):
             door = doors.enter_context(BrokerClient(address))
             door.flight.do_get(flight.Ticket(flight_messages.encode(ticket)))
-        time.sleep(3.0)
+        time.sleep(1.0)
 
 
 @pytest.mark.xdist_group("hostile-flight")

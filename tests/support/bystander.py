@@ -1,18 +1,22 @@
 """A well-behaved client in a process of its own, which measures the worst delays that others cause.
 
-Run as a program with `HOST PORT`; reads frames as one line of JSON, then answers each line on its
-standard input with its measurements since the line before. Standard library only, so that it starts
-at once and takes little of the processor.
+Run as a program with `HOST PORT PID`, of which the last is the broker's process; reads frames as
+one line of JSON, then answers each line on its standard input with its measurements since the line
+before. Each wait is measured twice: by the clock, and by the processor time that the broker used
+meanwhile, which does not depend on what else the machine does. Standard library only, so that it
+starts at once and takes little of the processor.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 PAUSE_SECONDS = 0.01
 GIVE_UP_SECONDS = 30.0
@@ -46,40 +50,63 @@ class Sleeper:
         return [*found, (self._wakes, now)] if now > self._wakes else found
 
 
-class Meter:
-    """The longest of some spans of time. Thread-safe enough: one writes, one reads and resets."""
+class Processor:
+    """Measures how long a process has used the processors."""
 
-    def __init__(self) -> None:
+    _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+
+    def seconds(self) -> float:
+        """To a hundredth; 0 if the process has ended."""
+        try:
+            # The name, in parentheses, may have spaces.
+            fields = self._stat.read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / self._TICKS_PER_SECOND
+
+
+class Meter:
+    """The longest of some waits. Thread-safe enough: one writes, one reads and resets."""
+
+    def __init__(self, processor: Processor) -> None:
         self.count = 0
-        self._worst = 0.0
+        self._processor = processor
+        self._worst = self._worst_cpu = 0.0
         self._spans: list[Span] = []
-        self._since: float | None = None
+        self._since: tuple[float, float] | None = None
 
     def measure(self, what: Callable[[], object]) -> None:
-        self._since = time.monotonic()
+        self._since = time.monotonic(), self._processor.seconds()
         what()
-        began, self._since = self._since, None
-        self._note(began, time.monotonic())
+        (began, cpu_began), self._since = self._since, None
+        self._note(began, time.monotonic(), self._processor.seconds() - cpu_began)
         self.count += 1
 
-    def _note(self, began: float, ended: float) -> None:
+    def _note(self, began: float, ended: float, cpu: float) -> None:
+        self._worst_cpu = max(self._worst_cpu, cpu)
         if ended - began > NOTED_SECONDS:
             self._spans.append((began, ended))
         else:
             self._worst = max(self._worst, ended - began)
 
-    def taken(self, kept: Sequence[Span]) -> tuple[int, float]:
-        """(how many, the longest), one that has not ended yet included; begins again.
+    def taken(self, kept: Sequence[Span]) -> tuple[int, float, float]:
+        """(how many, the longest, the most processor time); begins again.
 
-        Excludes the time for which the machine `kept` this process waiting at the same moment.
+        A wait that has not ended yet is included. The time for which the machine `kept` this
+        process waiting at the same moment is excluded from the longest.
         """
         since, now = self._since, time.monotonic()
         spans, self._spans = self._spans, []
+        cpu = self._worst_cpu
         if since is not None:
-            spans.append((since, now))
+            spans.append((since[0], now))
+            cpu = max(cpu, self._processor.seconds() - since[1])
         found = self.count, max((_net(each, kept) for each in spans), default=0.0)
-        worst, self._worst, self.count = self._worst, 0.0, 0
-        return found[0], max(found[1], worst)
+        worst, self._worst, self._worst_cpu, self.count = self._worst, 0.0, 0.0, 0
+        return found[0], max(found[1], worst), cpu
 
 
 def _net(span: Span, kept: Sequence[Span]) -> float:
@@ -143,7 +170,7 @@ class Reader(Link):
 
 def main() -> None:
     """Runs until standard input ends."""
-    host, port = sys.argv[1], int(sys.argv[2])
+    host, port, processor = sys.argv[1], int(sys.argv[2]), Processor(int(sys.argv[3]))
     given = json.loads(sys.stdin.readline())
     pings = Link(host, port, bytes.fromhex(given["ping"]), given["ping_code_at"])
     sends = Link(host, port, bytes.fromhex(given["send"]), given["send_code_at"])
@@ -162,7 +189,7 @@ def main() -> None:
         "fetch": reader.fetch,
         "sleep": sleeper.sleep,
     }
-    meters = {each: Meter() for each in works}
+    meters = {each: Meter(processor) for each in works}
     failures: dict[str, str] = {}
 
     def repeat(name: str) -> None:
@@ -180,8 +207,8 @@ def main() -> None:
         kept = sleeper.taken()
         for name, meter in meters.items():
             is_machine = name == "sleep"
-            count, seconds = meter.taken(() if is_machine else kept)
-            found[f"{name}_count"], found[f"{name}_seconds"] = count, seconds
+            count, seconds, cpu_seconds = meter.taken(() if is_machine else kept)
+            found[name] = {"count": count, "seconds": seconds, "cpu_seconds": cpu_seconds}
         sys.stdout.write(json.dumps({**found, "failures": failures}) + "\n")
         sys.stdout.flush()
 
