@@ -17,16 +17,13 @@ import pytest
 import structlog
 
 from sparklog.broker.groups.group import Group
-from tests.support import spark_jars
+from tests.support import preloaded, spark_jars
 from tests.support.logs import logging_restored
 from tests.support.spark_variables import spark_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long one example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("sparklog", deadline=None)
-hypothesis.settings.load_profile("sparklog")
 
 Group.checks_itself = True
 
@@ -39,6 +36,10 @@ def _version(text: str) -> tuple[int, ...]:
 
 SPARK: Final = _version(importlib.metadata.version("pyspark"))
 _EXAMPLES: Final = int(os.environ.get("SPARKLOG_EXAMPLES", "1"))
+# How long one example takes says more about the machine than about the code. `make test` always
+# tries the same examples, and `make soak` new ones.
+hypothesis.settings.register_profile("sparklog", deadline=None, derandomize=_EXAMPLES == 1)
+hypothesis.settings.load_profile("sparklog")
 HAS_DELTA: Final = importlib.util.find_spec("delta") is not None
 """The newest Spark has no delta-spark for some months."""
 
@@ -53,27 +54,42 @@ def _every_line() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the tests that need Spark to two workers of xdist at most.
-
-    Those of the session are one group, so that a run pays for one session. Those that run programs
-    of their own are the other: all of them together would take longer than the rest of the run.
-    """
+    """Prepares each test: whether it is skipped, its examples, and its group of xdist."""
     for item in items:
         _skip_without(item)
         _multiply_examples(item)
         if item.get_closest_marker("spark"):
-            shares = isinstance(item, pytest.Function) and "spark" in item.fixturenames
-            item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-programs"))
+            _group(item)
+
+
+def _group(item: pytest.Item) -> None:
+    """Gives a test that needs Spark to the worker that has what it needs.
+
+    Each group runs in one worker, with one session: that of tests of Delta, whose classes take long
+    to load, or that of the others. Tests that start programs are a group as well.
+    """
+    if item.get_closest_marker("spark_program"):
+        item.add_marker(pytest.mark.xdist_group("spark-programs"))
+        return
+    has_delta = item.get_closest_marker("delta") is not None
+    item.add_marker(pytest.mark.xdist_group("spark-delta" if has_delta else "spark"))
+    if isinstance(item, pytest.Function):
+        item.fixturenames.insert(0, "spark")  # some find it as the active session
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the first test that needs Spark, downloads what sessions would download at once."""
+    """Before the first test that needs Spark, prepares what its sessions share.
+
+    These are the jars, which two sessions must not download at once, and imported Python.
+    """
     if item.get_closest_marker("spark"):
         spark_jars.fetch()
+        if sys.platform == "linux":
+            os.environ[preloaded.ADDRESS] = preloaded.server("spark")
 
 
 def _multiply_examples(item: pytest.Item) -> None:
-    """Gives a property test so many times its examples: see `make examples`."""
+    """Gives a property test so many times its examples: see tools/soak.py."""
     test: Any = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     known = getattr(test, "_hypothesis_internal_use_settings", None)
@@ -104,9 +120,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     With Delta, if delta-spark is installed.
     The first use on a machine downloads Delta's jars through Ivy.
     """
-    # Unset, workers would be whatever `python3` is on the PATH.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")

@@ -15,6 +15,7 @@ from tests.support.over_connect import ROWS
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.spark_program,
     pytest.mark.since("4.2"),
     pytest.mark.slow,
     pytest.mark.timeout(400),

@@ -21,7 +21,7 @@ from tests.support.tables import create, publish_rows
 pytest.importorskip("delta", reason="delta-spark is not installed")
 from delta.tables import DeltaTable
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tests.support.on_executors import RACING_ROWS, ROWS
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.spark_program,
     pytest.mark.since("4.2"),
     pytest.mark.slow,
     pytest.mark.timeout(400),

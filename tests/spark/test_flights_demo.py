@@ -14,6 +14,7 @@ from tests.support.processes import processes_of
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.spark_program,
     pytest.mark.delta,
     pytest.mark.since("4.2"),
     pytest.mark.slow,
@@ -40,6 +41,7 @@ def test_demo_with_a_cluster(tmp_path: Path) -> None:
         assert processes_of(program.pid) == []
 
 
+@pytest.mark.soak(mode="jobs")
 def test_interruption_after_the_kill(tmp_path: Path) -> None:
     """Neither brokers nor Spark are left after Ctrl-C."""
     with demo_with_cluster(tmp_path / "root", limit=_FLIGHTS) as program:

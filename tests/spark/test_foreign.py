@@ -31,14 +31,13 @@ from delta.exceptions.base import (
     ConcurrentDeleteReadException,
 )
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 PARTITIONS: Final = 2
-ROUNDS: Final = 2
 ATTEMPTS: Final = 20
-RECORDS_PER_ROUND: Final = 800
-IN_FLIGHT: Final = 1_500
-BATCH: Final = 400
+RECORDS_PER_ROUND: Final = 400
+IN_FLIGHT: Final = 800
+BATCH: Final = 200
 RETAIN_SECONDS: Final = 2.0
 """VACUUM must not take a file that a commit is about to name: as an engine's own rule has it, what
 is not named is kept for longer than a commit takes."""
@@ -97,23 +96,28 @@ class Producer:
 class Maintenance:
     """A stream's reader which, now and then, rewrites the table between a batch's plan and read."""
 
-    def __init__(self, spark: SparkSession, root: Path) -> None:
+    def __init__(self, spark: SparkSession, root: Path, *, rounds: int) -> None:
         self.collected = Collected()
         self.deleted: set[tuple[int, int]] = set()
         self.rounds = 0
         self.at_work_on: int | None = None
         """A partition that gets no records now: or every rewrite of it might come too late."""
         self._spark = spark
+        self._most = rounds
         self._store = LocalStore(root)
         self._path = f"{root}/topics/t"
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        if self.rounds < ROUNDS and len(self.collected.rows) > RECORDS_PER_ROUND * self.rounds:
+        if not self.is_done and len(self.collected.rows) > RECORDS_PER_ROUND * self.rounds:
             self.at_work_on = self.rounds % PARTITIONS
             self._maintain(self.at_work_on)
             self.at_work_on = None
             self.rounds += 1
         self.collected(batch, number)
+
+    @property
+    def is_done(self) -> bool:
+        return self.rounds == self._most
 
     def _maintain(self, partition: int) -> None:
         before = self._table().refresh().version
@@ -195,12 +199,15 @@ def rows_of(frame: DataFrame) -> list[Row]:
 @pytest.mark.since("4.2")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_maintenance_by_spark_disturbs_nobody(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.soak(mode="jobs"))])
+def test_maintenance_by_spark_disturbs_nobody(
+    spark: SparkSession, tmp_path: Path, rounds: int
+) -> None:
     """With OPTIMIZE, DELETE of read records and VACUUM during a batch, the stream sees each record
     once, a batch read sees all that remain, and the broker continues publishing."""
     root = tmp_path / "root"
     broker = BrokerProcess(root, {"SPARKLOG_JANITOR_COMPACT_FILES": "6"})
-    maintained = Maintenance(spark, root)
+    maintained = Maintenance(spark, root, rounds=rounds)
     given = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
     broker.start()
     try:
@@ -214,7 +221,7 @@ def test_maintenance_by_spark_disturbs_nobody(spark: SparkSession, tmp_path: Pat
 
                 def is_maintained() -> bool:
                     assert query.isActive, query.exception()
-                    return maintained.rounds == ROUNDS
+                    return maintained.is_done
 
                 # Each round has three jobs of Spark, which take long on a machine that is busy.
                 wait_until(is_maintained, "all maintenance is done", patience_seconds=300.0)
@@ -228,6 +235,6 @@ def test_maintenance_by_spark_disturbs_nobody(spark: SparkSession, tmp_path: Pat
         assert sorted(maintained.collected.rows) == acked
         assert rows_of(spark.read.format("sparklog").options(**given).load()) == left
         assert rows_of(spark.read.format("delta").load(f"{root}/topics/t")) == left
-        assert len(acked) - len(left) == 10 * ROUNDS
+        assert len(acked) - len(left) == 10 * rounds
     finally:
         broker.stop()

@@ -124,14 +124,15 @@ def check_compacted(root: Path, end: int) -> None:
     check(root)
 
 
-@pytest.mark.slow
+@pytest.mark.spark_program
+@pytest.mark.soak(mode="jobs")
 def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
     """Between its commits, as a program; the next run does the rest."""
     with sparklog.connect(root) as log:
         log.create_topic("c", partitions=_PARTITIONS, config=_CONFIG)
         for number in range(3):
             publish(log, "c", range(500 * number, 500 * (number + 1)), _PARTITIONS)
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     job = subprocess.Popen(command(root), env=environment, start_new_session=True)
     try:
         wait_until(lambda: 1 in files_of(root, "c"), "the job commits something")
@@ -144,7 +145,9 @@ def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.spark_program
+@pytest.mark.soak(mode="jobs")
+@pytest.mark.parametrize("kills", [20])
 def test_a_job_that_is_killed_often(root: Path, kills: int) -> None:
     """At any point, beside a broker that publishes and compacts too."""
     with sparklog.connect(root) as log:

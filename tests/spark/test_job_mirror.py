@@ -348,7 +348,9 @@ def test_a_scan_of_kafka(
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.spark_program
+@pytest.mark.soak(mode="jobs")
+@pytest.mark.parametrize("kills", [20])
 def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is there once, at its offset."""
     root, topic = tmp_path / "root", f"killed-{kills}"

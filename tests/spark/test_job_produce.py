@@ -323,7 +323,9 @@ def test_the_change_feed_of_a_table(
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.spark_program
+@pytest.mark.soak(mode="jobs")
+@pytest.mark.parametrize("kills", [20])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, its records are in the topic once, after a run that was not."""
     root, folder = tmp_path / "root", tmp_path / "lines"

@@ -149,7 +149,9 @@ def test_a_dry_run_writes_nothing(root: Path, log: Log) -> None:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.spark_program
+@pytest.mark.soak(mode="jobs")
+@pytest.mark.parametrize("kills", [20])
 def test_a_replay_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is written once."""
     root = tmp_path / "root"

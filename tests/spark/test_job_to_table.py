@@ -292,8 +292,9 @@ def test_a_run_that_ends_between_two_steps(
     assert letters == [b"%d bad" % number for number in numbers]
 
 
+@pytest.mark.spark_program
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak(mode="jobs"))])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is a row or a dead letter, once."""
     root, table = tmp_path / "root", tmp_path / "table"

@@ -66,7 +66,7 @@ def test_a_stream_lives_through_kills(spark: SparkSession, tmp_path: Path) -> No
     survive(tmp_path / "root", kills=3, minutes=0.0, seed=11, witnesses=[stream, Follower()])
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 def test_a_stream_lives_through_many_kills(spark: SparkSession, tmp_path: Path) -> None:
     """The promises hold for twenty kills, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))

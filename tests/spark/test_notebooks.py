@@ -1,14 +1,24 @@
-"""The notebooks run from top to bottom, and are kept with the results of such a run."""
+"""The notebooks run from top to bottom, and are kept with the results of such a run.
+
+Most run in the process of the tests, in the Spark session that is there, as they do on Databricks;
+`make soak` runs all in kernels of their own, as Jupyter does.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from pyspark.sql import SparkSession
 
 from tools import notebooks
 
@@ -22,13 +32,57 @@ def read(name: str) -> Any:
     return nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
 
 
-def results(name: str, folder: Path, wanted: str) -> Any:
-    """Runs the notebook, and returns the value of the expression `wanted` at its end."""
-    notebook = read(name)
-    code = f"import json\nprint(json.dumps({wanted}))"
-    notebook.cells.append(nbformat.v4.new_code_cell(code))
-    notebooks.run(notebook, folder)
-    return json.loads(notebook.cells[-1].outputs[0].text)
+class Jupyter:
+    """Runs notebooks in kernels of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def results(self, name: str, wanted: str) -> Any:
+        """Runs the notebook, and returns the value of the expression `wanted` at its end."""
+        notebook = read(name)
+        code = f"import json\nprint(json.dumps({wanted}))"
+        notebook.cells.append(nbformat.v4.new_code_cell(code))
+        notebooks.run(notebook, self._folder)
+        return json.loads(notebook.cells[-1].outputs[0].text)
+
+
+class Databricks:
+    """Runs notebooks here, with a Spark session that is there already."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._names: dict[str, Any] = {"spark": spark}
+
+    def results(self, name: str, wanted: str) -> Any:
+        """Runs the notebook, and returns the value of the expression `wanted` at its end."""
+        shell: Any = InteractiveShell.instance(user_ns=self._names, history_load_length=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of libraries, which a reader sees once
+            for cell in read(name).cells:
+                if cell.cell_type == "code":
+                    shell.run_cell(cell.source).raise_error()
+            found = json.dumps(eval(wanted, self._names))
+            self._names.clear()
+            gc.collect()  # kafka-python leaves sockets of attempts open
+        return json.loads(found)
+
+
+Runner = Jupyter | Databricks
+_KERNELS = pytest.param("jupyter", marks=[pytest.mark.spark_program, pytest.mark.soak(mode="jobs")])
+
+
+@pytest.fixture(name="runner", params=["databricks", _KERNELS])
+def _runner(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runner]:
+    if request.param == "jupyter":
+        yield Jupyter(tmp_path)
+        return
+    monkeypatch.setenv("SPARKLOG_ROOT", str(tmp_path / "root"))
+    monkeypatch.chdir(tmp_path)
+    yield Databricks(request.getfixturevalue("spark"))
+    InteractiveShell.clear_instance()
+    plt.close("all")
 
 
 def test_all_of_them_are_tested() -> None:
@@ -55,9 +109,8 @@ def test_a_notebook_is_kept_with_its_results(name: str) -> None:
 @pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
 def test_a_group_is_watched(tmp_path: Path) -> None:
     """Three members share six partitions; their positions are set back by 50 records each."""
-    found = results(
+    found = Jupyter(tmp_path).results(
         "groups",
-        tmp_path,
         "dict(partitions=lag.shape[1], members=len(members), commits=len(commits) > 6,"
         " back=[positions[each] - again[each] for each in positions])",
     )
@@ -67,11 +120,10 @@ def test_a_group_is_watched(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.delta
 @pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
-def test_a_topic_is_explored(tmp_path: Path) -> None:
+def test_a_topic_is_explored(runner: Runner) -> None:
     """Every way to read finds the flights that were sent; versions of the table differ."""
-    found = results(
+    found = runner.results(
         "explore",
-        tmp_path,
         "dict(read=table.num_rows, spark=delays.agg({'flights': 'sum'}).first()[0],"
         " table=per_partition.toPandas().records.sum().item(), holiday=holiday.num_rows,"
         " offsets=first['offset'].to_pylist(), travelled=travelled, most=max(lags), last=lags[-1],"
@@ -88,11 +140,10 @@ def test_a_topic_is_explored(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.delta
 @pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
-def test_kafka_programs_and_tables_see_the_same(tmp_path: Path) -> None:
+def test_kafka_programs_and_tables_see_the_same(runner: Runner) -> None:
     """kafka-python, Spark and DuckDB find the same orders, and the group has no lag."""
-    found = results(
+    found = runner.results(
         "kafka",
-        tmp_path,
         "dict(seen=len(seen), price=sum(order['price'] for order in seen), lag=lag.total,"
         " spark=total.agg({'total': 'sum', 'orders': 'sum'}).first().asDict(),"
         " duckdb=by_partition[['orders', 'total']].sum().tolist())",
@@ -111,11 +162,9 @@ def test_kafka_programs_and_tables_see_the_same(tmp_path: Path) -> None:
 @pytest.mark.since("4.2")
 @pytest.mark.delta
 @pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
-def test_a_stream_is_watched_and_killed(tmp_path: Path) -> None:
+def test_a_stream_is_watched_and_killed(runner: Runner) -> None:
     """All days but the last are complete, and each record is copied once."""
-    found = results(
-        "streaming", tmp_path, "dict(complete=complete, records=len(records)) | outcome"
-    )
+    found = runner.results("streaming", "dict(complete=complete, records=len(records)) | outcome")
     assert found["complete"] == 31
     assert found["copied"] == found["records"] == 5_297
     assert found["each one once"] is True

@@ -28,7 +28,7 @@ from tests.support.killpoints import KillPoints
 from tests.support.piping import IN_PARTITIONS, OUT_PARTITIONS, Driver, Producer, drain
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.spark_program]
 
 
 class Pipeline:
@@ -133,7 +133,7 @@ def survive(folder: Path, *, kills: int, minutes: float, seed: int) -> None:
         pipeline.judge()
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 def test_a_pipeline_lives_through_kills(tmp_path: Path) -> None:
     """The promises hold for sixty kills, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
@@ -160,7 +160,9 @@ BROKER_POINTS = ["asked", "appended"]
         ),
         # Each of these starts a JVM and its Python workers.
         pytest.param(
-            [(point, "driver") for point in DRIVER_POINTS], id="driver", marks=pytest.mark.soak
+            [(point, "driver") for point in DRIVER_POINTS],
+            id="driver",
+            marks=pytest.mark.soak(mode="kills"),
         ),
     ],
 )

@@ -12,7 +12,12 @@ from benchmarks import jars
 from tests.support import spark_programs
 from tests.support.kafkas import broker
 
-pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.spark_program,
+    pytest.mark.soak(mode="clients"),
+    pytest.mark.timeout(400),
+]
 
 
 def test_real_time_mode_reads_and_writes_by_the_kafka_listener(tmp_path: Path) -> None:

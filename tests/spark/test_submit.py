@@ -13,7 +13,7 @@ import pytest
 import sparklog
 from tests.support import spark_programs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.spark_program]
 
 _REPOSITORY = Path(__file__).parents[2]
 _SETTINGS = _REPOSITORY / "conf" / "spark-defaults.conf"

@@ -4,6 +4,7 @@ Rules of a block, by the words after its language:
 
 - `python`, `bash` and `sql` run. Python blocks of a page share their names; `sql` runs in the Spark
   session of the page.
+- Jobs, `python -m sparklog.jobs.…`, run in the Spark session of the page instead of a new one each.
 - `background`: the broker runs until the end of the page; the next block waits for the line that it
   prints when it serves.
 - `no-run="reason"`: the block is only parsed.
@@ -19,9 +20,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,6 +39,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import yaml
+from typer.testing import CliRunner
+
+from sparklog.jobs.running import app_of
+from tests.support import preloaded
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RUNS: Final = ("python", "bash", "sql")
@@ -58,6 +65,9 @@ PORTS: Final = ("8815", "8816", "8817", "8818", "9092", "9093", "9094", "9095", 
 _FENCE: Final = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NO_RUN: Final = re.compile(r'no-run="([^"]{8,})"')
 _ADDRESS: Final = re.compile(rf"\b(127\.0\.0\.1|localhost):({'|'.join(PORTS)})\b")
+_JOB: Final = re.compile(
+    r"^python -m sparklog\.jobs\.(?P<name>\w+) +(?P<words>.*)$", re.MULTILINE | re.DOTALL
+)
 _ANYTHING: Final = r"\S(?:.*\S)?"
 _LINES: Final = r"(?:.*\n)*?"
 
@@ -152,12 +162,19 @@ class Page:
         self._ports = {each: free_port() for each in PORTS}
         self._printed = ""
         self._running: list[subprocess.Popen[bytes]] = []
+        programs = folder.with_name(f"{folder.name}-bin")
+        programs.mkdir()
+        path = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = os.environ | {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(path),
             "PYTHONPATH": str(ROOT),
             "SPARKLOG_FLIGHT_LISTEN": f"127.0.0.1:{self._ports['8815']}",
             "SPARKLOG_KAFKA_LISTEN": f"127.0.0.1:{self._ports['9092']}",
         }
+
+        if sys.platform == "linux":
+            preloaded.launcher(programs / "sparklog", "-m sparklog")
+            self._environment[preloaded.ADDRESS] = preloaded.server("brokers")
 
     def run(self, fence: Fence) -> None:
         """Runs a block. Raises its error, with the place of the block."""
@@ -167,6 +184,8 @@ class Page:
         try:
             if fence.is_output:
                 assert_printed(code, self._printed)
+            elif fence.language == "bash" and _JOB.search(code) and "spark" in self._given:
+                self._jobs(code)
             elif fence.language == "bash":
                 self._bash(code, background=fence.words == "background")
             elif fence.language == "sql":
@@ -185,6 +204,26 @@ class Page:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries, which a reader sees once
             exec(compile(code, fence.where, "exec"), self._names)
+
+    def _jobs(self, code: str) -> None:
+        """Runs a block line by line: jobs here, as `python -m` does, and other commands by bash."""
+        printed = ""
+        for line in code.replace("\\\n", " ").splitlines():
+            if found := _JOB.match(line):
+                name, words = found["name"], shlex.split(found["words"])
+                job = getattr(importlib.import_module(f"sparklog.jobs.{name}"), name)
+                result = CliRunner().invoke(app_of(job), [self._absolute(each) for each in words])
+                assert result.exit_code == 0, f"{line}\n{result.output}"
+                printed += result.stdout
+            else:
+                self._bash(line, background=False)
+                printed += self._printed
+        self._printed = printed
+
+    def _absolute(self, word: str) -> str:
+        """Returns the path that a word is in the folder of the page, or the word."""
+        is_path = word.startswith("./") or (self._folder / word).exists()
+        return str(self._folder / word) if is_path else word
 
     def _bash(self, code: str, *, background: bool) -> None:
         command = ["bash", "-euo", "pipefail", "-c", code]

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -87,15 +86,6 @@ def test_reference_of_the_command_line_has_every_command() -> None:
     assert not re.search(r"^\* .*\.\.\.$", page, re.MULTILINE)  # no description is cut
 
 
-def test_site_builds(tmp_path: Path) -> None:
-    """The strict build of the site passes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.build_docs"],
-        cwd=build_docs.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -124,13 +114,6 @@ def test_blocks_of_code_are_code(page: Path) -> None:
         fences.parse(fence)
     opened = len(re.findall(r"^\s*```", page.read_text("utf-8"), re.MULTILINE))
     assert opened == 2 * len(fences.fences(page))
-
-
-@pytest.mark.timeout(600)  # each command of a page is a process, and one restarts brokers
-@pytest.mark.parametrize("page", [*fences.pages_that_run(spark=False)], ids=lambda page: page.stem)
-def test_page_runs(page: Path, tmp_path: Path) -> None:
-    """Every block of the page that can run does, one after the other."""
-    assert fences.run_page(page, tmp_path) > 0
 
 
 def test_block_that_fails_is_named(tmp_path: Path) -> None:
