@@ -33,7 +33,7 @@ def test_a_cluster_keeps_what_it_has_acked(tmp_path: Path) -> None:
     assert found["controller"] > 0
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 @pytest.mark.spark
 def test_a_cluster_always_keeps_what_it_has_acked(tmp_path: Path) -> None:
     """The promises hold for a hundred disturbances, and for as many minutes as configured."""

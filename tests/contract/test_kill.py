@@ -33,7 +33,7 @@ def test_nothing_acked_is_lost_or_doubled(tmp_path: Path) -> None:
     survive(tmp_path, kills=3, minutes=0.0, seed=7, witnesses=witnesses())
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 @pytest.mark.usefixtures("log")
 def test_nothing_acked_is_ever_lost_or_doubled(tmp_path: Path) -> None:
     """The promises hold for twenty kills, and for as many minutes as configured."""

@@ -23,7 +23,7 @@ from tests.support.processes import MIB, Peak, resident_bytes
 BATCH_BYTES = 60 * MIB
 BATCHES = [
     pytest.param(8, 250 * MIB),
-    pytest.param(22, 400 * MIB, marks=pytest.mark.soak),
+    pytest.param(22, 400 * MIB, marks=pytest.mark.soak(mode="limits")),
 ]
 """Half a gigabyte, and 1.3: how many batches, and what a broker may take for them."""
 VALUE_BYTES = 1_000

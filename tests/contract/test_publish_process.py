@@ -110,7 +110,7 @@ def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
     check(tmp_path, load)
 
 
-@pytest.mark.soak  # it waits for a minute
+@pytest.mark.soak(mode="limits")  # it waits for a minute
 def test_a_suspended_process_is_replaced(tmp_path: Path) -> None:
     """The broker waits for it for a bounded time, and acks meanwhile."""
     with standing(tmp_path) as broker:

@@ -168,7 +168,7 @@ def test_a_year_leaves_no_more_objects_than_half_of_it() -> None:
         assert count <= 1.2 * young.objects[kind] + more, kind
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="limits")
 @pytest.mark.timeout(3_600)
 def test_a_year_of_publishes_costs_no_more_at_its_end() -> None:
     """Acks, plans, opening, starts and memory are the same after 200,000 publishes."""

@@ -35,7 +35,7 @@ from tests.support.kafkarequests import (
 from tests.support.kafkas import Frames, broker
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(300)]
 
 Answer: TypeAlias = tuple[object, ...]
 

@@ -165,7 +165,7 @@ def test_another_port_is_told_at_once(tmp_path: Path) -> None:
     assert "not its Kafka port" in result.stderr or "as Kafka does" in result.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="clients")
 def test_a_real_kafka_is_clean(tmp_path: Path) -> None:
     """The checker finds nothing in what the real one does."""
     found = jars.find()

@@ -32,7 +32,7 @@ from tests.support.kafkarequests import (
 from tests.support.kafkas import Frames
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(600)]
 
 KAFKA: Final = {
     "broker.session.timeout.ms": "3000",

@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 PATIENCE_SECONDS = 240.0
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(600)
 def test_a_program_with_arrow_go(agent: Agent, tmp_path: Path) -> None:
     """Actions, records, large batches, many headers, cancellation, deadlines and keepalive.

@@ -47,7 +47,7 @@ def class_path(folder: Path) -> str:
     return found.read_text()
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(600)
 def test_a_program_with_arrow_flight(agent: Agent, tmp_path: Path) -> None:
     """Actions, records, large batches, refusals, cancellation and deadlines.

@@ -42,7 +42,7 @@ NOT_APPLICABLE: Final = {
 }
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(900)
 def test_h2spec(agent: Agent, tmp_path: Path) -> None:
     """Every case of its sections generic, http2 and hpack, but for those that do not apply."""

@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from tests.support import containers
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[2]
 INSTALL_SECONDS = 600.0

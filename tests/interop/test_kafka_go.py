@@ -17,7 +17,7 @@ from tests.support.kafkas import broker
 PATIENCE_SECONDS = 240.0
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(600)
 def test_a_program_with_franz_go(tmp_path: Path) -> None:
     """Administration, every codec, an eager and a cooperative group."""

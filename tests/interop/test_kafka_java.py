@@ -26,7 +26,7 @@ from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(600)]
 
 GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
 TOOLS: Final = "org.apache.kafka.tools"

@@ -34,7 +34,7 @@ from tests.support.jvms import Program, class_path, running
 from tests.support.kafkas import broker
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(400)]
 
 GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
 KAFKA: Final = {"group.initial.rebalance.delay.ms": "200"}

@@ -26,7 +26,7 @@ from tests.support.jvms import Program, class_path, running
 from tests.support.kafkas import broker
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(300)]
 
 GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
 WORD_COUNT: Final = str(Path(__file__).parent / "java" / "WordCount.java")

@@ -36,7 +36,7 @@ def test_every_rule_is_needed(mistake: str) -> None:
         visit(Run(registrations=3, leader_epochs=2, records=1, mistake=mistake, splits_seals=True))
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="models")
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize(
     "run",

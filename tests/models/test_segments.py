@@ -50,7 +50,7 @@ def test_every_rule_is_needed(mutation: str) -> None:
             pass
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="models")
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("has_cut", [False, True])

@@ -165,14 +165,18 @@ class Tree:
         return (named or run.stdout.splitlines()[-1:] or [f"exit code {run.returncode}"])[0][:160]
 
 
-def judge_all(sites: Sequence[Site], jobs: int) -> Iterable[Verdict]:
-    """A verdict on each, as they come."""
+def judge_all(
+    sites: Sequence[Site], jobs: int, deadline: float = float("inf")
+) -> Iterable[Verdict]:
+    """A verdict on each that begins before the deadline, as they come."""
     with tempfile.TemporaryDirectory(prefix="sparklog-mutation-") as folder:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(jobs):
             trees.put(Tree(Path(folder) / str(number)))
 
-        def judge(site: Site) -> Verdict:
+        def judge(site: Site) -> Verdict | None:
+            if time.monotonic() > deadline:
+                return None
             tree = trees.get()
             try:
                 return tree.judge(site)
@@ -180,7 +184,7 @@ def judge_all(sites: Sequence[Site], jobs: int) -> Iterable[Verdict]:
                 trees.put(tree)
 
         with ThreadPoolExecutor(jobs) as pool:
-            yield from pool.map(judge, sites)
+            yield from (each for each in pool.map(judge, sites) if each is not None)
 
 
 def report(verdicts: Sequence[Verdict]) -> float:
@@ -205,6 +209,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--minutes", type=float, help="take no more mutations after that time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rooms", nargs="+", default=_ROOMS, help="folders, as sparklog/storage")
@@ -237,7 +242,8 @@ def main() -> int:
             print(site)  # noqa: T201
         return 0
     verdicts = []
-    for verdict in judge_all(sites, arguments.jobs):
+    minutes = float("inf") if arguments.minutes is None else arguments.minutes
+    for verdict in judge_all(sites, arguments.jobs, time.monotonic() + 60 * minutes):
         verdicts.append(verdict)
         fate = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
         print(f"{len(verdicts)}/{len(sites)} {verdict.seconds:.0f} s {verdict.site}")  # noqa: T201

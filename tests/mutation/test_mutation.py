@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -179,11 +177,3 @@ def test_a_mutation_is_killed(tmp_path: Path) -> None:
     verdict = tree.judge(Site(module=module, mutation=mutation))
     assert "test_producer_state" in verdict.killer
     assert (tree.folder / module).read_bytes() == source
-
-
-@pytest.mark.soak
-def test_mutations_are_killed() -> None:
-    """The tests notice 95 % of a sample of 120 mutations."""
-    count = os.environ.get("SPARKLOG_MUTATIONS", "120")
-    command = [sys.executable, "-m", "tests.mutation", "--count", count]
-    subprocess.run(command, cwd=ROOT, check=True)

@@ -1,27 +1,27 @@
-"""Seeds that must pass, the same run from the same seed, and checks that notice every mistake."""
+"""Seeds that must pass, and the same run from the same seed.
+
+`make soak` runs new seeds: `python -m tests.simulation --new --minutes 10`.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
+from tests.simulation.cluster_mutations import CLUSTER_MUTATIONS
 from tests.simulation.history import ensure
-from tests.simulation.mutation import Mutation
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Outcome, World, run
 
-_SEEDS = 1_000
-_FIRST_SEEDS = 200
+_SEEDS = 300
+_FIRST_SEEDS = 150
 _SEEDS_PER_TEST = 50
-_SEEDS_PER_MUTATION = 60
-_SOAK_BEGINS_AT = 1_000_000
 _ROOT = Path(__file__).parents[2]
 
 
@@ -97,21 +97,8 @@ def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
     assert sum(compared) > 0
 
 
-@pytest.mark.timeout(480)  # a run in which little gets done takes long, and some need many runs
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_mistake_is_noticed(mutation: Mutation) -> None:
-    """Each line of defence is needed: without it, some seed soon breaks a promise."""
-    with mutation.applied():
-        assert any(run(seed, mutation.change).violation for seed in range(_SEEDS_PER_MUTATION))
-
-
-@pytest.mark.soak
-def test_promises_hold_for_long() -> None:
-    """No promise is broken by any seed that there is time for (`SPARKLOG_SOAK_MINUTES`)."""
-    deadline = time.monotonic() + 60 * float(os.environ.get("SPARKLOG_SOAK_MINUTES", "1"))
-    # Workers that run beside each other, and runs on other days, take other seeds.
-    seed = _SOAK_BEGINS_AT + time.time_ns() // 1_000_000 % 10**9 * 1_000
-    while time.monotonic() < deadline:
-        outcome = run(seed)
-        assert outcome.violation is None, _replay(outcome)
-        seed += 1
+def test_every_mistake_can_be_planted() -> None:
+    """The code that a planted mistake replaces exists."""
+    for mutation in (*MUTATIONS, *CLUSTER_MUTATIONS):
+        with mutation.applied():
+            pass

@@ -174,7 +174,7 @@ def test_damaged_batches_are_refused() -> None:
     check_batches(CASES)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="limits")
 def test_a_million_damaged_messages_are_refused() -> None:
     """Half requests, half batches."""
     check_requests(LONG_CASES)
