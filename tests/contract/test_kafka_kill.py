@@ -24,7 +24,7 @@ def test_nothing_acked_to_kafkas_clients_is_lost_doubled_or_taken_back(
     survive(tmp_path, kills=3, minutes=0.0, seed=5)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 def test_nothing_acked_to_kafkas_clients_is_ever_lost_doubled_or_taken_back(
     tmp_path: Path,
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_checker_of_histories_finds_nothing_through_kills(tmp_path: Path) -> N
     survive_a_check(tmp_path, kills=3, seed=11)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(mode="kills")
 def test_a_checker_of_histories_never_finds_anything(tmp_path: Path) -> None:
     """The histories are consistent through thirty kills at random moments."""
     survive_a_check(tmp_path, kills=30, seed=int.from_bytes(os.urandom(4)))
@@ -51,7 +51,7 @@ def test_a_producer_is_known_when_all_that_it_wrote_is_trimmed(
 ) -> None:
     """After each kill its retry is a duplicate, its next batch is taken, and a gap is refused."""
     monkeypatch.setenv("SPARKLOG_WRITER_LOG", "objects")  # a segment goes after 64 MiB only
-    broker = kafka_broker(tmp_path)
+    broker = kafka_broker(tmp_path, limits={"CONFIRM_AFTER_SECONDS": 0.1, "TRIM_GRACE_SECONDS": 0})
     broker.start()
     try:
         frames = Frames(broker.kafka_address)

@@ -429,7 +429,7 @@ def test_our_client_at_the_kafka_port_learns_the_right_port(agent: Agent) -> Non
 def test_a_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten clients request megabytes and read nothing; memory is short, and the others continue."""
+    """Three clients request megabytes and read nothing; memory is short, and others continue."""
     monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 60)
     monkeypatch.setattr(limits, "KAFKA_STALLED_SHORT_SECONDS", 1)
     monkeypatch.setattr(limits, "KAFKA_FETCH_BYTES", 8 << 20)
@@ -445,7 +445,7 @@ def test_a_client_that_never_reads_is_dropped(
         assert door is not None
         fetches = mock.Mock(side_effect=served.fetch_kafka)
         monkeypatch.setattr(served, "fetch_kafka", fetches)
-        silent = [_asks_and_never_reads(agent) for _ in range(10)]
+        silent = [_asks_and_never_reads(agent) for _ in range(3)]
         wait_until(lambda: door._memory.is_short, "no more memory is given")
         assert fetches.call_count <= 4, "nothing is read for a reply that has no room"
         began = time.monotonic()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
+from sparklog.formats import kernel_cache
 from tests.support.kafkarequests import batch, create, produce
 from tests.support.kafkas import Frames
 
@@ -98,6 +99,24 @@ def test_read_only_installation_takes_kafkas_records(installation: Path) -> None
     assert {each: each.stat().st_mtime_ns for each in folder.rglob("*.nbc")} == kept
 
 
+@pytest.mark.parametrize("obstacle", ["a file", "open to others"])
+def test_a_folder_that_others_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    """Files there are executed, so none is kept where there is no folder of this user alone."""
+    place = tmp_path / "loops"
+    monkeypatch.setattr(kernel_cache, "_place", lambda: place)
+    assert kernel_cache._own_folder() == place
+    place.rmdir()
+    if obstacle == "a file":
+        place.write_text("not a folder", "utf-8")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    assert kernel_cache._own_folder() is None
+
+
+@pytest.mark.soak(mode="limits")
 @pytest.mark.parametrize("obstacle", ["a file", "open to others"])
 def test_no_folder_is_needed_to_take_kafkas_records(installation: Path, obstacle: str) -> None:
     """Without a folder, or with one that others may write, the loops are compiled at each start."""

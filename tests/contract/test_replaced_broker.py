@@ -24,6 +24,8 @@ from sparklog.settings import (
     KafkaSettings,
     LivenessSettings,
     LogSettings,
+    PublisherSettings,
+    WriterSettings,
 )
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
@@ -88,6 +90,8 @@ def settings(**liveness: float) -> BrokerSettings:
         liveness=LivenessSettings(**liveness),
         janitor=JanitorSettings(enabled=False),
         log=LogSettings(level="error"),
+        publisher=PublisherSettings(interval_seconds=3_600.0),
+        writer=WriterSettings(checkpoint_every_seconds=3_600.0),
     )
 
 

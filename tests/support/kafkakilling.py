@@ -54,9 +54,15 @@ EAGER_CLIENT: Final[Mapping[str, Any]] = {
 """A broker that is killed is not to be news, and is to be found soon."""
 
 
-def kafka_broker(root: Path, environment: Mapping[str, str] | None = None) -> BrokerProcess:
+def kafka_broker(
+    root: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    limits: Mapping[str, float] | None = None,
+) -> BrokerProcess:
     """A broker that may be killed, with a Kafka listener always at the same address."""
-    return BrokerProcess(root, {**SOON, **(environment or {})}, kafka=quiet_address())
+    given = {**SOON, **(environment or {})}
+    return BrokerProcess(root, given, kafka=quiet_address(), limits=limits)
 
 
 def quiet_address() -> str:
