@@ -3,8 +3,6 @@
 
 PYTHON ?=
 ARGS ?=
-SOAK_MINUTES ?= 30
-EXAMPLES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +10,7 @@ STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix check docs notebooks bench soak examples lock clean
+.PHONY: help setup demo test changed matrix check docs notebooks bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -22,9 +20,11 @@ setup: $(STAMP) ## everything installed into .venv, from requirements.lock (PYTH
 demo: setup ## flights through a log and back out of its table, with Spark
 	@$(BIN)/python -m examples.flights_demo $(ARGS)
 
-# Many tests wait: on two cores, three workers take nine tenths of the time of two.
-test: setup ## all tests that take minutes (ARGS="-k name" for some)
-	@$(BIN)/pytest --numprocesses 3 --dist loadgroup $(ARGS)
+test: setup ## all tests that take minutes (ARGS="-k name" or a path for some)
+	@$(BIN)/python -m tools.run_tests $(ARGS)
+
+changed: setup ## the tests that are nearest to what differs from main, within two minutes
+	@$(BIN)/python -m tools.run_tests --changed $(ARGS)
 
 matrix: setup ## the tests of Spark with each version of Spark, and with the oldest packages
 	@$(BIN)/python -m tools.matrix $(ARGS)
@@ -45,12 +45,8 @@ notebooks: setup ## runs the notebooks and writes their results into them (ARGS=
 bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benchmarks
 	@$(BIN)/sparklog bench $(ARGS)
 
-soak: setup ## the long tests (SOAK_MINUTES=30 each)
-	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
-
-examples: setup ## the property tests with more examples (EXAMPLES=10 times as many)
-	@SPARKLOG_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m hypothesis --numprocesses 2 --timeout=0 \
-	    -o faulthandler_timeout=0 $(ARGS)
+soak: setup ## the long tests, for a night (ARGS="--minutes 60 --only kills", or a path)
+	@$(BIN)/python -m tools.soak $(ARGS)
 
 lock: setup ## writes requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \

@@ -43,7 +43,7 @@ class Mode:
     command: Sequence[str]
     """Arguments of Python; `{minutes}` is replaced by the minutes of the mode."""
     share: float = 0.0
-    """Of the minutes that are left to modes without an end; 0: it ends by itself."""
+    """Share of the minutes that are left to modes without an end; 0: it ends by itself."""
     minutes: float = 0.0
     """That a mode takes that ends by itself."""
     split: int = 1
@@ -130,7 +130,7 @@ MODES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a mode has printed, and whether it was satisfied."""
+    """Result of a mode: its output, and its verdict."""
 
     mode: Mode
     seconds: float
@@ -146,7 +146,7 @@ class Outcome:
         return self.code in (0, _NO_TESTS)
 
     def lines(self) -> list[str]:
-        """Returns the row of the table, and lines of what was found."""
+        """Returns the row of the table, and a line for each finding."""
         counted = _COUNTED.findall(self.text)
         verdict = "ok" if self.is_good else "FAILED"
         row = f"{self.mode.name:10} {self.seconds / 60:7.1f} min  {verdict:7}"

@@ -1,6 +1,6 @@
 """Runs seeds: `python -m tests.simulation --seed 1234 --trace` replays one, `--seeds 0-999` many.
 
-`--new --minutes 10` runs seeds that nobody has run before: they begin with the date and the time,
+`--new --minutes 10` runs seeds that were never run before: they begin with the date and the time,
 and are printed. `--planted` plants mistakes that seeds must notice (`tests/simulation/planted.py`).
 """
 
@@ -45,7 +45,7 @@ def _show(outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """How a process runs its share of the seeds."""
+    """Runs the seeds that a process has."""
 
     is_cluster: bool
     keep_going: bool

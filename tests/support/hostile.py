@@ -241,7 +241,7 @@ class Siege:
         )
 
     def _served(self) -> tuple[Any, Mapping[str, Waits]]:
-        """What the bystander met, once it has been served in each way, or is given up."""
+        """Returns the report of the bystander, once it has been served in each way, or gives up."""
         deadline = time.monotonic() + bystander.GIVE_UP_SECONDS
         waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}
         while True:

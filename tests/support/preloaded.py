@@ -194,7 +194,7 @@ class _Forked:
         return self.returncode
 
     def communicate(self, *, timeout: float | None = None) -> tuple[bytes, bytes]:
-        """Closes the input, waits for the end, and returns what was written to the pipes.
+        """Closes the input, waits for the end, and returns the output of the pipes.
 
         Raises `subprocess.TimeoutExpired`.
         """
@@ -346,7 +346,7 @@ class _Server:
         os.kill(pid, signal.SIGKILL)
 
     def _end(self, ended: Any, pid: int, connection: socket.socket) -> None:
-        """Tells the client the status of a program that has ended."""
+        """Reports the status of a program that has ended to its client."""
         _, status = os.waitpid(pid, 0)
         self._selector.unregister(ended)
         os.close(ended)
@@ -396,7 +396,7 @@ def main(address: str, kind: str) -> None:
 
         record_batch.compile_loops()
     gc.collect()
-    gc.freeze()  # children do not copy the pages of what is there
+    gc.freeze()  # children do not copy the pages of these objects
     server = _Server(address)
     print("ready", flush=True)  # noqa: T201
     request = server.run()

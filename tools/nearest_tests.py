@@ -1,0 +1,83 @@
+"""The tests that are nearest to a change, as many as take two minutes.
+
+A module has the tests that the mutation suite runs for it (tests/mutation/suites.py): those that
+import it or bear its name, then its neighbours, then those of whole brokers. A test file that was
+changed comes first. How long each file takes is known from the last run of all tests on this
+machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.mutation.suites import ROOT, stages
+
+_SECONDS: Final = 150.0
+"""Limit for the workers together: two take less than two minutes, with their start."""
+_UNKNOWN_SECONDS: Final = 5.0
+_SIMULATION: Final = "tests/simulation/test_simulation.py"
+
+
+def changed() -> list[str]:
+    """Returns the files that differ from the branch `main`, or on it those of the last commit."""
+    base = _git("merge-base", "HEAD", "main")
+    if base == _git("rev-parse", "HEAD") and not _git("status", "--porcelain"):
+        base = _git("rev-parse", "HEAD~1")
+    new = _git("ls-files", "--others", "--exclude-standard")
+    return sorted({*_git("diff", "--name-only", base).splitlines(), *new.splitlines()})
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
+def nearest(files: Iterable[str], file_seconds: Mapping[str, float]) -> list[str]:
+    """Returns test files for the changed files, the nearest first, within the time.
+
+    Args:
+        files: paths below the root of the project.
+        file_seconds: of each test file, as far as they are known.
+    """
+    ranks: defaultdict[str, int] = defaultdict(lambda: len(ranks) + 1_000)
+    for file in files:
+        for rank, test in _tests_of(file):
+            ranks[test] = min(ranks[test], rank)
+    found, left = [], _SECONDS
+    for test in sorted(ranks, key=lambda each: (ranks[each], each)):
+        seconds = file_seconds.get(test, _UNKNOWN_SECONDS)
+        if seconds <= left:
+            found.append(test)
+            left -= seconds
+    return found
+
+
+def _tests_of(file: str) -> Iterable[tuple[int, str]]:
+    """Returns test files and how far they are from the file, from 0 up."""
+    path = Path(file)
+    if path.suffix == ".md":
+        return [(1, "tests/unit/test_docs.py"), (9, "tests/contract/test_pages.py")]
+    if path.suffix != ".py" or not (ROOT / file).exists():
+        return []
+    if path.name.startswith("test_"):
+        return [(0, file)]
+    if file.startswith("tests/simulation/"):
+        return [(1, _SIMULATION), (1, "tests/simulation/test_cluster.py")]
+    if file.startswith("sparklog/"):
+        words = [word for stage in stages(file) for word in stage if word.startswith("tests")]
+        tests = [_SIMULATION if word == "tests.simulation" else word for word in words]
+        return list(enumerate(tests, start=1))
+    name = ".".join(path.with_suffix("").parts)
+    package, _, module = name.rpartition(".")
+    imports = (f"from {name} import", f"import {name}", f"from {package} import {module}")
+    return [
+        (1, str(test.relative_to(ROOT)))
+        for test in (ROOT / "tests").rglob("test_*.py")
+        if any(each in test.read_text() for each in imports)
+    ]

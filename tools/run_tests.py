@@ -1,0 +1,358 @@
+"""Runs the tests: `python -m tools.run_tests [--changed] [PYTEST …]`, which is `make test`.
+
+Tests that wait run next to tests that compute, in processes and workers of their own: see
+tests/groups.toml, which has a budget of time for each folder, too. A run of all tests ends with the
+slowest ones and the time of each folder, and fails where a folder exceeds its budget by half.
+build/tests has what each group printed, and a JUnit file of all.
+
+Arguments are those of pytest. A path runs in the group that it belongs to, and one file runs
+without workers. `--changed` runs the tests that are nearest to what differs from the branch `main`,
+as many as take two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import xml.etree.ElementTree as ET
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tools import nearest_tests
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+GROUPS: Final = ROOT / "tests" / "groups.toml"
+RESULTS: Final = ROOT / "build" / "tests"
+_JUNIT: Final = "junit.xml"
+_SLOWEST: Final = 20
+_EXCESS: Final = 1.5
+_NO_TESTS: Final = 5
+"""Exit code of pytest where no test was selected."""
+_LOOK_SECONDS: Final = 0.5
+_LINE_SECONDS: Final = 30.0
+"""Between two lines of progress where no terminal shows a bar."""
+_LOOP: Final = """
+import time
+began = time.perf_counter()
+for number in range(5_000_000):
+    pass
+print(time.perf_counter() - began)
+"""
+_PERCENT: Final = re.compile(r"\[ *(\d+)%\]$", re.MULTILINE)
+_DOTS: Final = re.compile(r"^([.sxXFE]+)(?: +\[ *\d+%\])?$", re.MULTILINE)
+_VALUED: Final = ("-k", "-m", "-n", "-o", "-p", "-W")
+"""Options of pytest whose value is the next argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Folders of tests that share workers."""
+
+    name: str
+    workers: int
+    budget_seconds: Mapping[str, float]
+
+    def selected(self, paths: Sequence[str]) -> list[str]:
+        """Returns those of the paths that are in the group's folders; all folders for none."""
+        if not paths:
+            return [*self.budget_seconds]
+        return [
+            path
+            for path in paths
+            if any(f"{path}/".startswith((f"{each}/",)) for each in self.budget_seconds)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The groups, and the seconds of `_LOOP` on the machine that their budgets are for."""
+
+    groups: tuple[Group, ...]
+    loop_seconds: float
+
+    @classmethod
+    def read(cls, path: Path = GROUPS) -> Self:
+        found = tomllib.loads(path.read_text())
+        loop_seconds = found.pop("loop_seconds")
+        groups = tuple(Group(name=name, **group) for name, group in found.items())
+        return cls(groups=groups, loop_seconds=loop_seconds)
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the budget of each folder."""
+        return {folder: at for group in self.groups for folder, at in group.budget_seconds.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A test that has run, and the seconds of its setup, its call and its teardown."""
+
+    name: str
+    seconds: float
+    outcome: str
+    """passed, failed or skipped."""
+
+    @property
+    def folder(self) -> str:
+        return "/".join(self.name.split("/")[:2])
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
+
+
+def read_cases(junit: Path) -> list[Case]:
+    """Returns the tests of a JUnit file, as pytest writes it."""
+    found = []
+    for each in ET.parse(junit).iter("testcase"):
+        *_, module = path = each.attrib["classname"].split(".")
+        outcomes = {child.tag for child in each}
+        found.append(
+            Case(
+                name=f"{'/'.join(path)}.py::{each.attrib['name']}"
+                if module
+                else each.attrib["name"],
+                seconds=float(each.attrib["time"]),
+                outcome="failed"
+                if outcomes & {"failure", "error"}
+                else ("skipped" if "skipped" in outcomes else "passed"),
+            )
+        )
+    return found
+
+
+def merge(junits: Iterable[Path], into: Path) -> None:
+    """Writes one JUnit file with the suites of all."""
+    whole = ET.Element("testsuites", name="sparklog")
+    for junit in junits:
+        whole.extend(ET.parse(junit).getroot())
+    ET.ElementTree(whole).write(into, encoding="utf-8", xml_declaration=True)
+
+
+# ------------------------------------------------------------------------------ running
+
+
+class Run:
+    """A process of pytest that runs tests of one group."""
+
+    def __init__(self, group: Group, paths: Sequence[str], options: Sequence[str]) -> None:
+        self.group = group
+        self.log = RESULTS / f"{group.name}.log"
+        self.junit = RESULTS / f"{group.name}.xml"
+        self.junit.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", *paths]
+        command += ["--numprocesses", str(group.workers), "--dist", "loadgroup"]
+        command += ["--junitxml", str(self.junit), *options]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def is_good(self) -> bool:
+        return self._process.returncode in (0, _NO_TESTS)
+
+    def progress(self) -> tuple[int, int]:
+        """Returns the percentage that is done, and how many tests have failed."""
+        text = self.log.read_text(errors="replace")
+        percents = _PERCENT.findall(text)
+        failed = sum(len(re.findall("[FE]", dots)) for dots in _DOTS.findall(text))
+        return int(percents[-1]) if percents else 0, failed
+
+    def end(self) -> None:
+        """Waits for the process, which has the same Ctrl-C as this one."""
+        self._process.wait()
+
+
+def watch(runs: Sequence[Run]) -> None:
+    """Shows how far the runs are, until they are over."""
+    console = Console(stderr=True)
+    columns = ("{task.description}", "{task.percentage:>3.0f} %", "{task.fields[failed]} failed")
+    texts = map(TextColumn, columns)
+    with Progress(
+        next(texts), BarColumn(), *texts, TimeElapsedColumn(), console=console,
+        disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        tasks = {run: bar.add_task(run.group.name, total=100, failed=0) for run in runs}
+        said = time.monotonic()
+        while not all(run.is_over for run in runs):
+            time.sleep(_LOOK_SECONDS)
+            for run, task in tasks.items():
+                percent, failed = run.progress()
+                bar.update(task, completed=percent, failed=failed)
+            if not console.is_terminal and time.monotonic() - said > _LINE_SECONDS:
+                said = time.monotonic()
+                print(", ".join(_line(run) for run in runs), flush=True)
+
+
+def _line(run: Run) -> str:
+    percent, failed = run.progress()
+    return f"{run.group.name} {percent} %" + (f", {failed} failed" if failed else "")
+
+
+def slowness(loop_seconds: float) -> float:
+    """Returns how many times longer than `loop_seconds` a loop takes here, on all cores at once."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE, text=True)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    return max(float(loop.communicate()[0]) for loop in loops) / loop_seconds
+
+
+def machine_cpu_seconds() -> float:
+    """Returns the processor time of all processes since the start of the machine; 0 off Linux."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, *interrupts = map(int, stat.read_text().split("\n")[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------ judging
+
+
+def excesses(
+    cases: Iterable[Case], budget_seconds: Mapping[str, float], factor: float
+) -> dict[str, float]:
+    """Returns the seconds of the folders that take more than 1.5 × their budget."""
+    spent = _by_folder(cases)
+    return {
+        folder: seconds
+        for folder, seconds in spent.items()
+        if seconds > _EXCESS * factor * budget_seconds.get(folder, 0.0)
+    }
+
+
+def _by_folder(cases: Iterable[Case]) -> dict[str, float]:
+    spent: defaultdict[str, float] = defaultdict(float)
+    for case in cases:
+        spent[case.folder] += case.seconds
+    return dict(spent)
+
+
+def report(cases: Sequence[Case], budget_seconds: Mapping[str, float], factor: float) -> str:
+    """Returns the slowest tests, and a table of the folders."""
+    lines = [f"the {_SLOWEST} slowest tests"]
+    slowest = sorted(cases, key=lambda case: -case.seconds)[:_SLOWEST]
+    lines += [f"{case.seconds:8.1f} s  {case.name}" for case in slowest]
+    lines += ["", f"{'folder':20} {'tests':>6} {'seconds':>8} {'budget':>7}"]
+    counts, spent = Counter(case.folder for case in cases), _by_folder(cases)
+    for folder, seconds in sorted(spent.items()):
+        budget = budget_seconds.get(folder, 0.0)
+        lines.append(f"{folder:20} {counts[folder]:6} {seconds:8.0f} {budget:7.0f}")
+    total = sum(budget_seconds.values())
+    lines.append(f"{'all':20} {len(cases):6} {sum(spent.values()):8.0f} {total:7.0f}")
+    lines.append(f"this machine takes {factor:.2f} × the time of the one that the budgets are for")
+    return "\n".join(lines)
+
+
+def counted(cases: Iterable[Case]) -> str:
+    """Returns a line with the number of each outcome."""
+    found = Counter(case.outcome for case in cases)
+    return f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
+
+
+# ------------------------------------------------------------------------------ the whole
+
+
+def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
+    """Runs the groups at the same time. Returns the exit code."""
+    began, cpu_before = time.monotonic(), machine_cpu_seconds()
+    factor = slowness(budgets.loop_seconds) if is_whole else 1.0
+    runs = [Run(group, group.selected([]), options) for group in budgets.groups]
+    try:
+        watch(runs)
+    finally:
+        for run in runs:
+            run.end()
+    for run in runs:
+        print(run.log.read_text(errors="replace"))
+    merge((run.junit for run in runs if run.junit.exists()), RESULTS / _JUNIT)
+    cases = read_cases(RESULTS / _JUNIT)
+    factor = max(1.0, factor, slowness(budgets.loop_seconds)) if is_whole else 1.0
+    print(report(cases, budgets.seconds(), factor))
+    over = excesses(cases, budgets.seconds(), factor) if is_whole else {}
+    for folder, seconds in over.items():
+        print(f"FAILED: {folder} took {seconds:.0f} s, more than 1.5 × its budget")
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    spent = machine_cpu_seconds() - cpu_before
+    print(f"{minutes}:{seconds:02} min, {spent:.0f} s of processors; {RESULTS / _JUNIT}")
+    print(counted(cases))
+    if not cases:
+        return _NO_TESTS
+    return 1 if over or not all(run.is_good for run in runs) else 0
+
+
+def run_paths(budgets: Budgets, paths: Sequence[str], options: Sequence[str]) -> int:
+    """Runs what the paths select, one group after the other, and shows pytest's own output."""
+    codes = []
+    for group in budgets.groups:
+        if selected := group.selected(paths):
+            files = len({path.partition("::")[0] for path in selected if ".py" in path})
+            workers = 0 if files == len(selected) == 1 else group.workers
+            command = [sys.executable, "-m", "pytest", *selected, *options]
+            command += ["--numprocesses", str(workers), "--dist", "loadgroup"]
+            codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
+    return max(codes, default=_NO_TESTS)
+
+
+def run_changed(options: Sequence[str]) -> int:
+    """Runs the tests that are nearest to the change."""
+    file_seconds: Counter[str] = Counter()
+    if (junit := RESULTS / _JUNIT).exists():
+        for case in read_cases(junit):
+            file_seconds[case.file] += case.seconds  # type: ignore[assignment]
+    paths = nearest_tests.nearest(nearest_tests.changed(), file_seconds)
+    print("\n".join(paths) or "nothing differs that has tests")
+    if not paths:
+        return 0
+    command = [sys.executable, "-m", "pytest", *paths, *options]
+    command += ["--numprocesses", str(os.cpu_count()), "--dist", "loadgroup"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def paths_of(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the paths of tests among the arguments, and the other arguments."""
+    paths: list[str] = []
+    options: list[str] = []
+    is_value = False
+    for each in arguments:
+        is_path = not is_value and (ROOT / each.partition("::")[0]).exists()
+        (paths if is_path else options).append(each)
+        is_value = each in _VALUED
+    return [os.path.relpath(path.rstrip("/"), ROOT) for path in paths], options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--changed", action="store_true", help="what differs from main")
+    given, others = parser.parse_known_args(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    budgets = Budgets.read()
+    paths, options = paths_of(others)
+    if given.changed:
+        return run_changed(options)
+    if paths:
+        return run_paths(budgets, paths, options)
+    return run_all(budgets, options, is_whole=not options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
