@@ -9,7 +9,6 @@ machine.
 from __future__ import annotations
 
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -45,10 +44,10 @@ def nearest(files: Iterable[str], file_seconds: Mapping[str, float]) -> list[str
         files: paths below the root of the project.
         file_seconds: of each test file, as far as they are known.
     """
-    ranks: defaultdict[str, int] = defaultdict(lambda: len(ranks) + 1_000)
+    ranks: dict[str, int] = {}
     for file in files:
         for rank, test in _tests_of(file):
-            ranks[test] = min(ranks[test], rank)
+            ranks[test] = min(rank, ranks.get(test, rank))
     found, left = [], _SECONDS
     for test in sorted(ranks, key=lambda each: (ranks[each], each)):
         seconds = file_seconds.get(test, _UNKNOWN_SECONDS)

@@ -21,7 +21,7 @@ import time
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -70,7 +70,7 @@ class Group:
         return [
             path
             for path in paths
-            if any(f"{path}/".startswith((f"{each}/",)) for each in self.budget_seconds)
+            if any(f"{path}/".startswith(f"{each}/") for each in self.budget_seconds)
         ]
 
 
@@ -115,13 +115,11 @@ def read_cases(junit: Path) -> list[Case]:
     """Returns the tests of a JUnit file, as pytest writes it."""
     found = []
     for each in ET.parse(junit).iter("testcase"):
-        *_, module = path = each.attrib["classname"].split(".")
+        module, test = each.attrib["classname"].replace(".", "/"), each.attrib["name"]
         outcomes = {child.tag for child in each}
         found.append(
             Case(
-                name=f"{'/'.join(path)}.py::{each.attrib['name']}"
-                if module
-                else each.attrib["name"],
+                name=f"{module}.py::{test}" if module else test,
                 seconds=float(each.attrib["time"]),
                 outcome="failed"
                 if outcomes & {"failure", "error"}
@@ -227,7 +225,7 @@ def excesses(
     cases: Iterable[Case], budget_seconds: Mapping[str, float], factor: float
 ) -> dict[str, float]:
     """Returns the seconds of the folders that take more than 1.5 × their budget."""
-    spent = _by_folder(cases)
+    spent = _spent(cases, lambda case: case.folder)
     return {
         folder: seconds
         for folder, seconds in spent.items()
@@ -235,10 +233,11 @@ def excesses(
     }
 
 
-def _by_folder(cases: Iterable[Case]) -> dict[str, float]:
+def _spent(cases: Iterable[Case], key: Callable[[Case], str]) -> dict[str, float]:
+    """Returns the seconds of the tests, summed by a key."""
     spent: defaultdict[str, float] = defaultdict(float)
     for case in cases:
-        spent[case.folder] += case.seconds
+        spent[key(case)] += case.seconds
     return dict(spent)
 
 
@@ -248,7 +247,8 @@ def report(cases: Sequence[Case], budget_seconds: Mapping[str, float], factor: f
     slowest = sorted(cases, key=lambda case: -case.seconds)[:_SLOWEST]
     lines += [f"{case.seconds:8.1f} s  {case.name}" for case in slowest]
     lines += ["", f"{'folder':20} {'tests':>6} {'seconds':>8} {'budget':>7}"]
-    counts, spent = Counter(case.folder for case in cases), _by_folder(cases)
+    counts = Counter(case.folder for case in cases)
+    spent = _spent(cases, lambda case: case.folder)
     for folder, seconds in sorted(spent.items()):
         budget = budget_seconds.get(folder, 0.0)
         lines.append(f"{folder:20} {counts[folder]:6} {seconds:8.0f} {budget:7.0f}")
@@ -270,7 +270,7 @@ def counted(cases: Iterable[Case]) -> str:
 def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
     """Runs the groups at the same time. Returns the exit code."""
     began, cpu_before = time.monotonic(), machine_cpu_seconds()
-    factor = slowness(budgets.loop_seconds) if is_whole else 1.0
+    before = slowness(budgets.loop_seconds)
     runs = [Run(group, group.selected([]), options) for group in budgets.groups]
     try:
         watch(runs)
@@ -281,7 +281,7 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
         print(run.log.read_text(errors="replace"))
     merge((run.junit for run in runs if run.junit.exists()), RESULTS / _JUNIT)
     cases = read_cases(RESULTS / _JUNIT)
-    factor = max(1.0, factor, slowness(budgets.loop_seconds)) if is_whole else 1.0
+    factor = max(1.0, before, slowness(budgets.loop_seconds))
     print(report(cases, budgets.seconds(), factor))
     over = excesses(cases, budgets.seconds(), factor) if is_whole else {}
     for folder, seconds in over.items():
@@ -305,15 +305,14 @@ def run_paths(budgets: Budgets, paths: Sequence[str], options: Sequence[str]) ->
             command = [sys.executable, "-m", "pytest", *selected, *options]
             command += ["--numprocesses", str(workers), "--dist", "loadgroup"]
             codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
-    return max(codes, default=_NO_TESTS)
+    return max((code for code in codes if code != _NO_TESTS), default=_NO_TESTS)
 
 
 def run_changed(options: Sequence[str]) -> int:
     """Runs the tests that are nearest to the change."""
-    file_seconds: Counter[str] = Counter()
-    if (junit := RESULTS / _JUNIT).exists():
-        for case in read_cases(junit):
-            file_seconds[case.file] += case.seconds  # type: ignore[assignment]
+    junit = RESULTS / _JUNIT
+    known = read_cases(junit) if junit.exists() else []
+    file_seconds = _spent(known, lambda case: case.file)
     paths = nearest_tests.nearest(nearest_tests.changed(), file_seconds)
     print("\n".join(paths) or "nothing differs that has tests")
     if not paths:

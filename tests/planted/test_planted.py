@@ -11,8 +11,9 @@ from tests.simulation.mutation import Mutation
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import run
 
+_WHEN = pytest.mark.soak(mode="planted") if planted.are_proven() else pytest.mark.slow
 # A run in which little gets done takes long, and some mistakes need many runs.
-pytestmark = [planted.mark, pytest.mark.timeout(1_200)]
+pytestmark = [_WHEN, pytest.mark.timeout(1_200)]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

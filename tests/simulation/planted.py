@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 _FOLDER: Final = Path(__file__).parent
 _STORED: Final = _FOLDER / "planted.sha256"
 SEEDS: Final = range(60)
@@ -51,7 +49,3 @@ def prove(jobs: int) -> bool:
     if done.returncode == 0:
         _STORED.write_text(f"{before}\n")
     return done.returncode == 0
-
-
-mark: Final = pytest.mark.soak(mode="planted") if are_proven() else pytest.mark.slow
-"""Mark of the tests that plant mistakes."""

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.processes import cpu_seconds
 from sparklog import limits
 from tests.support import bystander, kafkarequests
 from tests.support.kafkas import Frames
 from tests.support.killing import BrokerProcess
 from tests.support.processes import resident_bytes
+from tests.support.waiting import wait_until
 
 WAIT_SECONDS: Final = {"ping": 0.25, "send": 1.0, "large_send": 1.0, "fetch": 0.5}
 """The longest waits of the bystander on a quiet machine."""
@@ -241,16 +241,18 @@ class Siege:
         )
 
     def _served(self) -> tuple[Any, Mapping[str, Waits]]:
-        """Returns the report of the bystander, once it has been served in each way, or gives up."""
-        deadline = time.monotonic() + bystander.GIVE_UP_SECONDS
+        """Returns what the bystander reports once it has been served in each way, or failed."""
+        met: Any = None
         waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}
-        while True:
+
+        def is_served() -> bool:
+            nonlocal met, waits
             met = self._met()
             waits = {each: before.and_then(**met[each]) for each, before in waits.items()}
-            are_served = all(each.count for each in waits.values())
-            if are_served or met["failures"] or time.monotonic() > deadline:
-                return met, waits
-            time.sleep(_LOOK_SECONDS)
+            return bool(met["failures"]) or all(each.count for each in waits.values())
+
+        wait_until(is_served, "the bystander is served")
+        return met, waits
 
     def memory_bytes(self) -> int:
         """The broker's resident memory now."""
@@ -258,7 +260,7 @@ class Siege:
 
     def cpu_seconds(self) -> float:
         """Returns the processor time of the broker, to a hundredth of a second."""
-        return cpu_seconds(self._pid)[self._pid]
+        return bystander.Processor(self._pid).seconds()
 
     @property
     def _pid(self) -> int:
