@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
+# Hundreds of processes of the tests import the same modules, which are to be compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test changed matrix check docs notebooks bench soak lock clean
 

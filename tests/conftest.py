@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 
 Group.checks_itself = True
-
 os.environ.update(spark_variables())
 
 
@@ -84,8 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     if item.get_closest_marker("spark"):
         spark_jars.fetch()
-        if sys.platform == "linux":
-            os.environ[preloaded.ADDRESS] = preloaded.server("spark")
+        os.environ.update(preloaded.variables("spark"))
 
 
 def _multiply_examples(item: pytest.Item) -> None:

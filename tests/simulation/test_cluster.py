@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.cluster import run_cluster
 
-_SEEDS = 300
+_SEEDS = 200
 _SEEDS_PER_TEST = 20
 
 

@@ -19,7 +19,7 @@ from tests.simulation.history import ensure
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Outcome, World, run
 
-_SEEDS = 300
+_SEEDS = 200
 _FIRST_SEEDS = 150
 _SEEDS_PER_TEST = 50
 _ROOT = Path(__file__).parents[2]

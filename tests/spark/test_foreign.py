@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +37,6 @@ ATTEMPTS: Final = 20
 RECORDS_PER_ROUND: Final = 400
 IN_FLIGHT: Final = 800
 BATCH: Final = 200
-RETAIN_SECONDS: Final = 2.0
-"""VACUUM must not take a file that a commit is about to name: as an engine's own rule has it, what
-is not named is kept for longer than a commit takes."""
-
 REFUSALS: Final = (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
@@ -125,7 +120,9 @@ class Maintenance:
         self._delete(partition)
         replaced = self._replaced_by_spark(before)
         assert replaced
-        self._vacuum()
+        # LITE takes what commits have removed. Without it, VACUUM would take a file, too, that the
+        # broker's next commit is about to name.
+        self._run(f"VACUUM delta.`{self._path}` LITE RETAIN 0 HOURS")
         assert not {name for name in replaced if Path(self._path, name).exists()}
 
     def _run(self, statement: str) -> None:
@@ -150,20 +147,11 @@ class Maintenance:
         self._run(f"DELETE FROM delta.`{self._path}` WHERE {condition}")
         self.deleted |= {(partition, offset) for offset in chosen}
 
-    def _vacuum(self) -> None:
-        """Removes the files that were replaced until now."""
-        old_at = time.monotonic() + RETAIN_SECONDS
-        wait_until(lambda: time.monotonic() > old_at, "the replaced files are old enough")
-        self._run(f"VACUUM delta.`{self._path}` RETAIN {RETAIN_SECONDS / 3600:.6f} HOURS")
-
     def _table(self) -> TopicTable:
         return TopicTable(self._store, "t", clock=SystemClock())
 
     def _replaced_by_spark(self, after: int) -> set[str]:
-        """Files that Spark's commits after a version removed, by the log itself.
-
-        The broker merges files at the same time: VACUUM keeps what those merges replaced.
-        """
+        """Files that Spark's commits after a version removed, by the log itself."""
         replaced: set[str] = set()
         for version in range(after + 1, self._table().refresh().version + 1):
             lines = Path(self._path, "_delta_log", f"{version:020d}.json").read_text().splitlines()

@@ -23,7 +23,7 @@ from sparklog.jobs.running import app_of
 from sparklog.jobs.verify import verify
 from sparklog.storage.objects import LocalStore
 from sparklog.storage.table import TopicTable
-from tests.support.jobs import failed, succeeded, survive
+from tests.support.jobs import KILLS, failed, succeeded, survive
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
@@ -147,8 +147,7 @@ def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.spark_program
 @pytest.mark.soak(mode="jobs")
-@pytest.mark.parametrize("kills", [20])
-def test_a_job_that_is_killed_often(root: Path, kills: int) -> None:
+def test_a_job_that_is_killed_often(root: Path) -> None:
     """At any point, beside a broker that publishes and compacts too."""
     with sparklog.connect(root) as log:
         log.create_topic("c", partitions=_PARTITIONS, config=_CONFIG)
@@ -157,6 +156,6 @@ def test_a_job_that_is_killed_often(root: Path, kills: int) -> None:
             for part in range(10 * number, 10 * (number + 1)):
                 publish(log, "c", range(500 * part, 500 * (part + 1)), _PARTITIONS)
 
-        survive(command(root), kills=kills, pauses=(4.0, 12.0), seed=6, before=publish_more)
+        survive(command(root), kills=KILLS, pauses=(4.0, 12.0), seed=6, before=publish_more)
         run(root, "c")
-    check_compacted(root, 5_000 * kills)
+    check_compacted(root, 5_000 * KILLS)

@@ -36,7 +36,7 @@ from sparklog.jobs.mirroring import sides
 from sparklog.jobs.mirroring.plan import Bounds, Pair, Range, Ranges, SourceTopic, TargetTopic
 from sparklog.jobs.mirroring.verify import verify
 from sparklog.jobs.running import app_of
-from tests.support.jobs import failed, succeeded, survive
+from tests.support.jobs import KILLS, failed, succeeded, survive
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -350,10 +350,9 @@ def test_a_scan_of_kafka(
 @pytest.mark.timeout(1_800)
 @pytest.mark.spark_program
 @pytest.mark.soak(mode="jobs")
-@pytest.mark.parametrize("kills", [20])
-def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path, kills: int) -> None:
+def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> None:
     """Whenever it is killed, each record is there once, at its offset."""
-    root, topic = tmp_path / "root", f"killed-{kills}"
+    root, topic = tmp_path / "root", f"killed-{KILLS}"
     kafka.create(topic, 2)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--jars", ",".join(kafka.jars)]
     command += ["--conf", "spark.ui.enabled=false", str(_JOB), f"--root={root}"]
@@ -362,13 +361,13 @@ def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path, kill
         log.topics()
         survive(
             command,
-            kills=kills,
+            kills=KILLS,
             pauses=(5.0, 12.0),
             seed=int.from_bytes(os.urandom(4)),
             before=lambda number: kafka.send(topic, number * 20_000, 20_000, partitions=2),
         )
         assert records(log, topic) == kafka.read(topic)
-        assert bounds(log, topic) == [(0, kills * 10_000)] * 2
+        assert bounds(log, topic) == [(0, KILLS * 10_000)] * 2
 
 
 # ------------------------------------------------------------------------------ another log

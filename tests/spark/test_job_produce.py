@@ -16,7 +16,7 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs.produce import produce
 from sparklog.jobs.running import app_of
-from tests.support.jobs import failed, succeeded, survive
+from tests.support.jobs import KILLS, failed, succeeded, survive
 
 pytestmark = pytest.mark.spark
 
@@ -325,8 +325,7 @@ def test_the_change_feed_of_a_table(
 @pytest.mark.timeout(1_800)
 @pytest.mark.spark_program
 @pytest.mark.soak(mode="jobs")
-@pytest.mark.parametrize("kills", [20])
-def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
+def test_a_run_that_is_killed_is_run_again(tmp_path: Path) -> None:
     """Whenever it is killed, its records are in the topic once, after a run that was not."""
     root, folder = tmp_path / "root", tmp_path / "lines"
     folder.mkdir()
@@ -337,7 +336,7 @@ def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
         log.create_topic("t", partitions=2)
         command = [sys.executable, "-m", "sparklog.jobs.produce", f"--root={root}", "--topic=t"]
         command += ["--format=text", str(folder)]
-        said = survive(command, kills=kills, pauses=(4.0, 16.0), seed=6)
+        said = survive(command, kills=KILLS, pauses=(4.0, 16.0), seed=6)
         assert said.startswith(("t: 200,000 records in ", "t: nothing to write"))
         values = log.read("t")["value"]
         assert len(values) == 200_000

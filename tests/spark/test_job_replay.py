@@ -15,7 +15,7 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs import replay as jobs
 from sparklog.jobs.running import app_of
-from tests.support.jobs import succeeded, survive
+from tests.support.jobs import KILLS, succeeded, survive
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -151,18 +151,17 @@ def test_a_dry_run_writes_nothing(root: Path, log: Log) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.spark_program
 @pytest.mark.soak(mode="jobs")
-@pytest.mark.parametrize("kills", [20])
-def test_a_replay_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
+def test_a_replay_that_is_killed_is_run_again(tmp_path: Path) -> None:
     """Whenever it is killed, each record is written once."""
     root = tmp_path / "root"
     with sparklog.connect(root) as log:
         log.create_topic("t", partitions=2)
         log.create_topic("u", partitions=2)
         with log.producer() as producer:
-            for number in range(100 * kills):
+            for number in range(100 * KILLS):
                 at = _AT + timedelta(milliseconds=10 * number)
                 producer.send("t", b"%d" % number, partition=number % 2, timestamp=at)
         command = [sys.executable, "-m", "sparklog.jobs.replay", f"--root={root}"]
         command += ["--from=t", "--to=u", "--speed=0.2"]
-        survive(command, kills=kills, pauses=(5.0, 10.0), seed=6)
+        survive(command, kills=KILLS, pauses=(5.0, 10.0), seed=6)
         assert rows(log, "u") == rows(log, "t")

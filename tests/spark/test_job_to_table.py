@@ -19,7 +19,7 @@ from sparklog.jobs import to_table as job
 from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
 from sparklog.jobs.windows import Checkpoint
-from tests.support.jobs import failed, succeeded, survive
+from tests.support.jobs import KILLS, failed, succeeded, survive
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
@@ -294,7 +294,7 @@ def test_a_run_that_ends_between_two_steps(
 
 @pytest.mark.spark_program
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak(mode="jobs"))])
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.soak(mode="jobs"))])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is a row or a dead letter, once."""
     root, table = tmp_path / "root", tmp_path / "table"

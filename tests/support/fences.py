@@ -171,10 +171,7 @@ class Page:
             "SPARKLOG_FLIGHT_LISTEN": f"127.0.0.1:{self._ports['8815']}",
             "SPARKLOG_KAFKA_LISTEN": f"127.0.0.1:{self._ports['9092']}",
         }
-
-        if sys.platform == "linux":
-            preloaded.launcher(programs / "sparklog", "-m sparklog")
-            self._environment[preloaded.ADDRESS] = preloaded.server("brokers")
+        preloaded.launcher(programs / "sparklog", "-m sparklog")
 
     def run(self, fence: Fence) -> None:
         """Runs a block. Raises its error, with the place of the block."""
@@ -226,6 +223,7 @@ class Page:
         return str(self._folder / word) if is_path else word
 
     def _bash(self, code: str, *, background: bool) -> None:
+        self._environment |= preloaded.variables("brokers")
         command = ["bash", "-euo", "pipefail", "-c", code]
         if background:
             with tempfile.TemporaryFile() as printed:

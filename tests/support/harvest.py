@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog.client.log import Log
 
+_MAX_ERROR: Final = 500
 AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
 
 
@@ -63,6 +65,19 @@ class Collected:
 def start(
     frame: DataFrame, checkpoint: Path, sink: Callable[[DataFrame, int], None], **trigger: Any
 ) -> StreamingQuery:
-    """A query that hands its batches to `sink`."""
-    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    """A query that hands its batches to `sink`.
+
+    An error of `sink` is printed, and ends the query with a short one. On a long traceback, the
+    regular expression `StreamExecution.PROXY_ERROR` overflows the stack of the query's thread,
+    after which the query stays active and has no exception.
+    """
+
+    def take(batch: DataFrame, number: int) -> None:
+        try:
+            sink(batch, number)
+        except BaseException as error:
+            traceback.print_exc()
+            raise RuntimeError(f"{type(error).__name__}: {error}"[:_MAX_ERROR]) from None
+
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     return writer.trigger(**trigger).start() if trigger else writer.start()

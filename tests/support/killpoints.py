@@ -54,7 +54,7 @@ class KillPoints:
         return {
             _FOLDER: str(self._folder),
             "PYTHONPATH": os.pathsep.join(path),
-            preloaded.ADDRESS: "",  # modules that are imported already have no hooks
+            **preloaded.NONE,  # modules that are imported already have no hooks
         }
 
     def arm(self, point: str, victim: str) -> None:

@@ -11,6 +11,18 @@ import signal
 import socket
 import sys
 
+STANDARD_FILES = [0, 1, 2]
+
+
+def request(connection: socket.socket, files: list[int], **program: object) -> None:
+    """Asks a server for a program: see `preloaded.Request`, and `files` for its standard files."""
+    import json
+
+    data = json.dumps(program).encode()
+    message = len(data).to_bytes(4, "big") + data
+    sent = socket.send_fds(connection, [message], files)
+    connection.sendall(message[sent:])
+
 
 def main() -> None:
     """Exits as the program does."""
@@ -21,19 +33,9 @@ def main() -> None:
         connection.connect(os.environ["PRELOADED"])
     except (KeyError, OSError, ValueError):
         os.execv(sys.executable, [sys.executable, *arguments])
-    import json
-
-    request = {
-        "words": words,
-        "cwd": os.getcwd(),  # noqa: PTH109
-        "environment": dict(os.environ),
-        "is_tied": True,
-    }
-    data = json.dumps(request).encode()
-    message = len(data).to_bytes(4, "big") + data
-    sent = socket.send_fds(connection, [message], [0, 1, 2])
-    connection.sendall(message[sent:])
-    for file in range(3):
+    cwd, environment = os.getcwd(), dict(os.environ)  # noqa: PTH109
+    request(connection, STANDARD_FILES, words=words, cwd=cwd, environment=environment, is_tied=True)
+    for file in STANDARD_FILES:
         os.close(file)  # ours would keep pipes open that the program closes
     lines = connection.recv(64)
     pid = int(lines.split()[0])
@@ -45,4 +47,5 @@ def main() -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-main()
+if __name__ == "__main__":
+    main()

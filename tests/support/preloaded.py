@@ -10,7 +10,7 @@ start and end use `subprocess`. So does `start` for a program with another PYTHO
 Programs of others, such as Spark, start Python by `launch.py`. Spark's processes come from a server
 of their own, which has imported pyspark and pandas.
 
-Protocol: a connection for each program. The client sends `_Request` as JSON with three open files;
+Protocol: a connection for each program. The client sends `Request` as JSON with three open files;
 the server answers a pid, and later the status that it ended with, each a line.
 """
 
@@ -38,6 +38,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
+
+from tests.support import launch
 
 MODULES: Final = {
     "brokers": (
@@ -71,11 +73,12 @@ MODULES: Final = {
     ),
 }
 """Modules that each server imports."""
-ADDRESS: Final = "PRELOADED"
+_ADDRESS: Final = "PRELOADED"
 """Environment variable with the address of the server for `launch.py`."""
+NONE: Final = {_ADDRESS: ""}
+"""The environment with which a `launcher` starts an ordinary Python."""
+_CAN_FORK: Final = sys.platform == "linux"
 _ROOT: Final = Path(__file__).parents[2]
-_LAUNCH: Final = Path(__file__).with_name("launch.py")
-_STANDARD_FILES: Final = 3
 _READ_BYTES: Final = 1 << 20
 
 _File = int | IO[Any] | None
@@ -121,7 +124,7 @@ def start(
             the file of this process.
     """
     given = os.environ if env is None else env
-    if sys.platform == "linux" and given.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+    if _CAN_FORK and given.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
         return _Forked(words, env=env, cwd=cwd, files=(stdin, stdout, stderr))
     command = [sys.executable, *([] if words[0] == "-c" else ["-m"]), *words]
     return subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
@@ -138,12 +141,21 @@ def run(
 
 
 def launcher(program: Path, words: str = "") -> str:
-    """Writes a program that is Python, by `launch.py`, with these words as its first arguments."""
+    """Writes a program that is Python, by `launch.py`, with these words as its first arguments.
+
+    It needs `variables`.
+    """
     new = program.with_name(f"{program.name}-{os.getpid()}")
-    new.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {_LAUNCH} {words} "$@"\n')
+    python = f"{sys.executable} -IS {launch.__file__}" if _CAN_FORK else sys.executable
+    new.write_text(f'#!/bin/sh\nexec {python} {words} "$@"\n')
     new.chmod(0o755)
     new.rename(program)  # another worker of pytest may run it
     return str(program)
+
+
+def variables(kind: str) -> dict[str, str]:
+    """Returns the environment by which a `launcher` finds the server with these modules."""
+    return {_ADDRESS: server(kind)} if _CAN_FORK else {}
 
 
 # ------------------------------------------------------------------------------ the client
@@ -161,21 +173,19 @@ class _Forked:
         files: Sequence[_File],
     ) -> None:
         self.returncode: int | None = None
-        request = {
-            "words": [*words],
-            "cwd": str(cwd or Path.cwd()),
-            "environment": dict(os.environ if env is None else env),
-        }
-        data = json.dumps(request).encode()
-        message = len(data).to_bytes(4, "big") + data
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(server("brokers"))
         with contextlib.ExitStack() as closing:
             opened = [_opened(number, each, closing) for number, each in enumerate(files)]
             self.stdin, self.stdout, self.stderr = (ours for ours, _ in opened)
             theirs = [file for _, file in opened]
-            sent = socket.send_fds(self._connection, [message], theirs)
-            self._connection.sendall(message[sent:])
+            launch.request(
+                self._connection,
+                theirs,
+                words=[*words],
+                cwd=str(cwd or Path.cwd()),
+                environment=dict(os.environ if env is None else env),
+            )
             self.pid = int(_line(self._connection))
 
     def poll(self) -> int | None:
@@ -283,7 +293,7 @@ def server(kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class Request:
     """A program to run: its module and arguments, its folder and its environment."""
 
     words: Sequence[str]
@@ -304,7 +314,7 @@ class _Server:
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(sys.stdin, selectors.EVENT_READ)
 
-    def run(self) -> _Request | None:
+    def run(self) -> Request | None:
         """Serves until standard input ends. Returns the request in each child."""
         while True:
             for key, _ in self._selector.select():
@@ -318,15 +328,15 @@ class _Server:
                 else:
                     self._end(key.fileobj, *key.data)
 
-    def _accept(self) -> _Request | None:
+    def _accept(self) -> Request | None:
         """Returns the request in the child, None in the server."""
         connection, _ = self._listening.accept()
-        data, files, _, _ = socket.recv_fds(connection, _READ_BYTES, _STANDARD_FILES)
+        data, files, _, _ = socket.recv_fds(connection, _READ_BYTES, len(launch.STANDARD_FILES))
         while data and len(data) < 4 + int.from_bytes(data[:4], "big"):
             data += connection.recv(_READ_BYTES)
         if not data:
             return None  # the client has failed
-        request = _Request(**json.loads(data[4:]))
+        request = Request(**json.loads(data[4:]))
         pid = os.fork()
         if not pid:
             self._become(files)
@@ -360,10 +370,10 @@ class _Server:
         self._selector.close()
         for number, file in enumerate(files):
             os.dup2(file, number)
-        os.closerange(_STANDARD_FILES, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(len(launch.STANDARD_FILES), os.sysconf("SC_OPEN_MAX"))
 
 
-def _run(request: _Request) -> None:
+def _run(request: Request) -> None:
     """Does in a child what `python -m` and `python -c` do in a new process."""
     os.chdir(request.cwd)
     os.environ.clear()
