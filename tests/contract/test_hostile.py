@@ -46,13 +46,15 @@ ALL = CROWD = 250
 """Connections of one address that do the same at once, each little enough to be quick alone."""
 HEAVY = 0.5
 """Share of the crowd that sends requests of almost 2,000 items."""
-FEW, SHORT_SECONDS = 60, 0.3
-"""The crowd in `make test`, and for how long its members hold what they have. As much less is done
-by those who are few at it, and at least something."""
+FEW = 60
+"""The crowd in `make test`: as much less of all that is done several times, and at least once."""
+MANY = 150_000
+"""Items of the largest requests."""
+FEWER = 50_000
+"""The same in `make test`: still more work than a bystander may wait for."""
 FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 2, 3, 9, 15, 32
 FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
-HOLD_SECONDS = 2.0
 _ANSWER_SECONDS = 120.0
 """An attacker's patience: an answer may take half a minute on a busy machine."""
 _MOST_PAIRS = 25
@@ -305,33 +307,33 @@ def lies_about_lengths(address: Address) -> None:
             assert [answered(link) for link in found] == [0] * len(lies)
 
 
-def announces_requests_it_never_sends(address: Address) -> None:
+def announces_requests_it_never_sends(address: Address) -> Iterator[None]:
     """Announces 100 MiB forty times, and sends nothing, a little, or a megabyte of it."""
     with links(address, 40) as found:
         for number, link in enumerate(found):
             part = bytes((0, 100, 100_000, MIB)[number % 4])
             send(link, struct.pack(">i", 100 * MIB) + part)
-        time.sleep(HOLD_SECONDS)
+        yield
 
 
-def sends_halves(address: Address) -> None:
+def sends_halves(address: Address) -> Iterator[None]:
     """Two hundred requests of a megabyte that stop in the middle."""
     with links(address, 200) as found:
         for link in found:
             send(link, struct.pack(">i", MIB) + bytes(MIB // 2))
-        time.sleep(HOLD_SECONDS)
+        yield
 
 
-def sends_a_byte_at_a_time(address: Address) -> None:
+def sends_a_byte_at_a_time(address: Address) -> Iterator[None]:
     """Fifty connections, each a byte now and then of a request of a megabyte."""
-    deadline = time.monotonic() + HOLD_SECONDS
     with links(address, 50) as found:
         for link in found:
             send(link, struct.pack(">i", MIB))
-        while time.monotonic() < deadline:
+        for _ in range(part_of(100)):
             for link in found:
                 send(link, b"\0")
             time.sleep(0.02)
+        yield
 
 
 def fetches_tiny_batches(address: Address) -> None:
@@ -351,12 +353,12 @@ def fetches_tiny_batches(address: Address) -> None:
     assert min(ask(address, Frames.frame(FETCH, 4, 1, fields), count=3, connections=4)) > 500_000
 
 
-def never_reads(address: Address) -> None:
+def never_reads(address: Address) -> Iterator[None]:
     """Thirty connections that ask for megabytes twenty times each and read nothing."""
     with links(address, 30, receive_bytes=4_096) as found:
         for link in found:
             send(link, fetch_frame(LOADED) * 20)
-        time.sleep(HOLD_SECONDS)
+        yield
 
 
 def fetches_huge_batches(address: Address) -> None:
@@ -376,11 +378,11 @@ def leaves_while_it_waits_for_memory(address: Address) -> None:
 
 
 def sends_to_many_partitions(address: Address) -> None:
-    """Produce requests to 100,000 partitions that are not there, from two connections."""
+    """Produce requests to `MANY` partitions that are not there, from two connections."""
     fields = kafkarequests.produce_fields(LOADED, 0, None)
-    partitions = [{"index": number, "records": None} for number in range(100_000)]
+    partitions = [{"index": number, "records": None} for number in range(MANY)]
     fields["topic_data"][0]["partition_data"] = partitions
-    assert min(ask(address, Frames.frame(0, 9, 1, fields), connections=2)) > 100_000
+    assert min(ask(address, Frames.frame(0, 9, 1, fields), connections=2)) > MANY
 
 
 def sends_large_batches(address: Address) -> None:
@@ -413,21 +415,21 @@ def describes_one_topic_by_other_keys(address: Address) -> None:
 
 
 def asks_for_many_topics(address: Address) -> None:
-    """Metadata of 150,000 names, from two connections."""
-    topics = [{"topic_id": None, "name": f"none-{number}"} for number in range(150_000)]
+    """Metadata of `MANY` names, from two connections."""
+    topics = [{"topic_id": None, "name": f"none-{number}"} for number in range(MANY)]
     fields = {
         "topics": topics,
         "allow_auto_topic_creation": False,
         "include_topic_authorized_operations": True,
     }
     frame = Frames.frame(METADATA, 12, 1, fields)
-    assert min(ask(address, frame, connections=2)) > 150_000
+    assert min(ask(address, frame, connections=2)) > MANY
 
 
 def asks_for_one_topic_often(address: Address) -> None:
-    """Metadata that names one topic 150,000 times."""
+    """Metadata that names one topic `MANY` times."""
     fields = {
-        "topics": [{"topic_id": None, "name": LOADED}] * 150_000,
+        "topics": [{"topic_id": None, "name": LOADED}] * MANY,
         "allow_auto_topic_creation": True,
         "include_topic_authorized_operations": True,
     }
@@ -435,24 +437,24 @@ def asks_for_one_topic_often(address: Address) -> None:
 
 
 def describes_many_groups(address: Address) -> None:
-    """DescribeGroups of 100,000 groups that are not there, from four connections."""
-    groups = [f"none-{number}" for number in range(100_000)]
+    """DescribeGroups of `MANY` groups that are not there, from four connections."""
+    groups = [f"none-{number}" for number in range(MANY)]
     fields = {"groups": groups, "include_authorized_operations": True}
     frame = Frames.frame(DESCRIBE_GROUPS, 5, 1, fields)
-    assert min(ask(address, frame, connections=4)) > 100_000
+    assert min(ask(address, frame, connections=4)) > MANY
 
 
 def fetches_many_offsets(address: Address) -> None:
-    """OffsetFetch of 150,000 partitions, from four connections."""
-    topics = [{"name": LOADED, "partition_indexes": list(range(150_000))}]
+    """OffsetFetch of `MANY` partitions, from four connections."""
+    topics = [{"name": LOADED, "partition_indexes": list(range(MANY))}]
     group = {"group_id": "g", "member_id": None, "member_epoch": -1, "topics": topics}
     fields = {"groups": [group], "require_stable": False}
     frame = Frames.frame(OFFSET_FETCH, 9, 1, fields)
-    assert min(ask(address, frame, connections=4)) > 150_000
+    assert min(ask(address, frame, connections=4)) > MANY
 
 
 def commits_many_offsets(address: Address) -> None:
-    """OffsetCommit of 150,000 partitions, most of which do not exist; then all of it is fetched.
+    """OffsetCommit of `MANY` partitions, most of which do not exist; then all of it is fetched.
 
     From two connections and for as many groups, which are deleted in the end.
     """
@@ -469,7 +471,7 @@ def commits_many_offsets(address: Address) -> None:
         ]
         return {"name": name, "partitions": partitions}
 
-    topics = [topic(WIDE, WIDE_PARTITIONS), topic("none", 140_000)]
+    topics = [topic(WIDE, WIDE_PARTITIONS), topic("none", MANY - WIDE_PARTITIONS)]
 
     def attack(group: str) -> None:
         commit = {
@@ -487,7 +489,7 @@ def commits_many_offsets(address: Address) -> None:
             *ask(address, Frames.frame(OFFSET_FETCH, 9, 1, fetch), count=2),
             *ask(address, Frames.frame(DELETE_GROUPS, 2, 1, delete)),
         ]
-        assert sizes[0] > 150_000
+        assert sizes[0] > MANY
         assert min(sizes[1:3]) > 20 * WIDE_PARTITIONS
         assert sizes[3]
 
@@ -503,7 +505,7 @@ def begins_many_producers(address: Address) -> None:
     assert min(ask(address, frame, count=500, connections=10)) > 0
 
 
-def joins_and_leaves(address: Address) -> None:
+def joins_and_leaves(address: Address) -> Iterator[None]:
     """250 connections join one group, and close while they wait; three times."""
     fields = {
         "group_id": "crowd",
@@ -519,7 +521,7 @@ def joins_and_leaves(address: Address) -> None:
         with links(address, CROWD) as found:
             for link in found:
                 send(link, frame)
-            time.sleep(HOLD_SECONDS / 4)
+            yield
 
 
 def joins_with_much(address: Address) -> None:
@@ -541,7 +543,7 @@ def joins_with_much(address: Address) -> None:
 
 
 def opens_huge_sessions(address: Address) -> None:
-    """Fetches of 150,000 partitions that begin a session, from two connections."""
+    """Fetches of `MANY` partitions that begin a session, from two connections."""
     partitions = [
         {
             "partition": number,
@@ -551,7 +553,7 @@ def opens_huge_sessions(address: Address) -> None:
             "log_start_offset": -1,
             "partition_max_bytes": MIB,
         }
-        for number in range(150_000)
+        for number in range(MANY)
     ]
     fields = {
         "max_wait": dt.timedelta(milliseconds=100),
@@ -568,7 +570,7 @@ def opens_huge_sessions(address: Address) -> None:
     assert min(ask(address, frame, connections=2)) > 0
 
 
-def deletes_and_waits(address: Address) -> None:
+def deletes_and_waits(address: Address) -> Iterator[None]:
     """Thirty DeleteRecords that wait ten minutes for a topic that cannot be published."""
     fields = {
         "topics": [{"name": HELD, "partitions": [{"partition_index": 0, "offset": -1}]}],
@@ -579,29 +581,26 @@ def deletes_and_waits(address: Address) -> None:
     with links(address, 30) as found:
         for link in found:
             send(link, frame)
-        time.sleep(0.5)
-        began = time.monotonic()
+        yield
         assert min(ask(address, coordinator)) > 0
-        assert time.monotonic() - began < 60.0, "groups wait for those who delete"
-        time.sleep(HOLD_SECONDS)
 
 
-def waits_for_much(address: Address) -> None:
+def waits_for_much(address: Address) -> Iterator[None]:
     """A hundred fetches that wait for 1 GiB of what the bystander writes."""
     with links(address, 100) as found:
         for link in found:
             send(link, fetch_frame("bystander", min_bytes=1 << 30, wait_ms=600_000))
-        time.sleep(HOLD_SECONDS)
+        yield
 
 
-def floods_with_connections(address: Address) -> None:
+def floods_with_connections(address: Address) -> Iterator[None]:
     """More connections than there may be, from eight addresses, each with half a request."""
     with contextlib.ExitStack() as opened:
         for number in range(2, 10):
             flood = links(address, CONNECTIONS // 6, source=NOBODY.format(number))
             for link in opened.enter_context(flood):
                 send(link, struct.pack(">i", 1_000) + bytes(100))
-        time.sleep(HOLD_SECONDS)
+        yield
     wait_until(
         lambda: min(ask(address, Frames.frame(18, 0, 1, {}))) > 0,
         "a client is accepted after they have left",
@@ -616,7 +615,7 @@ def comes_and_goes(address: Address) -> None:
                 send(link, fetch_frame(LOADED, most=MIB))
 
 
-def sends_bombs(address: Address) -> None:
+def sends_bombs(address: Address) -> Iterator[None]:
     """Sends a gigabyte of zeros in some kilobytes from four connections, partly refused."""
     taken = bomb(60 * MIB)
     refused = [bomb(200 * MIB), bomb_of_headers(8_000_000)]
@@ -634,7 +633,7 @@ def sends_bombs(address: Address) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(produce, range(part_of(4))))
-    time.sleep(HOLD_SECONDS)  # most of it is to be published
+    yield  # most of it is to be published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -778,7 +777,7 @@ def test_another_client_continues(
     """Memory and the work before a ping, a fetch or a send is answered are bounded."""
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "CROWD", FEW)
-    monkeypatch.setattr(module, "HOLD_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr(module, "MANY", FEWER)
     siege.withstand(case.attack, case.room_bytes, name=case.name)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +35,7 @@ SCHEMA = payload(["a"]).schema
 SERVICE = "/arrow.flight.protocol.FlightService/"
 FAILED = (pa.ArrowException, OSError, errors.SparklogError)
 
-Attack = Callable[[str], None]
+Attack = Callable[[str], Iterable[None] | None]
 
 
 @pytest.fixture(name="siege", scope="module")
@@ -213,14 +213,14 @@ def names_one_value_often(address: str) -> None:
                 stream.append(batch, flight_messages.AppendHeader(partition=0))
 
 
-def never_reads(address: str) -> None:
+def never_reads(address: str) -> Iterator[None]:
     """All streams that there may be, of which nothing is read."""
     ticket = flight_messages.ReadTicket(topic=LOADED, partition=0, start=0, end=LOADED_BYTES // MIB)
     with contextlib.ExitStack() as doors:
         for _ in range(STREAMS):
             door = doors.enter_context(BrokerClient(address))
             door.flight.do_get(flight.Ticket(flight_messages.encode(ticket)))
-        time.sleep(1.0)
+        yield
 
 
 @pytest.mark.xdist_group("hostile-flight")

@@ -2,7 +2,8 @@
 
 `Siege` starts the broker and the bystander; `Siege.bear(case)` runs one case and says what the
 bystander met and how large the broker's memory became. A case is a function of the broker's
-address: it ends by itself, within seconds, and closes what it has opened.
+address: it ends by itself, within seconds, and closes what it has opened. It yields while it holds
+what it has, until the bystander has been served.
 
 While other tests run, how long the bystander waits says little. So its waits are bounded by the
 processor time that the broker uses meanwhile: what the broker does for others before it answers.
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -67,10 +68,13 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 _TOPIC: Final = "bystander"
 _WARM_SECONDS: Final = 1.0
+_SERVED: Final = 3
+"""Replies of each kind before an attack ends; the first was perhaps asked for before it began."""
+_HOLD_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
 
 Address = tuple[str, int]
-Attack = Callable[[Address], None]
+Attack = Callable[[Address], Iterable[None] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,31 @@ class Met:
         return all(
             waits.seconds <= factor * WAIT_SECONDS[name] for name, waits in self.waits.items()
         )
+
+
+class _Served:
+    """All that a bystander reports beside one case."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}
+        self.sleep_seconds = 0.0
+        self.failures: dict[str, str] = {}
+        self._ask = ask
+
+    def wait_for_more(self) -> None:
+        """Returns when the bystander has been served in each way from now on, or has failed."""
+        enough = {name: waits.count + _SERVED for name, waits in self.waits.items()}
+
+        def is_served() -> bool:
+            met = self._ask()
+            self.waits = {name: before.and_then(**met[name]) for name, before in self.waits.items()}
+            self.sleep_seconds = max(self.sleep_seconds, met["sleep"]["seconds"])
+            self.failures |= met["failures"]
+            return bool(self.failures) or all(
+                waits.count >= enough[name] for name, waits in self.waits.items()
+            )
+
+        wait_until(is_served, "the bystander is served")
 
 
 class Siege:
@@ -204,16 +233,23 @@ class Siege:
             is_timed: bounds waits by the clock, too, for a machine that does nothing else.
         """
         for _ in range(ATTEMPTS):
-            met = self.bear(attack, room_bytes)
+            met = self.bear(attack, room_bytes, hold_seconds=_HOLD_SECONDS if is_timed else 0.0)
             print(name, met)  # noqa: T201
             assert met.is_sound(), met
             if not is_timed or met.is_in_time() or not met.is_in_time(CHANCE):
                 break
         assert not is_timed or met.is_in_time(), met
 
-    def bear(self, attack: Attack, room_bytes: int = BOUND_BYTES) -> Met:
-        """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing."""
+    def bear(
+        self, attack: Attack, room_bytes: int = BOUND_BYTES, *, hold_seconds: float = 0.0
+    ) -> Met:
+        """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing.
+
+        Args:
+            hold_seconds: for which an attack holds what it has, after the bystander was served.
+        """
         self._met()
+        served = _Served(self._met)
         done = threading.Event()
         before_bytes = self.memory_bytes()
         largest = [before_bytes]
@@ -225,34 +261,22 @@ class Siege:
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            attack(self.address)
+            for _ in attack(self.address) or ():
+                served.wait_for_more()
+                time.sleep(hold_seconds)
             # An attack that is over at once leaves the bystander no time to be served in.
-            met, waits = self._served()
+            served.wait_for_more()
         finally:
             done.set()
             watching.join()
         return Met(
-            waits=waits,
-            sleep_seconds=max(met["sleep"]["seconds"] - bystander.PAUSE_SECONDS, 0.0),
-            failures=met["failures"],
+            waits=served.waits,
+            sleep_seconds=max(served.sleep_seconds - bystander.PAUSE_SECONDS, 0.0),
+            failures=served.failures,
             memory_bytes=largest[0] - self._idle_bytes,
             grown_bytes=largest[0] - before_bytes,
             room_bytes=room_bytes,
         )
-
-    def _served(self) -> tuple[Any, Mapping[str, Waits]]:
-        """Returns what the bystander reports once it has been served in each way, or failed."""
-        met: Any = None
-        waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}
-
-        def is_served() -> bool:
-            nonlocal met, waits
-            met = self._met()
-            waits = {each: before.and_then(**met[each]) for each, before in waits.items()}
-            return bool(met["failures"]) or all(each.count for each in waits.values())
-
-        wait_until(is_served, "the bystander is served")
-        return met, waits
 
     def memory_bytes(self) -> int:
         """The broker's resident memory now."""
