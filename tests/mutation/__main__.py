@@ -12,6 +12,7 @@ killed.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -92,8 +93,13 @@ def all_sites(rooms: Sequence[str] = _ROOMS) -> Iterable[Site]:
         for path in sorted((ROOT / room).rglob("*.py")):
             module = str(path.relative_to(ROOT))
             if module not in _LEFT_OUT:
-                for mutation in mutations_of(path.read_bytes()):
+                for mutation in _mutations_of(path):
                     yield Site(module=module, mutation=mutation)
+
+
+@functools.cache
+def _mutations_of(path: Path) -> Sequence[Mutation]:
+    return list(mutations_of(path.read_bytes()))
 
 
 # ------------------------------------------------------------------------------ running
