@@ -5,6 +5,7 @@ Consumer groups check their invariant after each event here.
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _multiply_examples(item)
         if item.get_closest_marker("spark"):
             _group(item)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves all that was imported and collected out of later collections of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _group(item: pytest.Item) -> None:

@@ -50,7 +50,7 @@ FEW = 60
 """The crowd in `make test`: as much less of all that is done several times, and at least once."""
 MANY = 150_000
 """Items of the largest requests."""
-FEWER = 50_000
+FEWER = 100_000
 """The same in `make test`: still more work than a bystander may wait for."""
 FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 2, 3, 9, 15, 32
 FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61

@@ -39,7 +39,7 @@ ATTEMPTS: Final = 3
 """A machine that does other things at the same time may miss a bound of time; not three times."""
 CHANCE: Final = 4
 """Nor by more than this factor."""
-PROCESSORS: Final = 3
+PROCESSORS: Final = 2
 """Processor seconds of the broker for each second of a wait: its threads work at the same time.
 Without bounds in the broker the cases took eight times `WAIT_SECONDS` and more."""
 SMALL_FETCH_BYTES: Final = 128 << 10
