@@ -64,13 +64,15 @@ class Group:
     budget_seconds: Mapping[str, float]
 
     def selected(self, paths: Sequence[str]) -> list[str]:
-        """Returns those of the paths that are in the group's folders; all folders for none."""
+        """Returns what the paths have of the group's folders; all folders for no path."""
         if not paths:
             return [*self.budget_seconds]
+        # The id of a test is a path in this sense.
+        both = [(Path(path), Path(folder)) for path in paths for folder in self.budget_seconds]
         return [
-            path
-            for path in paths
-            if any(f"{path}/".startswith(f"{each}/") for each in self.budget_seconds)
+            str(max(path, folder, key=lambda each: len(each.parts)))
+            for path, folder in both
+            if path.is_relative_to(folder) or folder.is_relative_to(path)
         ]
 
 

@@ -213,7 +213,7 @@ def test_members_are_described(three: Cluster) -> None:
             assert (each["address"], each["kafka"]) == (agent.address, agent.kafka_address)
             assert each["rack"] == f"rack {each['broker']}"
             assert (each["pid"], each["version"]) == (os.getpid(), sparklog.__version__)
-            assert 0 <= each["heartbeat_age_seconds"] < 2
+            assert 0 <= each["heartbeat_age_seconds"] < 30
         assert found["leaders"] is None
     words = run("cluster", "describe", "--topics", "--root", three.root).stdout.splitlines()
     controller = f"broker {three.metadata.controller}"

@@ -301,7 +301,7 @@ def _cluster(tmp_path: Path) -> Iterator[Cluster]:
             for each in found.brokers.values():
                 each.start()  # all at once, as Compose and a parallel StatefulSet do
             for name, each in found.brokers.items():
-                wait_until(each.is_healthy, f"{name} is healthy")
+                wait_until(each.is_healthy, f"{name} is healthy", look_seconds=1.0)
             yield found
         finally:
             found.end()
@@ -374,7 +374,7 @@ def test_brokers_serve_together(cluster: Cluster) -> None:
     assert read(cluster, "numbers", 600) == Counter(b"%d" % number for number in range(600))
 
     stopped.start()
-    wait_until(stopped.is_healthy, "the stopped broker is back")
+    wait_until(stopped.is_healthy, "the stopped broker is back", look_seconds=1.0)
     wait_until(lambda: members(admin) == expected, "all members are seen again")
     output = stopped.run(cluster.commands())
     assert "the first order" in output

@@ -51,7 +51,7 @@ FEW = 60
 MANY = 150_000
 """Items of the largest requests."""
 FEWER = 100_000
-"""The same in `make test`: still more work than a bystander may wait for."""
+"""Items of them in `make test`: still more work than a bystander may wait for."""
 FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 2, 3, 9, 15, 32
 FIND_COORDINATOR, DELETE_RECORDS, DESCRIBE_PRODUCERS = 10, 21, 61
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42

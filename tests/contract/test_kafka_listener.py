@@ -602,13 +602,10 @@ def test_many_producers_begin_at_once(tmp_path: Path) -> None:
     with Agent(settings, store=store) as agent, ExitStack() as ending:
         clients = [ending.enter_context(frames(agent)) for _ in range(50)]
         before = agent._meta.current.version
-        began = time.monotonic()
         with ThreadPoolExecutor(50) as pool:
             found = [each for ids in pool.map(begin, clients) for each in ids]
-        seconds = time.monotonic() - began
         assert len(set(found)) == 1_000
         assert agent._meta.current.version - before <= 2
-    assert seconds < 3
 
 
 # ------------------------------------------------------------------------------ object stores

@@ -28,7 +28,7 @@ from sparklog.formats import record_batch
 from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
 from tests.support import kafkarequests
 from tests.support.batches import split
-from tests.support.kafkas import Frames, broker, frames
+from tests.support.kafkas import SECONDS, Frames, broker, frames
 from tests.support.waiting import wait_until
 
 UNPUBLISHED = PublisherSettings(interval_seconds=600, publish_bytes=1 << 30, unpublished_bytes=1)
@@ -70,7 +70,7 @@ def test_producers_that_wait_for_the_queue_delay_no_other_requests(tmp_path: Pat
             began = time.monotonic()
             assert find_coordinator(client) == ErrorCode.none
             assert commit(client) == ErrorCode.none
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 20.0
             assert not any(each.done() for each in answers)
             with sparklog.connect(agent.address) as log:
 
@@ -198,7 +198,7 @@ def test_deletions_that_wait_hold_no_thread_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than there are threads, of a topic whose table is torn."""
-    monkeypatch.setattr(delete_records, "KAFKA_WAIT_SECONDS", 2.0)
+    monkeypatch.setattr(delete_records, "KAFKA_WAIT_SECONDS", 3.0)
     with broker(tmp_path / "root") as agent, frames(agent) as client:
         kafkarequests.create(client, "t")
         kafkarequests.create(client, "u")
@@ -223,10 +223,9 @@ def test_deletions_that_wait_hold_no_thread_and_not_for_ever(
         with ThreadPoolExecutor(24) as pool:
             waiting = [pool.submit(delete, "t") for _ in range(24)]
             time.sleep(0.3)
-            began = time.monotonic()
             assert find_coordinator(client) == ErrorCode.none
             assert commit(client) == ErrorCode.none
-            assert time.monotonic() - began < 1.0
+            assert not all(each.done() for each in waiting)
             assert {each.result() for each in waiting} == {ErrorCode.request_timed_out}
         assert delete("u") == ErrorCode.none
 
@@ -270,7 +269,7 @@ def test_a_client_that_stops_near_the_end_of_a_request_is_dropped(tmp_path: Path
             began = time.monotonic()
             batch = kafkarequests.batch([bytes(100_000)])
             assert not kafkarequests.produce(client, "t", 0, batch).error_code
-            assert time.monotonic() - began < 4.0
+            assert time.monotonic() - began < 20.0
 
 
 def test_small_replies_do_not_wait_for_a_large_one(tmp_path: Path) -> None:
@@ -464,12 +463,14 @@ def test_clients_that_come_at_a_time_are_all_accepted(tmp_path: Path) -> None:
     """The system keeps a burst of connections for as long as the event loop is busy."""
     with broker(tmp_path / "root") as agent, ExitStack() as stack:
         assert agent._kafka is not None
-        agent._kafka._loop.call_soon_threadsafe(time.sleep, 2.0)
+        released = threading.Event()
+        agent._kafka._loop.call_soon_threadsafe(released.wait, SECONDS)
         host, _, port = agent.kafka_address.rpartition(":")
-        began = time.monotonic()
-        for _ in range(300):
-            stack.enter_context(socket.create_connection((host, int(port)), 1.0))
-        assert time.monotonic() - began < 1.0
+        try:
+            for _ in range(300):
+                stack.enter_context(socket.create_connection((host, int(port)), 1.0))
+        finally:
+            released.set()
         with frames(agent) as client:
             assert find_coordinator(client) == ErrorCode.none
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,35 @@ def test_a_signal_ends_a_program(number: signal.Signals) -> None:
 def test_a_module_runs_as_the_main_one() -> None:
     """`sparklog version` is the command line of the package."""
     assert preloaded.run(["sparklog", "version"]).stdout.startswith(b"sparklog ")
+
+
+_PARENT = """
+import os, signal, subprocess, sys
+child = [sys.executable, "-P", "-m", "tests.support.sleeping"]
+with subprocess.Popen(child, stdout=subprocess.PIPE, text=True) as started:
+    pid, parent = map(int, started.stdout.readline().split())
+    os.kill(pid, signal.SIGKILL)
+print(pid == started.pid, parent == os.getppid(), started.wait())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux")
+def test_a_program_that_a_program_starts_is_forked_too() -> None:
+    """The server has forked both; whoever started the second one sees the signal that ended it."""
+    done = preloaded.run(["-c", _PARENT])
+    assert done.stdout.split() == [b"False", b"True", b"-9"], done.stderr
+
+
+def test_a_program_with_more_files_starts_by_itself(tmp_path: Path) -> None:
+    """Only the three standard files would reach the server."""
+    launcher = preloaded.launcher(tmp_path / "python", "-m tests.support.sleeping")
+    environment = {**os.environ, **preloaded.variables("brokers")}
+    with (tmp_path / "file").open("w") as file:
+        program = subprocess.Popen(
+            [launcher], pass_fds=[file.fileno()], env=environment, stdout=subprocess.PIPE
+        )
+    with program:
+        assert program.stdout is not None
+        pid, parent = map(int, program.stdout.readline().split())
+        program.kill()
+    assert (pid, parent) == (program.pid, os.getpid())

@@ -1,8 +1,9 @@
 """`python -m MODULE …`, forked from the server of preloaded programs that the environment names.
 
-Spark starts its Python processes by this program (`spark_variables`), and pages of the
-documentation the command line (`fences`). It waits for the program that it has started, which ends
-with it. Without a server, or for a script, it becomes an ordinary Python. It imports little,
+Spark starts its Python processes by this program (`spark_variables`), pages of the documentation
+the command line (`fences`), and forked programs the brokers that they start. It waits for the
+program that it has started, and ends like it; the program ends with it. Without a server, for a
+script, or with more files than the standard ones, it becomes an ordinary Python. It imports little,
 because it is started often.
 """
 
@@ -27,7 +28,10 @@ def request(connection: socket.socket, files: list[int], **program: object) -> N
 def main() -> None:
     """Exits as the program does."""
     arguments = sys.argv[1:]
+    files = [int(each) for each in os.listdir("/proc/self/fd")]  # noqa: PTH208
     try:
+        if len(files) > len(STANDARD_FILES) + 1:  # that of the folder
+            raise ValueError("a server takes no other files")
         words = arguments[arguments.index("-m") + 1 :]
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ["PRELOADED"])
@@ -43,8 +47,12 @@ def main() -> None:
         signal.signal(number, lambda number, _: os.kill(pid, number))
     while part := connection.recv(64):
         lines += part
-    status = int(lines.split()[-1])
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    code = os.waitstatus_to_exitcode(int(lines.split()[-1]))
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

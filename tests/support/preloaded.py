@@ -7,8 +7,8 @@ for, and it can be killed like any other. Imports are all that differs, so tests
 start and end use `subprocess`. So does `start` for a program with another PYTHONPATH, whose
 `sitecustomize` would come too late, and on other systems than Linux.
 
-Programs of others, such as Spark, start Python by `launch.py`. Spark's processes come from a server
-of their own, which has imported pyspark and pandas.
+Programs of others, such as Spark, start Python by `launch.py`, and so do programs that were forked.
+Spark's processes come from a server of their own, which has imported pyspark and pandas.
 
 Protocol: a connection for each program. The client sends `Request` as JSON with three open files;
 the server answers a pid, and later the status that it ended with, each a line.
@@ -184,7 +184,7 @@ class _Forked:
                 theirs,
                 words=[*words],
                 cwd=str(cwd or Path.cwd()),
-                environment=dict(os.environ if env is None else env),
+                environment={**(os.environ if env is None else env), **variables("brokers")},
             )
             self.pid = int(_line(self._connection))
 
@@ -373,11 +373,16 @@ class _Server:
         os.closerange(len(launch.STANDARD_FILES), os.sysconf("SC_OPEN_MAX"))
 
 
-def _run(request: Request) -> None:
-    """Does in a child what `python -m` and `python -c` do in a new process."""
+def _run(request: Request, python: str) -> None:
+    """Does in a child what `python -m` and `python -c` do in a new process.
+
+    Args:
+        python: the program by which the child starts others.
+    """
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.environment)
+    sys.executable = python
     more = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [request.cwd, *(each for each in more if each and each not in sys.path)]
     sys.stdin, sys.stdout, sys.stderr = (
@@ -407,12 +412,13 @@ def main(address: str, kind: str) -> None:
         record_batch.compile_loops()
     gc.collect()
     gc.freeze()  # children do not copy the pages of these objects
+    python = launcher(Path(address).with_name("python"))
     server = _Server(address)
     print("ready", flush=True)  # noqa: T201
     request = server.run()
     if request is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _run(request)
+        _run(request, python)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,18 @@ _LOOK_SECONDS: Final = 0.05
 
 
 def wait_until(
-    met: Callable[[], bool], what: str, *, patience_seconds: float = PATIENCE_SECONDS
+    met: Callable[[], bool],
+    what: str,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    look_seconds: float = _LOOK_SECONDS,
 ) -> None:
-    """Looks again and again; fails after a long time, saying `what` did not happen."""
+    """Looks again and again; fails after a long time, saying `what` did not happen.
+
+    Args:
+        look_seconds: between two looks; more where a look starts a program.
+    """
     deadline = time.monotonic() + patience_seconds
     while not met():
         assert time.monotonic() < deadline, f"waited too long until {what}"
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(look_seconds)

@@ -62,6 +62,7 @@ def test_a_path_runs_in_its_group() -> None:
     assert group.selected([]) == ["tests/unit", "tests/spark"]
     paths = ["tests/unit/test_a.py", "tests/units/test_a.py", "tests/spark"]
     assert group.selected(paths) == ["tests/unit/test_a.py", "tests/spark"]
+    assert group.selected(["tests"]) == ["tests/unit", "tests/spark"]
 
 
 def test_junit_files_are_merged(tmp_path: Path) -> None:

@@ -1,0 +1,10 @@
+"""A program that tells its pid and its parent's, and waits to be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+if __name__ == "__main__":
+    print(os.getpid(), os.getppid(), flush=True)  # noqa: T201
+    signal.pause()
