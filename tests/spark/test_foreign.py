@@ -194,7 +194,10 @@ def test_maintenance_by_spark_disturbs_nobody(
     """With OPTIMIZE, DELETE of read records and VACUUM during a batch, the stream sees each record
     once, a batch read sees all that remain, and the broker continues publishing."""
     root = tmp_path / "root"
-    broker = BrokerProcess(root, {"SPARKLOG_JANITOR_COMPACT_FILES": "6"})
+    broker = BrokerProcess(
+        root,
+        {"SPARKLOG_JANITOR_COMPACT_FILES": "6", "SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "2"},
+    )
     maintained = Maintenance(spark, root, rounds=rounds)
     given = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
     broker.start()

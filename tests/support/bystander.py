@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-PAUSE_SECONDS = 0.01
+PAUSE_SECONDS = 0.03
 GIVE_UP_SECONDS = 30.0
 NOTED_SECONDS = 0.02
 """Shorter spans of time are not kept one by one."""
