@@ -69,7 +69,7 @@ print(pid == started.pid, parent == os.getppid(), started.wait())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux")
 def test_a_program_that_a_program_starts_is_forked_too() -> None:
-    """The server has forked both; whoever started the second one sees the signal that ended it."""
+    """The server has forked both, and the first one sees which signal has ended the second."""
     done = preloaded.run(["-c", _PARENT])
     assert done.stdout.split() == [b"False", b"True", b"-9"], done.stderr
 

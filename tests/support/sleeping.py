@@ -1,4 +1,4 @@
-"""A program that tells its pid and its parent's, and waits to be killed."""
+"""Prints its pid and its parent's, and waits for a signal."""
 
 from __future__ import annotations
 
