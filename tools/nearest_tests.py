@@ -8,6 +8,7 @@ machine.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -74,9 +75,9 @@ def _tests_of(file: str) -> Iterable[tuple[int, str]]:
         return list(enumerate(tests, start=1))
     name = ".".join(path.with_suffix("").parts)
     package, _, module = name.rpartition(".")
-    imports = (f"from {name} import", f"import {name}", f"from {package} import {module}")
+    imports = re.compile(rf"(from|import) {name}\b|from {package} import (\([^)]*|.*)\b{module}\b")
     return [
         (1, str(test.relative_to(ROOT)))
         for test in (ROOT / "tests").rglob("test_*.py")
-        if any(each in test.read_text() for each in imports)
+        if imports.search(test.read_text())
     ]

@@ -36,6 +36,8 @@ GROUPS: Final = ROOT / "tests" / "groups.toml"
 RESULTS: Final = ROOT / "build" / "tests"
 _JUNIT: Final = "junit.xml"
 _SLOWEST: Final = 20
+_MESSAGE: Final = 500
+"""Characters of a failure that are repeated at the end."""
 _EXCESS: Final = 1.5
 _NO_TESTS: Final = 5
 """Exit code of pytest where no test was selected."""
@@ -103,6 +105,8 @@ class Case:
     seconds: float
     outcome: str
     """passed, failed or skipped."""
+    message: str = ""
+    """Why it failed."""
 
     @property
     def folder(self) -> str:
@@ -118,14 +122,14 @@ def read_cases(junit: Path) -> list[Case]:
     found = []
     for each in ET.parse(junit).iter("testcase"):
         module, test = each.attrib["classname"].replace(".", "/"), each.attrib["name"]
-        outcomes = {child.tag for child in each}
+        outcomes = {child.tag: child.get("message", "") for child in each}
+        failed = [tag for tag in ("failure", "error") if tag in outcomes]
         found.append(
             Case(
                 name=f"{module}.py::{test}" if module else test,
                 seconds=float(each.attrib["time"]),
-                outcome="failed"
-                if outcomes & {"failure", "error"}
-                else ("skipped" if "skipped" in outcomes else "passed"),
+                outcome="failed" if failed else ("skipped" if "skipped" in outcomes else "passed"),
+                message=outcomes[failed[0]] if failed else "",
             )
         )
     return found
@@ -291,6 +295,9 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     spent = machine_cpu_seconds() - cpu_before
     print(f"{minutes}:{seconds:02} min, {spent:.0f} s of processors; {RESULTS / _JUNIT}")
+    for case in cases:
+        if case.outcome == "failed":
+            print(f"FAILED {case.name}: {case.message[:_MESSAGE]}")
     print(counted(cases))
     if not cases:
         return _NO_TESTS

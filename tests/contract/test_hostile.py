@@ -41,7 +41,7 @@ HELD = "held"
 WIDE, WIDE_PARTITIONS = "wide", 10_000
 BOMBED, TOO_LARGE = "bombed", 10
 TINY, TINY_PARTITIONS = "tiny", 100
-KNOWN, KNOWN_PRODUCERS = "known", 5_000
+KNOWN, KNOWN_PRODUCERS = "known", 2_000
 ALL = CROWD = 250
 """Connections of one address that do the same at once, each little enough to be quick alone."""
 HEAVY = 0.5

@@ -29,7 +29,7 @@ from tests.support.hostile import Siege
 
 MIB = 1 << 20
 STREAMS = 16
-LOADED, LOADED_BYTES = "loaded", 256 * MIB
+LOADED, LOADED_BYTES = "loaded", 64 * MIB
 SECONDS = 30.0
 SCHEMA = payload(["a"]).schema
 SERVICE = "/arrow.flight.protocol.FlightService/"
@@ -60,7 +60,7 @@ def zeros(size_bytes: int) -> pa.RecordBatch:
 
 def sends_huge_messages(address: str) -> None:
     """A gigabyte as one batch, and as one action."""
-    batch = zeros(1_900 * MIB)
+    batch = zeros(1_200 * MIB)
     with (
         BrokerClient(address) as door,
         pytest.raises(FAILED),

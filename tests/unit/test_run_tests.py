@@ -77,6 +77,7 @@ def test_junit_files_are_merged(tmp_path: Path) -> None:
         *("tests/contract", "tests/contract", "tests/spark"),
     ]
     assert cases[0] == Case(name="tests/unit/test_a.py::test_x[1.5]", seconds=2.5, outcome="passed")
+    assert [case.message for case in cases[:3]] == ["", "no", ""]
     assert run_tests.counted(cases) == "2 passed, 2 failed, 2 skipped"
 
 
