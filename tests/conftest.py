@@ -67,6 +67,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Frees it again: libraries complain at the end of a process about what is left."""
+    gc.unfreeze()
+
+
 def _group(item: pytest.Item) -> None:
     """Gives a test that needs Spark to the worker that has what it needs.
 

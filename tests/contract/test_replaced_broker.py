@@ -6,11 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka.error_codes import CODES, NEEDING_PROOF
 from sparklog.broker.kafka.registry import APIS
@@ -98,22 +99,25 @@ def settings(**liveness: float) -> BrokerSettings:
 @contextlib.contextmanager
 def unaware() -> Iterator[tuple[Agent, Agent]]:
     """Runs a broker with records that looks at the metadata once an hour, and its successor."""
-    store = MemoryStore(CLOCK)
-    quiet = settings(heartbeat_seconds=3_600.0, dead_after_seconds=7_200.0)
-    old = Agent(quiet, store=store)
-    old.start()
-    try:
-        with frames(old) as client:
-            create(client, "t")
-            for sequence in range(3):
-                data = batch([b"a"], producer_id=7_000, producer_epoch=3, base_sequence=sequence)
-                assert produce(client, "t", 0, data).error_code is ErrorCode.none
-            client.ask(8, 7, commit_fields("g", "t", 0, 2))
-        with Agent(quiet, store=store, take_over=True) as new:
-            yield old, new
-    finally:
-        old._stopping.set()  # its heartbeat and its log are its successor's
-        old.stop()
+    with mock.patch.object(limits, "FOLLOW_REMOTE_SECONDS", 3_600.0):
+        store = MemoryStore(CLOCK)
+        quiet = settings(heartbeat_seconds=3_600.0, dead_after_seconds=7_200.0)
+        old = Agent(quiet, store=store)
+        old.start()
+        try:
+            with frames(old) as client:
+                create(client, "t")
+                for sequence in range(3):
+                    data = batch(
+                        [b"a"], producer_id=7_000, producer_epoch=3, base_sequence=sequence
+                    )
+                    assert produce(client, "t", 0, data).error_code is ErrorCode.none
+                client.ask(8, 7, commit_fields("g", "t", 0, 2))
+            with Agent(quiet, store=store, take_over=True) as new:
+                yield old, new
+        finally:
+            old._stopping.set()  # its heartbeat and its log are its successor's
+            old.stop()
 
 
 @contextlib.contextmanager
