@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Frees it again: libraries complain at the end of a process about what is left."""
+    """Thaws it: at the end of a process, libraries complain about objects that are still there."""
     gc.unfreeze()
 
 
