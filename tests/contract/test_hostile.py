@@ -820,7 +820,7 @@ def test_acks_cost_little_more_beside_fetches_that_wait_for_much(siege: Siege) -
             with links(siege.address, 100) as found:
                 for link in found:
                     send(link, fetch_frame(topic, min_bytes=1 << 30, wait_ms=600_000))
-                time.sleep(0.3)  # until all have seen the existing records
+                ack()  # meanwhile all of them have seen the existing records
                 seconds["beside"] += ack()
     print("processor seconds of acks", seconds)  # noqa: T201 - for those who ask with -s
     assert is_bounded(), seconds

@@ -68,9 +68,10 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 _TOPIC: Final = "bystander"
 _WARM_SECONDS: Final = 1.0
-_SERVED: Final = 3
+_REPLIES: Final = 3
 """Replies of each kind before an attack ends; the first was perhaps asked for before it began."""
-_HOLD_SECONDS: Final = 2.0
+_MORE_REPLIES: Final = 60
+"""Replies on a quiet machine, where they take about two seconds."""
 _LOOK_SECONDS: Final = 0.02
 
 Address = tuple[str, int]
@@ -139,9 +140,9 @@ class _Served:
         self.failures: dict[str, str] = {}
         self._ask = ask
 
-    def wait_for_more(self) -> None:
-        """Returns when the bystander has been served in each way from now on, or has failed."""
-        enough = {name: waits.count + _SERVED for name, waits in self.waits.items()}
+    def wait_for_more(self, replies: int) -> None:
+        """Returns when the bystander has so many more replies of each kind, or has failed."""
+        enough = {name: waits.count + replies for name, waits in self.waits.items()}
 
         def is_served() -> bool:
             met = self._ask()
@@ -233,7 +234,7 @@ class Siege:
             is_timed: bounds waits by the clock, too, for a machine that does nothing else.
         """
         for _ in range(ATTEMPTS):
-            met = self.bear(attack, room_bytes, hold_seconds=_HOLD_SECONDS if is_timed else 0.0)
+            met = self.bear(attack, room_bytes, replies=_MORE_REPLIES if is_timed else _REPLIES)
             print(name, met)  # noqa: T201
             assert met.is_sound(), met
             if not is_timed or met.is_in_time() or not met.is_in_time(CHANCE):
@@ -241,12 +242,12 @@ class Siege:
         assert not is_timed or met.is_in_time(), met
 
     def bear(
-        self, attack: Attack, room_bytes: int = BOUND_BYTES, *, hold_seconds: float = 0.0
+        self, attack: Attack, room_bytes: int = BOUND_BYTES, *, replies: int = _REPLIES
     ) -> Met:
         """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing.
 
         Args:
-            hold_seconds: for which an attack holds what it has, after the bystander was served.
+            replies: of each kind that the bystander gets while an attack holds what it has.
         """
         self._met()
         served = _Served(self._met)
@@ -262,10 +263,9 @@ class Siege:
         watching.start()
         try:
             for _ in attack(self.address) or ():
-                served.wait_for_more()
-                time.sleep(hold_seconds)
+                served.wait_for_more(replies)
             # An attack that is over at once leaves the bystander no time to be served in.
-            served.wait_for_more()
+            served.wait_for_more(_REPLIES)
         finally:
             done.set()
             watching.join()
