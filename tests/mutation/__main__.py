@@ -140,10 +140,8 @@ class Tree:
 
     def _write(self, path: Path, source: bytes) -> None:
         path.write_bytes(source)
-        producer_sequence = next(
-            _times
-        )  # another than ever before, or compiled code of the last one is used
-        os.utime(path, (producer_sequence, producer_sequence))
+        changed = next(_times)  # another than ever before, or compiled code of the last one is used
+        os.utime(path, (changed, changed))
 
     def _run(self, arguments: Sequence[str]) -> str:
         """Returns the failures in one line; empty if there are none."""
