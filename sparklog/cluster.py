@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.client import connection
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import (
@@ -25,15 +26,18 @@ from sparklog.formats.flight_messages import (
     PartitionMove,
     UpgradeReply,
 )
-from sparklog.storage import overview
+from sparklog.storage import identity, overview
 from sparklog.storage.cluster import open_cluster
-from sparklog.storage.liveness import Leader
+from sparklog.storage.identity import Answer
+from sparklog.storage.liveness import Leader, LeaderState, Sighting
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.overview import ENDED, SERVING, BrokerState
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
+_ASKED_AT_ONCE: Final = 32
+_PROVEN: Final = (Answer.SERVES, Answer.UNPROVEN)
 _LOOK_SECONDS: Final = 0.25
 """Between two looks at a cluster that changes."""
 
@@ -59,12 +63,22 @@ class RootView:
         self._clock = clock
         self._waits = waits
         self._metadata = MetadataStore(store, clock=clock)
+        self._proven: set[tuple[int, int]] = set()
+        """Brokers, with their epochs, that have proved that they serve this root."""
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `CorruptObject` and the errors of the store."""
         metadata, sightings = overview.look(
-            self._store, self._clock, newest=self._metadata.refresh, waits=self._waits
+            self._store,
+            self._clock,
+            newest=self._metadata.refresh,
+            waits=self._waits,
+            answers=identity.answers(
+                self._store, connection.ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+            ),
         )
+        for broker in self._of_the_original(sightings.values()):
+            sightings[broker] = replace(sightings[broker], state=LeaderState.DEAD)
         return overview.describe(
             metadata,
             sightings,
@@ -73,6 +87,31 @@ class RootView:
             clock=self._clock,
             with_topics=topics,
         )
+
+    def _of_the_original(self, sightings: Iterable[Sighting]) -> list[int]:
+        """Returns the brokers that serve another root, of which this one is a copy.
+
+        Their heartbeats in the copy are as young as the copy.
+        """
+        leaders = [
+            each.leader
+            for each in sightings
+            if each.state is not LeaderState.DEAD
+            and (each.leader.broker, each.leader.epoch) not in self._proven
+        ]
+        if not leaders:
+            return []
+
+        def ask_one(leader: Leader) -> Answer:
+            asked = identity.ask_broker(
+                self._store, leader, connection.ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+            )
+            return asked.answer
+
+        with ThreadPoolExecutor(min(len(leaders), _ASKED_AT_ONCE)) as pool:
+            answers = list(zip(leaders, pool.map(ask_one, leaders), strict=True))
+        self._proven |= {(each.broker, each.epoch) for each, found in answers if found in _PROVEN}
+        return [each.broker for each, found in answers if found is Answer.ORIGINAL]
 
 
 class BrokerView:

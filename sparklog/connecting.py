@@ -54,9 +54,10 @@ from sparklog.options import (
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
-from sparklog.storage import assign
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe
+from sparklog.storage import assign, identity
+from sparklog.storage.cluster import open_cluster, read_cluster
+from sparklog.storage.identity import Answer
+from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects import Store, open_store
 
@@ -68,6 +69,8 @@ _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
 _TRANSIENT: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.BrokerFenced)
+_MISLED: Final = (errors.BadOption, errors.RootIsCopy, errors.WrongCluster)
+"""The address in the metadata leads elsewhere; a broker of this root may still be alive."""
 _ANY_PORT: Final = "127.0.0.1:0"
 
 _LOG_NAME_LENGTH: Final = 80
@@ -106,6 +109,7 @@ def connect(
         errors.BrokerUnavailable, errors.WrongPort: no broker answers at the address. Of several
             addresses the error names each with its reason.
         errors.WrongCluster: the address of the root's broker belongs to another cluster here.
+        errors.RootIsCopy: the root is kept in step with another one, which that broker serves.
         TypeError: an unknown keyword; the message names the nearest parameter.
     """
     location, is_address = _location(target)
@@ -281,6 +285,9 @@ class _RootSession:
             dead_after_seconds=self._settings.liveness.on(
                 local=self._store.is_local
             ).dead_after_seconds,
+            answers=identity.answers(
+                self._store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+            ),
         )
         self._lock = threading.Lock()
         self._agent: Agent | None = None
@@ -334,43 +341,64 @@ class _RootSession:
             try:
                 self._check(found.leader)
                 return found.leader.flight
-            except (*_TRANSIENT, errors.BadOption, errors.WrongCluster) as error:
-                # Only a heartbeat proves that the broker of another machine's address is alive.
-                is_transient = isinstance(error, _TRANSIENT)
-                is_over = self._clock.monotonic() - began >= patience_seconds
-                is_alive = found.state is LeaderState.ALIVE
-                if (is_over and is_transient) or (is_alive and not is_transient):
+            except (*_TRANSIENT, *_MISLED) as error:
+                waited_seconds = self._clock.monotonic() - began
+                if self._is_final(error, found, waited_seconds, patience_seconds):
                     raise
-            if found.state is LeaderState.UNKNOWN and not warned:
+                is_copy = isinstance(error, errors.RootIsCopy)
+            if (found.state is LeaderState.UNKNOWN or is_copy) and not warned:
                 warned = True
                 _log.warning(
-                    "sparklog: waiting up to %g s to see whether %s is alive",
+                    "sparklog: waiting up to %g s to see whether %s is alive%s",
                     self._watch.patience_seconds(found.leader),
                     describe(found.leader, now_us=self._clock.now_us()),
+                    " and writes to this copy of its root" if is_copy else "",
                 )
             self._watch.pause()
         return None
 
+    def _is_final(
+        self,
+        error: errors.SparklogError,
+        found: Sighting,
+        waited_seconds: float,
+        patience_seconds: float,
+    ) -> bool:
+        """Returns whether waiting longer cannot help against `error`."""
+        if isinstance(error, _TRANSIENT):
+            return waited_seconds >= patience_seconds
+        if isinstance(error, errors.RootIsCopy):
+            # The heartbeats of a copy end soon, unless it is kept in step with its original.
+            return waited_seconds > 2 * self._watch.patience_seconds(found.leader)
+        # Only a heartbeat proves that the broker of another machine's address is alive.
+        return found.state is LeaderState.ALIVE
+
     def _check(self, leader: Leader) -> None:
         """Checks that the broker at the address of `leader` is that broker of this root.
 
-        Raises `WrongCluster`, `BadOption`, and the errors of asking it.
+        Raises `WrongCluster`, `RootIsCopy`, `BadOption`, and the errors of asking it.
         """
         _check_is_no_loopback_of_others(leader)
-        cluster_id = open_cluster(self._store, clock=self._clock, create=False).cluster_id
-        served = self._cluster(leader.flight)
-        if served.cluster_id != cluster_id:
-            raise errors.WrongCluster(
-                root=self._store.uri,
-                expected=cluster_id,
-                address=leader.flight,
-                found=served.cluster_id,
-                served=served.root,
-            )
-        for each in served.brokers[:1]:  # the one that answers
-            if (each.broker, each.epoch) != (leader.broker, leader.epoch):
-                reason = f"epoch {each.epoch} of broker {each.broker} is still there, but has ended"
+        asked = identity.ask_broker(self._store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
+        match asked.answer:
+            case Answer.NONE:
+                assert asked.error is not None
+                raise asked.error
+            case Answer.UNPROVEN:
+                reason = f"it cannot prove that it serves {self._store.uri}: {asked.reason}"
                 raise errors.BrokerUnavailable(address=leader.flight, reason=reason)
+            case Answer.ORIGINAL:
+                raise errors.RootIsCopy(
+                    root=self._store.uri, address=leader.flight, served=asked.root
+                )
+            case Answer.OTHER_CLUSTER:
+                raise errors.WrongCluster(
+                    root=self._store.uri,
+                    expected=read_cluster(self._store).cluster_id,
+                    address=leader.flight,
+                    found=asked.cluster_id,
+                    served=asked.root,
+                )
 
     @staticmethod
     def _cluster(address: str) -> flight_messages.ClusterInfo:
@@ -413,7 +441,9 @@ class _RootSession:
             configure(self._settings.log)  # structlog's default would print to standard output
         settings = self._settings
         while True:
-            agent = Agent(settings, store=self._store, kind=BrokerKind.EMBEDDED, watch=self._watch)
+            agent = Agent(
+                settings, store=self._store, kind=BrokerKind.EMBEDDED, watch=self._watch, ask=ask
+            )
             try:
                 agent.start()
             except errors.BadOption as error:

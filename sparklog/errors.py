@@ -579,6 +579,17 @@ class WrongCluster(Invalid):
     )
 
 
+class RootIsCopy(Invalid):
+    """The root is a copy of another one: connect to the original, or end its synchronization."""
+
+    code = "root_is_copy"
+    template = (
+        "Root {root} is a copy of {served}, which the broker at {address} serves, and is still kept"
+        " in step with it. Connect to {served} or {address}; or, to use the copy, end its"
+        " synchronization first."
+    )
+
+
 class WrongPort(Invalid):
     """The address is not a Flight port: use the broker's Flight address."""
 

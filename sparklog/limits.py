@@ -99,6 +99,11 @@ FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow
 # ---- broker: being alive
 HEARTBEAT_SECONDS = 1.0
 HEARTBEAT_REMOTE_SECONDS = 2.0
+HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves
+SILENT_ASK_SECONDS = 0.5  # for which a silent member is asked, before its partitions move
+PROOF_SECONDS = 3.0  # for which such a program waits for others
+PROOF_PAUSE_SECONDS = 0.01  # between two heartbeats for such programs
+PROOF_PAUSE_REMOTE_SECONDS = 0.25
 DEAD_AFTER_SECONDS = 5.0
 DEAD_AFTER_REMOTE_SECONDS = 10.0
 META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five times as many

@@ -20,7 +20,9 @@ from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
+from sparklog.storage import identity
 from sparklog.storage.cluster import open_cluster
+from sparklog.storage.identity import Answer
 from sparklog.storage.leadership import other_members
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Phase
 from sparklog.storage.metadata import ClusterMetadata
@@ -85,12 +87,17 @@ def of_root(
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
+    is_answered = identity.answers(store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
 
     def look_at(broker: int) -> _Asked | None:
         watch = LeaderWatch(
-            store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
+            store,
+            clock=clock,
+            dead_after_seconds=limits.DEAD_AFTER_SECONDS,
+            broker=broker,
+            answers=is_answered,
         )
-        return _ask_leader(watch, metadata, cluster_id, waits)
+        return _ask_leader(store, watch, metadata, waits)
 
     brokers = [metadata.controller, *other_members(metadata)]
     # Not as many threads as the store is worth: this waits for brokers.
@@ -137,9 +144,9 @@ class _Asked:
 
 
 def _ask_leader(
+    store: Store,
     watch: LeaderWatch,
     metadata: ClusterMetadata,
-    cluster_id: str,
     waits: Callable[[Leader, float], object],
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
@@ -148,11 +155,14 @@ def _ask_leader(
     while found is not None and found.state is not LeaderState.DEAD and asked != found.leader.known:
         leader, asked = found.leader, found.leader.known
         try:
-            status = _ask(leader.flight)
-            if status.cluster_id == cluster_id and status.broker.epoch == leader.epoch:
+            served = identity.ask_broker(store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
+            if served.error is not None:
+                raise served.error
+            if served.answer in (Answer.SERVES, Answer.UNPROVEN):
+                status = _ask(leader.flight)
                 return _Asked(state=LeaderStatus.SERVED, leader=leader, status=status)
-            other = f"broker {status.broker.broker} (epoch {status.broker.epoch}) of {status.root}"
-            reason = f"{other} answers at its address, {leader.flight}"
+            copied = ", of which this root is a copy" if served.answer is Answer.ORIGINAL else ""
+            reason = f"the broker at its address, {leader.flight}, serves {served.root}{copied}"
         except errors.SparklogError as error:
             reason = str(error)
             there = leader.process.host

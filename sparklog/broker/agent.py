@@ -33,6 +33,7 @@ from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.handover import Handovers
+from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.histories import Histories
@@ -51,14 +52,13 @@ from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
-from sparklog.storage import wal
+from sparklog.storage import identity, wal
 from sparklog.storage.liveness import (
     Heartbeat,
     LeaderState,
     LeaderWatch,
     Phase,
     readiness,
-    write_heartbeat,
 )
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -113,16 +113,17 @@ class Agent:
     ) -> None:
         """Creates a broker that has not started.
 
-        Args:
-            settings: the broker's settings.
-            store: the root's store; None: the one that the settings name.
-            clock: None: the machine's clock.
-            kind: how it is started: a standing broker takes over from the other kinds.
-            take_over: replace the live leader of the root, whatever its kind.
-            allow_non_empty: also make a root of a folder that holds files of other programs.
-            watch: earlier observations of the leader; None: none.
-            hooks: called for each request of a Flight client; for tests.
-            ask: sends requests to other brokers, for figures; None: they stay unknown.
+            Args:
+                settings: the broker's settings.
+                store: the root's store; None: the one that the settings name.
+                clock: None: the machine's clock.
+                kind: how it is started: a standing broker takes over from the other kinds.
+                take_over: replace the live leader of the root, whatever its kind.
+                allow_non_empty: also make a root of a folder that holds files of other programs.
+                watch: earlier observations of the leader; None: none.
+                hooks: called for each request of a Flight client; for tests.
+        ask: sends requests to other brokers: to silent ones, which are dead without it, and for
+                    figures, which are unknown without it.
         """
         self.settings = settings
         self.kind = kind
@@ -134,15 +135,13 @@ class Agent:
         self._clock = clock or SystemClock()
         self._liveness = settings.liveness.on(local=self._store.is_local)
         self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
-        self._watch = watch or LeaderWatch(
-            self._store,
-            clock=self._clock,
-            dead_after_seconds=self._liveness.dead_after_seconds,
-            broker=settings.id if self._is_member else None,
+        self._answers = (
+            identity.answers(self._store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
+            if ask is not None
+            else None
         )
-        self._leader_watch = LeaderWatch(
-            self._store, clock=self._clock, dead_after_seconds=self._liveness.dead_after_seconds
-        )
+        self._watch = watch or self._watch_of(settings.id if self._is_member else None)
+        self._leader_watch = self._watch_of(None)
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
@@ -151,11 +150,9 @@ class Agent:
         self._follow_now = threading.Event()
         self._stop_lock = threading.Lock()
         """Held by the thread that stops the broker."""
-        self._heartbeat_lock = threading.Lock()
-        self._is_marked_stopped = False
         self._phase = Phase.STARTING
-        self._beat_at = -float("inf")
-        """When the last heartbeat was written, in monotonic seconds."""
+        self._flushed_at = -float("inf")
+        """When the last flush was durable, in monotonic seconds."""
         self._wal = ""
         """The storage of the write-ahead log, and why."""
         self._threads: list[threading.Thread] = []
@@ -234,11 +231,20 @@ class Agent:
                 take_over=self._take_over,
                 allow_non_empty=self._allow_non_empty,
                 watch=self._watch,
+                watch_of=self._watch_of,
                 choose_log=self._choose_log,
             )
         except BaseException:
             self._close_ports()
             raise
+        self._heartbeats = Heartbeats(
+            store,
+            self._leadership,
+            clock=clock,
+            dead_after_seconds=self._liveness.dead_after_seconds,
+            describe=self._heartbeat,
+            wrote_at=lambda: self._flushed_at,
+        )
         try:
             with contextlib.suppress(errors.Retriable, PutUnresolved):  # another one follows
                 self._write_heartbeat()
@@ -273,6 +279,16 @@ class Agent:
             metrics=self.metrics_address or None,
             took_seconds=round(clock.monotonic() - began, 3),
             recovery_seconds=round(clock.monotonic() - leading_since, 3),
+        )
+
+    def _watch_of(self, broker: int | None) -> LeaderWatch:
+        """Returns a watch over a broker of the root; None: over its controller."""
+        return LeaderWatch(
+            self._store,
+            clock=self._clock,
+            dead_after_seconds=self._liveness.dead_after_seconds,
+            broker=broker,
+            answers=self._answers,
         )
 
     def _choose_log(self) -> WalKind:
@@ -374,8 +390,9 @@ class Agent:
                 listening = kafka.listen(patience_seconds=patience_seconds)
                 address = self.settings.kafka.advertised or kafka.address
                 self._kafka = _kafka_server(broker, groups, listening, address, self.settings.kafka)
-            # Set before the Flight listener opens: its first client may ask for it.
+            # Set before the Flight listener opens: its first client may ask for them.
             broker.serving = self._broker_info()
+            broker.prove = self._heartbeats.prove
             listening = self._flight_listener.listen(patience_seconds=patience_seconds)
             self._broker, self._flight = broker, self._flight_server(broker, groups, listening)
         except BaseException:
@@ -430,7 +447,7 @@ class Agent:
         liveness = self._liveness
 
         def has_beaten() -> bool:
-            silent_seconds = self._clock.monotonic() - self._beat_at
+            silent_seconds = self._clock.monotonic() - self._heartbeats.beat_at
             return silent_seconds < liveness.dead_after_seconds / 2
 
         ask_readiness = functools.partial(readiness, self._store)
@@ -448,6 +465,11 @@ class Agent:
             ),
             is_sound=has_beaten,
             histories=self._histories,
+            answers=(
+                identity.writes(self._store, self._ask, timeout_seconds=limits.SILENT_ASK_SECONDS)
+                if self._ask is not None
+                else None
+            ),
         )
 
         self._handovers = Handovers(
@@ -568,7 +590,7 @@ class Agent:
                 max_batch_bytes=writer.max_batch_bytes,
                 free_space_reserve_bytes=writer.free_space_reserve_bytes,
             ),
-            on_flush=self._flushes.count,
+            on_flush=self._on_flush,
         )
         self._publish_process = self._new_publish_process()
         self._publisher = Publisher(
@@ -646,6 +668,10 @@ class Agent:
             is_controller=self._is_controller,
         )
         return broker
+
+    def _on_flush(self, written: wal.WalObject, seconds: float) -> None:
+        self._flushed_at = self._clock.monotonic()
+        self._flushes.count(written, seconds)
 
     def _owns_table(self, topic: Topic) -> bool:
         """Returns whether this broker maintains the topic's table: one broker does."""
@@ -813,30 +839,24 @@ class Agent:
         return bool(waiting)
 
     def _write_heartbeat(self, *, stopped: bool = False) -> None:
-        with self._heartbeat_lock:
-            if self._is_marked_stopped:
-                return  # a late heartbeat would report this broker as alive
-            self._is_marked_stopped = stopped
-            write_heartbeat(
-                self._store,
-                Heartbeat(
-                    broker=self._leadership.broker,
-                    epoch=self._leadership.epoch,
-                    flight=self.address,
-                    at_us=self._clock.now_us(),
-                    monotonic_seconds=self._clock.monotonic(),
-                    process=this_process(),
-                    kafka=self.kafka_address,
-                    metrics=self.metrics_address,
-                    version=VERSION,
-                    log=self.settings.log.file,
-                    newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
-                    stopped=stopped,
-                    phase=self._phase,
-                    is_stuck=self._broker is not None and self._partition_table.is_takeover_stuck,
-                ),
-            )
-            self._beat_at = self._clock.monotonic()
+        self._heartbeats.write(stopped=stopped)
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
+            flight=self.address,
+            at_us=self._clock.now_us(),
+            monotonic_seconds=self._clock.monotonic(),
+            process=this_process(),
+            kafka=self.kafka_address,
+            metrics=self.metrics_address,
+            version=VERSION,
+            log=self.settings.log.file,
+            newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
+            phase=self._phase,
+            is_stuck=self._broker is not None and self._partition_table.is_takeover_stuck,
+        )
 
     def _mark_stopped(self) -> None:
         """Marks the heartbeat as stopped, so that no broker waits for this one.
@@ -864,11 +884,12 @@ class Agent:
         """Returns whether this broker, which was fenced, may join its cluster in a new epoch.
 
         The others have found it dead, for example after a suspension, and have its partitions. It
-        stays away where another process has taken its id over, or where one broker leads alone:
-        both would take turns for ever. Returns once this broker has closed its ports.
+        stays away where another process has taken its id over, or where a standing broker leads
+        alone: both would take turns for ever. A broker that a program has started for itself gives
+        way to it, as to any standing one. Returns once this broker has closed its ports.
         """
         self._stopped.wait()
-        if not self._is_member:
+        if self.kind is not BrokerKind.STANDING:
             return False
         try:
             metadata = self._meta.reload()
@@ -878,11 +899,10 @@ class Agent:
             return False
         known = metadata.brokers.get(self._leadership.broker)
         controller = metadata.brokers.get(metadata.controller)
-        return (
-            known is not None
-            and known.epoch == self._leadership.epoch
-            and controller is not None
-            and controller.is_member
+        if known is None or known.epoch != self._leadership.epoch or controller is None:
+            return False
+        return takeover.gives_way(controller, BrokerKind.STANDING) or (
+            self._is_member and controller.is_member
         )
 
     def _on_failure(self, error: BaseException) -> None:

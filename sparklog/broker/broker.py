@@ -174,6 +174,8 @@ class Broker:
         self._members = _Members()
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
+        self.prove: Callable[[flight_messages.ProveRoot], flight_messages.RootProof] | None = None
+        """Proves which root this broker serves; set by their owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
         """Returns the figures of this broker; set by their owner once it serves."""
         self._started_at = clock.monotonic()
@@ -300,6 +302,14 @@ class Broker:
     def uptime_seconds(self) -> float:
         """Time since this broker was built."""
         return self._clock.monotonic() - self._started_at
+
+    def prove_root(self, request: flight_messages.ProveRoot) -> flight_messages.RootProof:
+        """Proves which root this broker serves. Raises `BrokerUnavailable` before it serves."""
+        if self.prove is None:
+            raise errors.StorageUnavailable(
+                operation="prove", path="", reason="the broker is starting"
+            )
+        return self.prove(request)
 
     def figures(self) -> flight_messages.BrokerFigures:
         """Returns the counts of this broker. Raises `StorageUnavailable` while it starts."""

@@ -20,7 +20,7 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
-from sparklog.storage.liveness import AskReadiness, Readiness
+from sparklog.storage.liveness import Answers, AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.objects import Store
 from sparklog.storage.observer import Observer
@@ -46,11 +46,12 @@ class Controller:
         histories: Histories,
         readiness: AskReadiness,
         every_seconds: float = 0.0,
+        answers: Answers | None = None,
     ) -> None:
         """`every_seconds`: the least time between two looks, each of which costs requests.
 
         `is_sound`: whether our own heartbeats reach the store; else we judge no broker.
-        `histories` keep the logs that are read before they are sealed.
+        `histories` keep the logs that are read before they are sealed. `answers`: see `Observer`.
         """
         self._store = store
         self._metadata = metadata
@@ -71,7 +72,9 @@ class Controller:
 
         With the epochs that were judged. Each look replaces the whole.
         """
-        self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
+        self._observer = Observer(
+            store, clock=clock, dead_after_seconds=dead_after_seconds, answers=answers
+        )
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
         """The brokers that the controller watches, as of a version of the metadata."""
         self._vacant_since: float | None = None

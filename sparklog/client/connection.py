@@ -43,6 +43,7 @@ _HARMLESS: Final = frozenset(
         "offsets.for_times",
         "offsets.lag",
         "producers.new",
+        "root.prove",
         "status",
         "topics.describe",
         "topics.list",

@@ -167,6 +167,30 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     brokers: list[BrokerInfo] = []
 
 
+class ProveRoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks a broker whether it serves the root that the sender can read (`storage/identity.py`)."""
+
+    nonce: Annotated[str, Meta(max_length=64)]
+    """Random; in no heartbeat before this request."""
+    place: str = ""
+    """The folder of the root on the sender's machine; empty if the root is not a folder."""
+
+
+class RootProof(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The broker that answers, and the proof that it has left in its root."""
+
+    cluster_id: str
+    root: str
+    broker: int
+    epoch: int
+    is_same_place: bool = False
+    """The sender's folder is the broker's own; then no nonce was written."""
+    is_writing: bool = True
+    """The broker has written to its root within the time after which others take it for dead."""
+    reason: str = ""
+    """Why the nonce is not in its heartbeat; empty if it is."""
+
+
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A topic whose records wait in the write-ahead log, because its table cannot be written."""
 
@@ -710,6 +734,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster.describe": (DescribeCluster, ClusterDescription),
     "cluster.upgrade": (Empty, UpgradeReply),
     "broker.drain": (DrainBroker, Empty),
+    "root.prove": (ProveRoot, RootProof),
     "status": (Empty, BrokerStatus),
     "figures": (Empty, BrokerFigures),
     "topics.list": (Empty, TopicNames),

@@ -50,6 +50,14 @@ def open_cluster(
             cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION
         )
         claim(store, _PATH, msgspec.json.encode(created), clock=clock)
+    return read_cluster(store)
+
+
+def read_cluster(store: Store) -> Cluster:
+    """Returns the identity of an existing root.
+
+    Raises `NotARoot`, `FormatTooNew`, `CorruptObject`.
+    """
     try:
         data = store.get(_PATH)
     except ObjectMissing:

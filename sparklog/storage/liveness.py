@@ -11,6 +11,9 @@ The newest metadata names the leader; no other broker can ack a record. The rule
   every broker would seem dead.
 - A heartbeat of a later epoch has overwritten the leader's, which may still be alive. It means that
   the metadata is old, not that the leader is silent.
+- Silence is a reason to ask, not a death: a file system that is frozen for a snapshot, or that is
+  full, stops heartbeats and no broker. A silent broker that answers at its address is alive, and so
+  is one that is still starting on this machine, and has no port yet.
 
 Safety comes from the fence alone (`broker/log/takeover.py`).
 """
@@ -32,6 +35,8 @@ from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machin
 
 _LOOK_LOCAL_SECONDS: Final = 0.05
 _LOOK_REMOTE_SECONDS: Final = 0.25
+_ANSWER_SECONDS: Final = 1.0
+"""The time for which an answer of a silent broker counts."""
 
 
 class Phase(enum.StrEnum):
@@ -69,6 +74,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of `Phase`. A hint for observers, and for members that give or get partitions."""
     is_stuck: bool = False
     """True if it cannot take over the partitions that it has got."""
+    nonces: tuple[str, ...] = ()
+    """Newest nonces of programs that have asked which root it serves (`storage/identity.py`)."""
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)
@@ -180,10 +187,21 @@ class Leader:
         return self.heartbeat is not None and self.heartbeat.stopped
 
     @property
+    def has_ended(self) -> bool:
+        """Returns whether it has stopped in order, or its process has ended on this machine."""
+        return self.stopped or fate_of(self.process) is Fate.GONE
+
+    @property
+    def is_starting(self) -> bool:
+        """Returns whether its process runs on this machine, and has not opened its port yet."""
+        is_early = self.heartbeat is None or self.heartbeat.phase == Phase.STARTING
+        return is_early and fate_of(self.process) is Fate.RUNS
+
+    @property
     def is_leaving(self) -> bool:
         """Returns whether it says that it is about to stop or has stopped, or its process ended."""
         is_draining = self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
-        return self.stopped or is_draining or fate_of(self.process) is Fate.GONE
+        return is_draining or self.has_ended
 
     @property
     def readiness(self) -> Readiness:
@@ -237,6 +255,10 @@ class Sighting:
     state: LeaderState
 
 
+Answers: TypeAlias = Callable[[Leader], bool]
+"""Asks a broker at its address, and returns whether it answers as a broker of this root."""
+
+
 class LeaderWatch:
     """Watches the leader of a root, and remembers when its heartbeat was seen to change.
 
@@ -246,10 +268,17 @@ class LeaderWatch:
         dead_after_seconds: a leader that is silent for longer is dead. If the leader has registered
             a longer time for itself, that one counts.
         broker: the id of the broker to watch, if it is not the leader.
+        answers: asks a silent broker; None: silence is death.
     """
 
     def __init__(
-        self, store: Store, *, clock: Clock, dead_after_seconds: float, broker: int | None = None
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        dead_after_seconds: float,
+        broker: int | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -260,6 +289,8 @@ class LeaderWatch:
         self._seen: Heartbeat | None = None
         self._seen_at = 0.0
         self._has_changed = False
+        self._answers = answers
+        self._answered_at = -float("inf")
 
     @property
     def metadata(self) -> ClusterMetadata:
@@ -288,22 +319,33 @@ class LeaderWatch:
         if leader is None:
             return None
         self._observe(leader)
-        return Sighting(
-            leader=leader,
-            state=state_of(
-                leader,
-                asked_at=asked_at,
-                now=self._clock.monotonic(),
-                patience_seconds=self.patience_seconds(leader),
-                seen_at=self._seen_at,
-                has_changed=self._has_changed,
-            ),
+        state = state_of(
+            leader,
+            asked_at=asked_at,
+            now=self._clock.monotonic(),
+            patience_seconds=self.patience_seconds(leader),
+            seen_at=self._seen_at,
+            has_changed=self._has_changed,
         )
+        if state is LeaderState.DEAD and not leader.has_ended and self._is_answered(leader):
+            state = LeaderState.ALIVE
+        return Sighting(leader=leader, state=state)
+
+    def _is_answered(self, leader: Leader) -> bool:
+        """Returns whether a silent broker has answered, now or a moment ago."""
+        if self._answers is None:
+            return False
+        if self._clock.monotonic() - self._answered_at >= _ANSWER_SECONDS:
+            if not (leader.is_starting or self._answers(leader)):
+                return False
+            self._answered_at = self._clock.monotonic()
+        return True
 
     def _observe(self, leader: Leader) -> None:
         watched = leader.broker, leader.epoch
         if watched != self._watched:
             self._watched, self._has_changed = watched, False
+            self._answered_at = -float("inf")
         elif leader.heartbeat in (None, self._seen):
             return  # an unreadable heartbeat is no sign of life
         else:
@@ -359,7 +401,7 @@ def state_of(
         has_changed: whether the heartbeat changed while it was watched.
     """
     heartbeat = leader.heartbeat
-    if leader.stopped or fate_of(leader.process) is Fate.GONE:
+    if leader.has_ended:
         return LeaderState.DEAD
     if (
         heartbeat is not None

@@ -2,7 +2,8 @@
 
 A broker is dead at once if its last heartbeat says that it stopped, or if its process has ended on
 this machine. Otherwise it is dead when its heartbeat has not changed for too long, over several
-looks of ours. Only our own monotonic clock counts.
+looks of ours, and it does not answer either. Only our own monotonic clock counts. A member that
+answers that it cannot write to the root counts as dead: others can serve its partitions.
 
 A store that answers late, or a pause of our own process, is no silence of others. So a look that
 comes long after the one before it begins all observations again, except of brokers that were dead
@@ -12,15 +13,16 @@ before: an outage of the store ends no broker.
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from sparklog.clock import Clock
-from sparklog.storage.liveness import Heartbeat, Leader
+from sparklog.storage.liveness import Answers, Heartbeat, Leader
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store, in_parallel
-from sparklog.storage.processes import Fate, fate_of
 
+_ASKED_AT_ONCE: Final = 32
 _LOOKS: Final = 5
 """A silent broker is dead only after so many looks at the same heartbeat."""
 PAUSE: Final = 1 / 3
@@ -42,9 +44,20 @@ class _Seen:
 class Observer:
     """Watches the heartbeats of brokers. One caller at a time."""
 
-    def __init__(self, store: Store, *, clock: Clock, dead_after_seconds: float) -> None:
-        """`dead_after_seconds`: unless a broker has registered a longer silence for itself."""
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        dead_after_seconds: float,
+        answers: Answers | None = None,
+    ) -> None:
+        """`dead_after_seconds`: unless a broker has registered a longer silence for itself.
+
+        `answers`: asks a silent broker; None: silence is death.
+        """
         self._store = store
+        self._answers = answers
         self._clock = clock
         self._dead_after_seconds = dead_after_seconds
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -92,14 +105,33 @@ class Observer:
             self._seen = {key: each for key, each in self._seen.items() if each.is_dead}
         self._looked_at = self._clock.monotonic()
         known, self._seen = self._seen, {}
-        found = {}
-        for peer in peers:
-            # A later epoch has written the heartbeat: the metadata that we know are old.
-            if not peer.is_replaced and self._is_dead(peer, known, began):
-                found[peer.broker] = peer.epoch
-        return found
+        # A later epoch has written the heartbeat: the metadata that we know are old.
+        judged = [peer for peer in peers if not peer.is_replaced]
+        silent = [peer for peer in judged if self._is_silent(peer, known, began)]
+        self._bury(silent)
+        return {peer.broker: peer.epoch for peer in silent if self._of(peer).is_dead}
 
-    def _is_dead(self, peer: Leader, known: dict[tuple[int, int], _Seen], began: float) -> bool:
+    def _of(self, peer: Leader) -> _Seen:
+        return self._seen[peer.broker, peer.epoch]
+
+    def _bury(self, silent: Collection[Leader]) -> None:
+        """Marks those of the silent brokers as dead that have ended, or do not answer."""
+        asked = [each for each in silent if not (each.has_ended or self._of(each).is_dead)]
+        alive = self._answering(asked) if self._answers is not None and asked else set()
+        for each in silent:
+            seen = self._of(each)
+            seen.is_dead = each.broker not in alive
+            if not seen.is_dead:
+                seen.since = self._clock.monotonic()  # an answer is a sign of life
+
+    def _answering(self, asked: Collection[Leader]) -> set[int]:
+        """Returns the brokers that answer, after the time that one of them may take."""
+        assert self._answers is not None
+        with ThreadPoolExecutor(min(len(asked), _ASKED_AT_ONCE)) as pool:
+            replies = list(pool.map(self._answers, asked))
+        return {each.broker for each, replied in zip(asked, replies, strict=True) if replied}
+
+    def _is_silent(self, peer: Leader, known: dict[tuple[int, int], _Seen], began: float) -> bool:
         seen = known.get((peer.broker, peer.epoch))
         # A heartbeat that cannot be read is no sign of life.
         if seen is None or peer.heartbeat not in (None, seen.heartbeat):
@@ -108,6 +140,4 @@ class Observer:
         self._seen[peer.broker, peer.epoch] = seen
         patience_seconds = max(self._dead_after_seconds, peer.known.dead_after_seconds)
         seen.dead_at = seen.since + patience_seconds
-        is_silent = seen.looks >= _LOOKS and began > seen.dead_at
-        seen.is_dead = peer.stopped or fate_of(peer.process) is Fate.GONE or is_silent
-        return seen.is_dead
+        return peer.has_ended or (seen.looks >= _LOOKS and began > seen.dead_at)

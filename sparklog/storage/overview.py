@@ -21,7 +21,7 @@ from sparklog.formats.flight_messages import (
     LostPartition,
 )
 from sparklog.storage.assign import Loads
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Phase, Sighting
+from sparklog.storage.liveness import Answers, Leader, LeaderState, LeaderWatch, Phase, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.processes import is_of_this_machine
@@ -57,6 +57,7 @@ def look(
     newest: Callable[[], ClusterMetadata],
     waits: Callable[[Sequence[Leader], float], object],
     pause: Callable[[], object] | None = None,
+    answers: Answers | None = None,
 ) -> tuple[ClusterMetadata, dict[int, Sighting]]:
     """Returns the metadata, and a sighting of each broker that they name.
 
@@ -70,13 +71,18 @@ def look(
         waits: is called if it takes time to see whether brokers are alive, with these and the
             longest wait in seconds.
         pause: waits between two looks, or raises; None: a short time by the clock.
+        answers: asks silent brokers; None: silence is death.
     """
     has_reported = False
     for attempt in range(_ATTEMPTS):
         metadata, found = newest(), dict[int, Sighting]()
         watches = {
             broker: LeaderWatch(
-                store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
+                store,
+                clock=clock,
+                dead_after_seconds=limits.DEAD_AFTER_SECONDS,
+                broker=broker,
+                answers=answers,
             )
             for broker in metadata.brokers
         }

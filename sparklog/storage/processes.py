@@ -51,7 +51,7 @@ def this_process() -> Process:
 @functools.lru_cache(maxsize=1)
 def _own(pid: int) -> Process:
     return Process(
-        host=socket.gethostname(), pid=pid, machine=_machine(), started=_started(pid) or ""
+        host=socket.gethostname(), pid=pid, machine=machine(), started=_started(pid) or ""
     )
 
 
@@ -60,7 +60,7 @@ def is_of_this_machine(process: Process) -> bool:
 
     Compares host names too: virtual machines that were resumed from one snapshot share a boot id.
     """
-    here = _machine()
+    here = machine()
     return bool(here) and process.machine == here and process.host == socket.gethostname()
 
 
@@ -81,7 +81,7 @@ def fate_of(process: Process) -> Fate:
 
 
 @functools.cache
-def _machine() -> str:
+def machine() -> str:
     """Returns the boot and the namespaces; empty if the boot has no id."""
     boot = _boot()
     if not boot:

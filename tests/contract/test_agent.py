@@ -36,6 +36,7 @@ from sparklog.settings import (
 )
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
+from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
@@ -354,6 +355,26 @@ def test_a_broker_that_was_told_to_takes_over(tmp_path: Path) -> None:
             assert live_broker(store) == (1, newer.address)
             assert other.append(["b"]).base_offset == 1
             assert other.values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_a_standing_broker_that_a_program_has_replaced_may_return(
+    tmp_path: Path, join: bool
+) -> None:
+    """The program's broker gives way to it. Where another standing one leads, it stays away."""
+    cluster = ClusterSettings(join=join)
+    standing = Agent(settings(tmp_path, cluster=cluster))
+    standing.start()
+    program = Agent(settings(tmp_path, broker=2), kind=BrokerKind.EMBEDDED, take_over=True)
+    program.start()
+    with pytest.raises(errors.BrokerFenced):
+        standing.wait(SECONDS)
+    assert standing.may_return()
+    with running(Agent(settings(tmp_path, cluster=cluster))):
+        with pytest.raises(errors.BrokerFenced):
+            program.wait(SECONDS)
+        assert not program.may_return()
+        assert not standing.may_return()
 
 
 def test_a_fenced_append_has_no_effect(tmp_path: Path) -> None:

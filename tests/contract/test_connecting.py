@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,10 +22,21 @@ import msgspec
 import pytest
 
 import sparklog
-from sparklog import connecting, errors, limits
+from sparklog import connecting, errors, limits, status
+from sparklog.broker.agent import Agent
+from sparklog.client import connection
 from sparklog.clock import SystemClock
+from sparklog.cluster import RootView
 from sparklog.options import storage_options
-from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.settings import BrokerSettings, FlightSettings
+from sparklog.storage import identity
+from sparklog.storage.liveness import (
+    Heartbeat,
+    LeaderWatch,
+    Sighting,
+    read_heartbeat,
+    write_heartbeat,
+)
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
@@ -191,6 +203,93 @@ def test_a_forked_child_leaves_the_broker_to_its_parent(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ whose broker
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_program_that_names_a_copy_changes_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    """A copy has the ids and heartbeats of its original, and gets a broker of its own.
+
+    A program on another machine cannot compare folders, so the broker has to leave a proof.
+    """
+    monkeypatch.setenv("SPARKLOG_LIVENESS_DEAD_AFTER_SECONDS", "2")
+    if is_elsewhere:
+        monkeypatch.setattr(identity, "place_of", lambda _: "")
+    with sparklog.connect(tmp_path / "root") as original:
+        original.create_topic("t")
+        shutil.copytree(tmp_path / "root", tmp_path / "copy")
+        with sparklog.connect(tmp_path / "root") as same:
+            assert same.connection.address == original.connection.address
+        with sparklog.connect(tmp_path / "copy") as copy:
+            assert copy.connection.address != original.connection.address
+            copy.delete_topic("t")
+            assert copy.topics() == []
+        assert original.topics() == ["t"]
+        with original.producer() as producer:
+            assert producer.send("t", b"tea").result().offset == 0
+
+
+def test_a_copy_that_is_kept_in_step_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats never end, so a broker of its own would fight with the synchronization."""
+    monkeypatch.setattr(limits, "DEAD_AFTER_SECONDS", 2.0)
+    monkeypatch.setenv("SPARKLOG_LIVENESS_DEAD_AFTER_SECONDS", "2")
+    with sparklog.connect(tmp_path / "root") as original:
+        shutil.copytree(tmp_path / "root", tmp_path / "copy")
+        store, copy = LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "copy"))
+        look, path = LeaderWatch.poll, f"heartbeats/{limits.EMBEDDED_BROKER_ID}.json"
+
+        def poll(watch: LeaderWatch, metadata: ClusterMetadata | None = None) -> Sighting | None:
+            copy.put(path, store.get(path), durable=False)
+            return look(watch, metadata)
+
+        monkeypatch.setattr(LeaderWatch, "poll", poll)
+        with pytest.raises(errors.RootIsCopy, match="is a copy of") as refused:
+            sparklog.connect(tmp_path / "copy")
+        assert refused.value.served == store.uri
+        assert refused.value.address == original.connection.address
+
+
+def test_a_standing_broker_whose_heartbeats_end_keeps_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a frozen file system stops heartbeats, and the broker still answers."""
+    settings = BrokerSettings(root=str(tmp_path), flight=FlightSettings(listen="127.0.0.1:0"))
+    with Agent(settings, ask=connection.ask) as standing:
+        store, refused = LocalStore(str(tmp_path)), threading.Event()
+
+        def refuse(**_: bool) -> None:
+            refused.set()
+            raise errors.StorageFull(root=store.uri, free_bytes=0, reserve_bytes=1)
+
+        monkeypatch.setattr(standing._heartbeats, "write", refuse)
+        assert refused.wait(10.0)
+        last = read_heartbeat(store, settings.id)
+        assert last is not None
+        old = msgspec.structs.replace(last, monotonic_seconds=last.monotonic_seconds - 60.0)
+        write_heartbeat(store, old)
+        with sparklog.connect(tmp_path) as log:
+            assert log.connection.address == standing.address
+            assert log.topics() == []
+        found = status.of_root(store, SystemClock(), waits=lambda _leader, _seconds: None)
+        assert found.state is status.LeaderStatus.SERVED
+        view = RootView(store, SystemClock(), waits=lambda _leaders, _seconds: None)
+        assert [each.state for each in view.describe().brokers] == ["up"]
+        monkeypatch.undo()
+
+
+def test_the_status_of_a_copy_is_not_that_of_its_original(tmp_path: Path) -> None:
+    """No broker of the copy is up, and the command that drains a broker finds none to stop."""
+    with sparklog.connect(tmp_path / "root"):
+        shutil.copytree(tmp_path / "root", tmp_path / "copy")
+        copy = LocalStore(str(tmp_path / "copy"))
+        view = RootView(copy, SystemClock(), waits=lambda _leaders, _seconds: None)
+        assert [each.state for each in view.describe().brokers] == ["dead"]
+        found = status.of_root(copy, SystemClock(), waits=lambda _leader, _seconds: None)
+        assert found.state is status.LeaderStatus.SILENT
+        assert "of which this root is a copy" in found.reason
 
 
 def test_the_broker_of_another_root_is_refused(tmp_path: Path) -> None:

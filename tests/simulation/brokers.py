@@ -43,7 +43,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage import liveness, observer
+from sparklog.storage import liveness
 from sparklog.storage.liveness import Heartbeat, Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -529,7 +529,6 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))
         stack.enter_context(mock.patch.object(liveness, "fate_of", _fate_of))
-        stack.enter_context(mock.patch.object(observer, "fate_of", _fate_of))
         stack.enter_context(mock.patch.object(Observer, "dead", dead_checked))
         stack.enter_context(mock.patch.object(MetadataStore, "change", change_noted))
         _world = world

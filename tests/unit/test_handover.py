@@ -19,7 +19,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, liveness, manifest
 from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Phase, Readiness, readiness
+from sparklog.storage.liveness import Leader, Phase, Readiness, readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -462,6 +462,27 @@ def test_an_observer_that_was_suspended(members: Members, clock: ManualClock) ->
     assert observer.dead(metadata, [2]) == found[-1]
     observer.forget()
     assert observer.dead(metadata, [2]) == {}
+
+
+def test_a_silent_member_that_answers_is_not_dead(members: Members, clock: ManualClock) -> None:
+    """An answer is a sign of life as a heartbeat is: the next question comes after as long."""
+    first, _ = members
+    replies, asked = [True, False], list[float]()
+
+    def answers(_: Leader) -> bool:
+        asked.append(clock.monotonic())
+        return replies.pop(0)
+
+    observer = Observer(first.store, clock=clock, dead_after_seconds=5.0, answers=answers)
+    metadata, began = first.meta.reload(), clock.monotonic()
+    found: list[dict[int, int]] = []
+    pass_time(clock, 9.9, lambda: found.append(observer.dead(metadata, [2])))
+    assert not any(found)
+    pass_time(clock, 1.0, lambda: found.append(observer.dead(metadata, [2])))
+    assert found[-1] == {2: metadata.brokers[2].epoch}
+    assert [round(each - began) for each in asked] == [5, 10]
+    observer.dead(metadata, [2])
+    assert not replies
 
 
 def test_a_silent_member_is_looked_at_when_it_counts_as_dead(

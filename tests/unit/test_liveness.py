@@ -15,6 +15,7 @@ from sparklog.storage.liveness import (
     Leader,
     LeaderState,
     LeaderWatch,
+    Phase,
     age,
     describe,
     find_live_broker,
@@ -96,6 +97,65 @@ def state(found: LeaderWatch) -> LeaderState:
     sighting = found.poll()
     assert sighting is not None
     return sighting.state
+
+
+# ------------------------------------------------------------------------------ silence
+
+
+def answering(*replies: bool) -> tuple[Callable[[Leader], bool], list[int]]:
+    """A broker that replies so, and the list of brokers that were asked."""
+    left, asked = list(replies), list[int]()
+
+    def answers(leader: Leader) -> bool:
+        asked.append(leader.broker)
+        return left.pop(0)
+
+    return answers, asked
+
+
+def test_a_silent_broker_that_answers_is_alive(store: MemoryStore, clock: ManualClock) -> None:
+    """It is asked once a second while it is silent, and dead as soon as it does not answer."""
+    peer = Peer(store, clock)
+    answers, asked = answering(True, True, False)
+    observer = LeaderWatch(
+        store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS, answers=answers
+    )
+    peer.beat()
+    assert state(observer) is LeaderState.UNKNOWN
+    clock.advance(DEAD_AFTER_SECONDS + 0.1)
+    for _ in range(4):
+        assert state(observer) is LeaderState.ALIVE
+        clock.advance(0.4)
+    assert asked == [1, 1]
+    clock.advance(1.0)
+    assert state(observer) is LeaderState.DEAD
+    assert asked == [1, 1, 1]
+
+
+def test_a_broker_that_has_ended_is_not_asked(store: MemoryStore, clock: ManualClock) -> None:
+    """A stop in good order is no silence."""
+    Peer(store, clock).beat(stopped=True)
+    answers, asked = answering()
+    observer = LeaderWatch(
+        store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS, answers=answers
+    )
+    assert state(observer) is LeaderState.DEAD
+    assert asked == []
+
+
+def test_a_silent_broker_that_starts_on_this_machine_is_alive(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """It has no port yet, so its process counts; with `answers` alone, as silence is asked then."""
+    Peer(store, clock, process=this_process()).beat(phase=Phase.STARTING)
+    clock.advance(60.0)
+    answers, asked = answering()
+    for given, expected in ((answers, LeaderState.ALIVE), (None, LeaderState.DEAD)):
+        observer = LeaderWatch(
+            store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS, answers=given
+        )
+        assert state(observer) is expected
+    assert asked == []
 
 
 # ------------------------------------------------------------------------------ another machine

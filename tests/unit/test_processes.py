@@ -18,7 +18,7 @@ from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machin
 def forgets_this_machine() -> Iterator[None]:
     """Forgets cached facts about a machine that a test has made up."""
     yield
-    processes._machine.cache_clear()
+    processes.machine.cache_clear()
     processes._own.cache_clear()
 
 
@@ -89,7 +89,7 @@ def test_another_pid_namespace_is_another_machine(
         return Path("pid:[1]") if str(path) == "/proc/self/ns/pid" else real(path)
 
     monkeypatch.setattr(Path, "readlink", elsewhere)
-    processes._machine.cache_clear()
+    processes.machine.cache_clear()
     assert not is_of_this_machine(process)
     assert fate_of(process) is Fate.UNKNOWN
 

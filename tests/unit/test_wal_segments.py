@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -81,6 +83,44 @@ def append_raw(store: Store, data: bytes, path: str = FIRST) -> None:
     files = files_of(store)
     assert files is not None
     files.open(path, Access.FENCE).append([memoryview(data)])
+
+
+# ------------------------------------------------------------------------------ hard links
+
+
+def test_a_fence_in_a_copy_by_hard_links_spares_the_original(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """The copy's segments become files of its own, and the original's broker appends on."""
+    (tmp_path / "root").mkdir()
+    log = log_of(LocalStore(tmp_path / "root"), clock)
+    ours = log.appender(1, 1)
+    for value in ("a", "b"):
+        ours.append([records(value)])
+    shutil.copytree(tmp_path / "root", tmp_path / "copy", copy_function=os.link)
+    store = LocalStore(tmp_path / "copy")
+    follower = log_of(store, clock).follower(1, 1)
+    first = follower.poll()
+    assert values_of(store, first) == ["a", "b"]
+    (fence,) = follower.fence()
+    assert fence.is_fence
+    ours.append([records("c")])
+    assert [each.at.sequence for each in log.follower(1, 1).poll()] == [0, 1, 2]
+    assert values_of(store, log_of(store, clock).follower(1, 1).poll()[:-1]) == ["a", "b"]
+    ours.close()
+
+
+def test_a_fence_counts_in_an_original_that_has_a_copy(tmp_path: Path, clock: ManualClock) -> None:
+    """A backup by hard links gives the segment a second name, and its broker is still fenced."""
+    (tmp_path / "root").mkdir()
+    log = log_of(LocalStore(tmp_path / "root"), clock)
+    ours = log.appender(1, 1)
+    ours.append([records("a")])
+    shutil.copytree(tmp_path / "root", tmp_path / "copy", copy_function=os.link)
+    assert log.follower(1, 1).fence()[-1].is_fence
+    with pytest.raises(errors.BrokerFenced):
+        ours.append([records("b")])
+    ours.close()
 
 
 # ------------------------------------------------------------------------------ both kinds

@@ -105,6 +105,7 @@ class FlightListener:
             "cluster.describe": broker.cluster_admin.describe,
             "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
             "broker.drain": _silently(broker.cluster_admin.drain),
+            "root.prove": broker.prove_root,
             "status": lambda _: broker.status(),
             "figures": lambda _: broker.figures(),
             "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),

@@ -52,6 +52,7 @@ from sparklog.storage.leadership import (
     failover,
     inherit,
     inherited_by,
+    is_open,
     leave,
     other_members,
     register,
@@ -117,6 +118,7 @@ def acquire(
     take_over: bool = False,
     allow_non_empty: bool = False,
     watch: LeaderWatch | None = None,
+    watch_of: Callable[[int], LeaderWatch] | None = None,
     check_alive: bool = True,
     choose_log: Callable[[], WalKind] = lambda: WalKind.OBJECTS,
 ) -> Leadership:
@@ -143,6 +145,7 @@ def acquire(
         take_over: replace a live leader of any kind.
         allow_non_empty: create a root even in a folder that holds other programs' files.
         watch: earlier observations of the leader, or of a member's own id; None: none.
+        watch_of: returns a watch over another broker; None: one for which silence is death.
         check_alive: False skips the check whether the leader is alive.
         choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
@@ -167,9 +170,10 @@ def acquire(
         known_level=limits.LEVEL if limits.LEVEL > 1 else msgspec.UNSET,
     )
 
-    @functools.cache
-    def watch_of(other: int) -> LeaderWatch:
+    def silent_watch(other: int) -> LeaderWatch:
         return LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other)
+
+    watch_other = functools.cache(watch_of or silent_watch)
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if metadata.level > limits.LEVEL:
@@ -178,7 +182,7 @@ def acquire(
             )
         if check_alive and not take_over:
             others = _lone_leader(metadata) if is_member else other_members(metadata)
-            watches = [watch, *(watch_of(other) for other in others)]
+            watches = [watch, *(watch_other(other) for other in others)]
             if others:
                 for each in watches:
                     each.poll(metadata)  # so that the silence of all of them begins now
@@ -219,7 +223,9 @@ def _check_leader(
         )
 
     leader = Leader.of(metadata, store, broker=watch.broker)
-    if leader is None or _gives_way(leader, kind):
+    # A broker whose epoch is fenced was replaced, and can write nothing more, though it may run.
+    is_fenced = leader is not None and not is_open(metadata, (leader.broker, leader.epoch))
+    if leader is None or is_fenced or gives_way(leader.known, kind):
         return
     found = watch.wait_for_state(metadata, on_wait=log_wait)
     # The leader may have changed meanwhile. If the new one gives way, `MetadataStore.change`
@@ -227,7 +233,7 @@ def _check_leader(
     if (
         found is not None
         and found.state is LeaderState.ALIVE
-        and not _gives_way(found.leader, kind)
+        and not gives_way(found.leader.known, kind)
     ):
         raise errors.BrokerAlive(
             root=store.uri,
@@ -237,8 +243,9 @@ def _check_leader(
         )
 
 
-def _gives_way(leader: Leader, kind: BrokerKind) -> bool:
-    return kind is BrokerKind.STANDING and leader.known.kind in _ON_DEMAND
+def gives_way(known: BrokerRegistration, kind: BrokerKind) -> bool:
+    """Returns whether a registered broker, though it lives, gives way to one of `kind`."""
+    return kind is BrokerKind.STANDING and known.kind in _ON_DEMAND
 
 
 def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Clock) -> Taken:

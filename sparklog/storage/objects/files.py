@@ -130,7 +130,14 @@ class LogFiles(Protocol):
         ...
 
     def identity(self, path: str) -> FileId | None:
-        """Returns the identity of the file that has this name now; None if there is none."""
+        """Returns the identity of the file or folder of this name; None if there is none.
+
+        The empty path is the root.
+        """
+        ...
+
+    def is_shared(self, path: str) -> bool:
+        """Returns whether the file has other names too, as in a copy by hard links."""
         ...
 
 

@@ -75,6 +75,12 @@ class LocalFiles:
             return None
         return FileId(found.st_dev, found.st_ino)
 
+    def is_shared(self, path: str) -> bool:
+        try:
+            return os.stat(f"{self._root}/{path}").st_nlink > 1
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
 
 class LocalFile:
     """Implements `LogFile`."""

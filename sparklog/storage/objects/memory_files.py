@@ -47,6 +47,9 @@ class MemoryFiles:
         found = self._find(path)
         return None if found is None else FileId(0, found.number)
 
+    def is_shared(self, path: str) -> bool:  # noqa: ARG002 - nothing has two names here
+        return False
+
 
 class MemoryFile:
     """Implements `LogFile`."""

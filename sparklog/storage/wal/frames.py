@@ -67,6 +67,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     ordinal: int
     salt: bytes
+    root: int = 0
+    """The inode of the root in which the segment was created; 0: unknown."""
 
 
 class Index(msgspec.Struct, frozen=True, array_like=True):
@@ -133,10 +135,12 @@ Event: TypeAlias = Frame | Fence | Nothing
 # ------------------------------------------------------------------------------ writing
 
 
-def describe(*, cluster_id: str, broker: int, epoch: int, ordinal: int, salt: bytes) -> bytes:
+def describe(
+    *, cluster_id: str, broker: int, epoch: int, ordinal: int, salt: bytes, root: int = 0
+) -> bytes:
     """Returns block 0 of a segment."""
     assert len(salt) == SALT_BYTES
-    raw = _encoder.encode(Description(_VERSION, cluster_id, broker, epoch, ordinal, salt))
+    raw = _encoder.encode(Description(_VERSION, cluster_id, broker, epoch, ordinal, salt, root))
     head = _BLOCK_HEADER.pack(_SEGMENT_MAGIC, len(raw), crc32c.crc32c(raw))
     assert len(head) + len(raw) <= BLOCK_BYTES
     return (head + raw).ljust(BLOCK_BYTES, b"\0")

@@ -20,6 +20,7 @@ from sparklog.storage.wal import frames
 from sparklog.storage.wal.base import (
     CHECKPOINT,
     NOTHING_KNOWN,
+    SEGMENT,
     WalObject,
     folder,
     segment_path,
@@ -78,6 +79,8 @@ class Segment:
     ordinal: int
     salt: bytes
     file: LogFile
+    root: int
+    """The inode of the root in which it was created; 0: unknown."""
 
     def window(self) -> frames.Window:
         """Returns the bytes that are visible now."""
@@ -131,6 +134,7 @@ class EpochFiles:
             epoch=self.epoch,
             ordinal=ordinal,
             salt=salt,
+            root=self._root_inode(),
         )
         return claimed(self.store, self.clock, self.path(ordinal), block + content(salt), stopping)
 
@@ -145,7 +149,32 @@ class EpochFiles:
         if (found.broker, found.epoch, found.ordinal) != (self.broker, self.epoch, ordinal):
             said = segment_path(found.broker, found.epoch, found.ordinal)
             raise errors.CorruptObject(path=path, check=f"it says that it is {said}")
-        return Segment(path=path, ordinal=ordinal, salt=found.salt, file=file)
+        return Segment(path=path, ordinal=ordinal, salt=found.salt, file=file, root=found.root)
+
+    def unshare(self) -> None:
+        """Replaces segments that a copy of the root by hard links shares with its original.
+
+        A fence in such a segment would fence the original's broker. No broker of this root appends
+        to it, so its bytes may get another file. In the original itself they may not: its broker
+        could append to the old file, and would not find the fence. A segment names the root in
+        which it was created. Raises `CorruptObject` and the errors of the store.
+        """
+        root = self._root_inode()
+        for stat in self.store.list_after(folder(self.broker, self.epoch)):
+            path = f"{folder(self.broker, self.epoch)}/{stat.name}"
+            if not (stat.name.endswith(SEGMENT) and self.files.is_shared(path)):
+                continue
+            try:
+                segment = self.open(int(stat.name.removesuffix(SEGMENT)), Access.READ)
+            except ObjectMissing:
+                continue  # trimmed meanwhile
+            segment.file.close()
+            if segment.root not in (0, root):
+                self.store.put(path, self.store.get(path))
+
+    def _root_inode(self) -> int:
+        found = self.files.identity("")
+        return found.inode if found is not None else 0
 
     def wal_object(self, ordinal: int, frame: frames.Frame) -> WalObject:
         """Returns the flush of a frame."""

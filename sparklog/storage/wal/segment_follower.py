@@ -232,6 +232,8 @@ class SegmentFollower:
         epoch. If the segment ended meanwhile, the fence does not count, and the next one is tried.
         """
         found: list[WalObject] = []
+        self._epoch.unshare()
+        self._leave_segment()  # it may be another file now, with the same bytes
         for _ in range(limits.FENCE_ATTEMPTS):
             if not self.fenced:
                 self._put_fence_at_end()

@@ -8,6 +8,8 @@
 - A fencer reads to the end, appends a fence, syncs the segments, and reads again. The next append
   of the writer lands behind the fence, so exactly one of the two counts at each offset.
 - The frame flagged *last* ends its segment. The next one is durable before that frame is written.
+- Segments that a copy of the root by hard links shares with its original are replaced before the
+  fence, which would fence the original's broker too.
 - The first segment is created by the broker, or by a fencer, with a fence in it. The name decides.
 - A reader syncs the newest frame, and reads it again from the disk, before it returns it. So
   neither a power cut nor a failed sync of the writer takes back records that were read.

@@ -1,0 +1,123 @@
+"""Heartbeats of a broker, and the proof that they carry: which root it serves.
+
+A heartbeat is written at an interval, at each change of the broker's phase, and where a program
+asks for a proof (`storage/identity.py`). Programs that ask at the same time share one heartbeat,
+and there is a pause between two such heartbeats, so that many requests make few puts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.broker.log.takeover import Leadership
+from sparklog.clock import Clock
+from sparklog.formats.flight_messages import ProveRoot, RootProof
+from sparklog.storage.identity import place_of
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.objects import PutUnresolved, Store
+
+_BUSY: Final = "another heartbeat is still being written"
+
+
+class Heartbeats:
+    """Writes the heartbeats of one broker in one epoch. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        leadership: Leadership,
+        *,
+        clock: Clock,
+        dead_after_seconds: float,
+        describe: Callable[[], Heartbeat],
+        wrote_at: Callable[[], float],
+    ) -> None:
+        """Creates heartbeats without writing one.
+
+        Args:
+            store: the root's store.
+            leadership: the broker and its epoch.
+            clock: the broker's clock.
+            dead_after_seconds: a broker that has written nothing for so long cannot write.
+            describe: returns the next heartbeat.
+            wrote_at: returns the monotonic time of the last flush, which proves as much.
+        """
+        self._store = store
+        self._leadership = leadership
+        self._clock = clock
+        self._dead_after_seconds = dead_after_seconds
+        self._describe = describe
+        self._wrote_at = wrote_at
+        self._writing = threading.Lock()
+        self._has_stopped = False
+        self._proving = threading.Lock()
+        """Held while a heartbeat is written for programs that wait for their nonces."""
+        self._nonces: deque[str] = deque(maxlen=limits.HEARTBEAT_NONCES)
+        self._written: tuple[str, ...] = ()
+        """The nonces of the newest heartbeat."""
+        self._proved_at = -float("inf")
+        self.beat_at = -float("inf")
+        """When the newest heartbeat was written, in monotonic seconds."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Returns whether the broker could write to its root lately."""
+        wrote_at = max(self.beat_at, self._wrote_at())
+        return self._clock.monotonic() - wrote_at < self._dead_after_seconds
+
+    def write(self, *, stopped: bool = False) -> None:
+        """Writes a heartbeat; none after the one that says `stopped`. Raises the store's errors."""
+        with self._writing:
+            if self._has_stopped:
+                return  # a late heartbeat would report this broker as alive
+            self._has_stopped = stopped
+            nonces = tuple(self._nonces)
+            found = msgspec.structs.replace(self._describe(), stopped=stopped, nonces=nonces)
+            write_heartbeat(self._store, found)
+            self._written = nonces
+            self.beat_at = self._clock.monotonic()
+
+    def prove(self, request: ProveRoot) -> RootProof:
+        """Answers which root the broker serves, and proves it unless the asker sees the same."""
+        place = place_of(self._store)
+        is_same_place = bool(place) and place == request.place
+        reason = "" if is_same_place else self._leave(request.nonce)
+        return RootProof(
+            cluster_id=self._leadership.cluster.cluster_id,
+            root=self._store.uri,
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
+            is_same_place=is_same_place,
+            is_writing=self.is_writing,
+            reason=reason,
+        )
+
+    def _leave(self, nonce: str) -> str:
+        """Puts the nonce in a heartbeat; returns why that failed, or an empty text."""
+        self._nonces.append(nonce)
+        if not self._proving.acquire(timeout=limits.PROOF_SECONDS):
+            return _BUSY
+        try:
+            if nonce in self._written:  # by the thread that had the lock before
+                return ""
+            pause_seconds = (
+                limits.PROOF_PAUSE_SECONDS
+                if self._store.is_local
+                else limits.PROOF_PAUSE_REMOTE_SECONDS
+            )
+            left_seconds = self._proved_at + pause_seconds - self._clock.monotonic()
+            if left_seconds > 0:
+                self._clock.sleep(left_seconds)
+            self._proved_at = self._clock.monotonic()
+            self.write()
+        except (errors.SparklogError, PutUnresolved) as error:
+            return str(error) or repr(error)
+        finally:
+            self._proving.release()
+        return "" if nonce in self._written else "the broker stops"
