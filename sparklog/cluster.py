@@ -37,7 +37,6 @@ from sparklog.storage.overview import ENDED, SERVING, BrokerState
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
 _ASKED_AT_ONCE: Final = 32
-_PROVEN: Final = (Answer.SERVES, Answer.UNPROVEN)
 _LOOK_SECONDS: Final = 0.25
 """Between two looks at a cluster that changes."""
 
@@ -110,7 +109,9 @@ class RootView:
 
         with ThreadPoolExecutor(min(len(leaders), _ASKED_AT_ONCE)) as pool:
             answers = list(zip(leaders, pool.map(ask_one, leaders), strict=True))
-        self._proven |= {(each.broker, each.epoch) for each, found in answers if found in _PROVEN}
+        self._proven |= {
+            (each.broker, each.epoch) for each, found in answers if found in identity.LIVES
+        }
         return [each.broker for each, found in answers if found is Answer.ORIGINAL]
 
 

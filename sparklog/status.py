@@ -158,7 +158,7 @@ def _ask_leader(
             served = identity.ask_broker(store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
             if served.error is not None:
                 raise served.error
-            if served.answer in (Answer.SERVES, Answer.UNPROVEN):
+            if served.answer in identity.LIVES:
                 status = _ask(leader.flight)
                 return _Asked(state=LeaderStatus.SERVED, leader=leader, status=status)
             copied = ", of which this root is a copy" if served.answer is Answer.ORIGINAL else ""

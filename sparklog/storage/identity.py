@@ -60,6 +60,10 @@ class Answer(enum.Enum):
     OTHER_CLUSTER = enum.auto()
 
 
+LIVES: Final = (Answer.SERVES, Answer.UNPROVEN)
+"""Answers of a broker that is alive, as far as is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """An answer, and its circumstances."""
@@ -159,7 +163,7 @@ def answers(store: Store, ask: Ask, *, timeout_seconds: float) -> Answers:
 
     def is_answered(leader: Leader) -> bool:
         asked = ask_broker(store, leader, ask, timeout_seconds=timeout_seconds)
-        return asked.answer in (Answer.SERVES, Answer.UNPROVEN)
+        return asked.answer in LIVES
 
     return is_answered
 
@@ -172,6 +176,6 @@ def writes(store: Store, ask: Ask, *, timeout_seconds: float) -> Answers:
 
     def is_writing(leader: Leader) -> bool:
         asked = ask_broker(store, leader, ask, timeout_seconds=timeout_seconds)
-        return asked.answer is Answer.SERVES and asked.is_writing
+        return asked.answer in LIVES and asked.is_writing
 
     return is_writing

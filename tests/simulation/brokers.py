@@ -43,7 +43,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage import liveness
+from sparklog.storage import liveness, observer
 from sparklog.storage.liveness import Heartbeat, Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -81,7 +81,6 @@ class Pace:
         commit_bytes = chance.choice([300, 1_000_000])
         settings = BrokerSettings(
             root="memory://simulation",
-            flight=FlightSettings(listen="127.0.0.1:1"),
             kafka=KafkaSettings(listen=""),
             writer=WriterSettings(
                 linger_ms=chance.choice([0, 0, 10]),
@@ -120,7 +119,7 @@ class Pace:
         )
 
 
-def _settings(world: World, broker_id: int) -> BrokerSettings:
+def _settings(world: World, broker_id: int, address: str) -> BrokerSettings:
     settings = world.profile.pace.settings
     janitor = msgspec.structs.replace(
         settings.janitor,
@@ -141,7 +140,12 @@ def _settings(world: World, broker_id: int) -> BrokerSettings:
         )
     cluster = ClusterSettings(join=world.profile.is_cluster)
     return msgspec.structs.replace(
-        settings, id=broker_id, janitor=janitor, writer=writer, cluster=cluster
+        settings,
+        id=broker_id,
+        flight=FlightSettings(listen=address),
+        janitor=janitor,
+        writer=writer,
+        cluster=cluster,
     )
 
 
@@ -174,9 +178,10 @@ class SimulatedBroker:
             world.faults.skew(self.process)
         self._core: Broker | None = None
         self._agent = Agent(
-            _settings(world, broker_id),
+            _settings(world, broker_id, f"{name}:1"),
             store=world.disk.view(self.process, world.faults),
             clock=self.process.clock,
+            ask=world.ask if world.profile.asks else None,
         )
         self.settings = self._agent.settings
         world.scheduler.spawn(self.process, "main", self._main)
@@ -373,6 +378,15 @@ class _Pool:
         """Does nothing: no more work is submitted."""
 
 
+class _PoolInTurn(contextlib.nullcontext[Any]):
+    """Stands for a `ThreadPoolExecutor` whose work is short."""
+
+    def __init__(self, _size: int) -> None:
+        super().__init__(self)
+
+    map = staticmethod(map)
+
+
 class _Future:
     """The result of work in a pool."""
 
@@ -493,11 +507,12 @@ def simulated(world: World) -> Iterator[None]:
         watching: Observer, metadata: ClusterMetadata, brokers: Collection[int]
     ) -> dict[int, int]:
         began = world.scheduler.now
+        before = {key for key, each in watching._seen.items() if each.is_dead}
         found = dead(watching, metadata, brokers)
         for each in found:
             peer = Leader.of(metadata, world.disk.base, broker=each)
             assert peer is not None
-            world.check_dead(peer, began)
+            world.check_dead(peer, began, is_new=(each, peer.epoch) not in before)
         return found
 
     replaced = {
@@ -529,6 +544,7 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))
         stack.enter_context(mock.patch.object(liveness, "fate_of", _fate_of))
+        stack.enter_context(mock.patch.object(observer, "ThreadPoolExecutor", _PoolInTurn))
         stack.enter_context(mock.patch.object(Observer, "dead", dead_checked))
         stack.enter_context(mock.patch.object(MetadataStore, "change", change_noted))
         _world = world

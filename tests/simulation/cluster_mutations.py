@@ -13,6 +13,7 @@ from sparklog.broker.log import takeover
 from sparklog.broker.log.histories import Histories
 from sparklog.storage import leadership
 from sparklog.storage.leadership import Handover
+from sparklog.storage.liveness import Leader
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.observer import Observer
 from tests.simulation.faults import Rates
@@ -74,6 +75,10 @@ def _all_dead(
     return {each: metadata.brokers[each].epoch for each in brokers if each in metadata.brokers}
 
 
+def _answer_nothing(_observer: Observer, _asked: Collection[Leader]) -> set[int]:
+    return set()
+
+
 def _save_nothing(handovers: Handovers) -> int:
     return handovers._partition_table.applied_sequence
 
@@ -125,6 +130,12 @@ CLUSTER_MUTATIONS = (
         patches=((leadership, "pass_on", _pass_on_alone),),
         rates=Rates(),
         profile=(("brokers", 4), ("stuck_rate", 0.7), ("steps", 2_000)),
+    ),
+    Mutation(
+        name="cluster: a silent member is not asked",
+        patches=((Observer, "_answering", _answer_nothing),),
+        rates=Rates(mute=0.004),
+        profile=(("brokers", 3), ("steps", 2_000), ("asks", True)),
     ),
     Mutation(
         name="cluster: everybody is dead",

@@ -80,6 +80,8 @@ class Rates:
     forbidden: float = 0.0
     surprise: float = 0.0
     lost_answer: float = 0.0
+    mute: float = 0.0
+    """A process can write no heartbeat for some seconds."""
 
     @classmethod
     def draw(cls, chance: random.Random, *, is_local: bool) -> Rates:
@@ -116,7 +118,9 @@ AIMS = (
 _AIMED = 10.0
 """Factor of the fault's probability at that place, if the run aims at it."""
 _PLACES = ("meta", "staging", "topics/t0", "topics/t0/_delta_log", "topics/t1", "wal")
+_MUTE_SECONDS = (1.0, 8.0)
 _WEIGHTS = {
+    "mute": 0.5,
     "lost_answer": 10.0,
     "power_cut": 0.2,
     "crash": 0.6,
@@ -150,6 +154,7 @@ class Faults:
         self._disk = disk
         self._skew_seconds = skew_seconds
         self._full_until = 0.0
+        self._mute_until: dict[Process, float] = {}
         self._outages: list[tuple[str, float]] = []
         """Prefix for which the store does not answer at the moment, and until when."""
 
@@ -180,12 +185,22 @@ class Faults:
             self._scheduler.clock.advance(self._duration_seconds())
         if self._hits("skew", rates.skew):
             self.skew(process)
-        if self._hits("full", rates.full):
-            self._full_until = self._scheduler.now + self._duration_seconds()
-        if self._hits("outage", rates.outage):
-            until = self._scheduler.now + self._duration_seconds()
-            self._outages.append((self._chance.choice(_PLACES), until))
+        self._begin_outages(process)
+        is_mute = self._scheduler.now < self._mute_until.get(process, 0.0)
+        if is_mute and is_put and path.startswith("heartbeats/"):
+            raise errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
         self._refuse(moment, operation, path)
+
+    def _begin_outages(self, process: Process) -> None:
+        """Perhaps begins a time in which the store refuses more than this operation."""
+        rates, now = self._rates, self._scheduler.now
+        if self._hits("full", rates.full):
+            self._full_until = now + self._duration_seconds()
+        if self._hits("outage", rates.outage):
+            until = now + self._duration_seconds()
+            self._outages.append((self._chance.choice(_PLACES), until))
+        if self._hits("mute", rates.mute):
+            self._mute_until[process] = now + self._chance.uniform(*_MUTE_SECONDS)
 
     def skew(self, process: Process) -> None:
         """Sets the date of the process wrong, by as much as the seed allows."""

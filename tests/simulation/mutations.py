@@ -25,7 +25,14 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkB
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
-from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention
+from sparklog.storage import (
+    file_compaction,
+    identity,
+    liveness,
+    maintenance,
+    restoring,
+    retention,
+)
 from sparklog.storage import read as reads
 from sparklog.storage import table as tables
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
@@ -146,6 +153,12 @@ def _poll_by_wall_clock(
     return Sighting(leader=leader, state=state)
 
 
+def _ask_in_vain(*arguments: Any, **options: Any) -> identity.Asked:
+    """Asks, and ignores the answer."""
+    asked = _ask_broker(*arguments, **options)
+    return dataclasses.replace(asked, answer=identity.Answer.NONE)
+
+
 def _state_of_late(leader: Leader, *, now: float, **known: Any) -> LeaderState:
     """Takes the time that an answer needs for silence."""
     return _state_of(leader, **{**known, "now": now, "asked_at": now})
@@ -156,6 +169,7 @@ def _tell_nothing(append: writers.Append, **place: int) -> Entry:
 
 
 _state_of = liveness.state_of
+_ask_broker = identity.ask_broker
 _entry = writers.Append.entry
 _trim = ObjectAppender.trim
 _check = record_batch.check
@@ -416,7 +430,19 @@ MUTATIONS = (
         name="a slow answer is taken for a silent leader",
         patches=((liveness, "state_of", _state_of_late),),
         rates=Rates(stall=0.3, freeze=0.02),
-        profile=(("brokers", 3), ("is_one_machine", True), ("steps", 3_000)),
+        profile=(("brokers", 3), ("is_one_machine", True), ("steps", 3_000), ("asks", False)),
+    ),
+    Mutation(
+        name="a silent leader is not asked",
+        patches=((LeaderWatch, "_is_answered", _always(False)),),
+        rates=Rates(mute=0.004),
+        profile=(("brokers", 3), ("steps", 3_000), ("asks", True)),
+    ),
+    Mutation(
+        name="an answer is no sign of life",
+        patches=((identity, "ask_broker", _ask_in_vain),),
+        rates=Rates(mute=0.004),
+        profile=(("brokers", 3), ("steps", 3_000), ("asks", True)),
     ),
     Mutation(
         name="an ack before the flushes before it are durable",

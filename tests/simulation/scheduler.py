@@ -19,7 +19,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from greenlet import getcurrent, greenlet
 
@@ -320,10 +320,14 @@ class _Lock:
         self._owner: Task | None = None
         self._count = 0
 
-    def acquire(self) -> Literal[True]:
+    def acquire(self, *, timeout: float = float("inf")) -> bool:
         current = self._scheduler.current
-        if not (self._reentrant and self._count and self._owner is current) and self._count:
-            self._scheduler.wait(lambda: not self._count)
+        if (
+            not (self._reentrant and self._count and self._owner is current)
+            and self._count
+            and not self._scheduler.wait(lambda: not self._count, timeout)
+        ):
+            return False
         self._owner = current
         self._count += 1
         return True
@@ -346,7 +350,7 @@ class _Lock:
         self.acquire()
         self._count = count
 
-    def __enter__(self) -> Literal[True]:
+    def __enter__(self) -> bool:
         return self.acquire()
 
     def __exit__(
@@ -387,7 +391,7 @@ class _Condition:
     def notify_all(self) -> None:
         self._notified += 1
 
-    def __enter__(self) -> Literal[True]:
+    def __enter__(self) -> bool:
         return self._lock.acquire()
 
     def __exit__(

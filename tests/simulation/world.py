@@ -156,6 +156,8 @@ class Profile:
     """True if there is a topic that is a mirror."""
     is_cluster: bool = False
     """True if several brokers lead the root together."""
+    asks: bool = True
+    """True if brokers ask silent ones, and do not only wait for their heartbeats."""
     stuck_rate: float = 0.0
     """Probability that a member cannot read the logs of others for some time once it serves."""
 
@@ -218,6 +220,7 @@ class Profile:
             segment_blocks=chance.choice([0, 4, 8, _EVEN_BLOCKS]) if is_local else 0,
             has_worker=chance.random() < 0.4,
             has_mirror=_peek(chance) < 0.2,
+            asks=_peek(chance) * 10 % 1 < 0.7,
         )
 
 
@@ -343,6 +346,10 @@ class World:
         self.sizes: dict[tuple[str, int, int, int], int] = {}
         """Rows that each task of a query stages, by sender, batch, partition and task."""
         self._brokers: list[SimulatedBroker] = []
+        self._misjudged: list[str] = []
+        """Violations of `check_dead`."""
+        self._asked: dict[str, tuple[float, bool]] = {}
+        """When each broker was last asked whether it lives, and whether it has answered."""
         self.workers: list[tuple[Process, Process]] = []
         """(process of the broker, publishing process) of all publishing processes."""
         self._others: list[Reader | Engine] = []
@@ -413,10 +420,19 @@ class World:
     def broker_at(self, number: int) -> SimulatedBroker:
         return self._brokers[number]
 
-    def check_dead(self, leader: Leader, asked_at: float) -> None:
+    def check_dead(self, leader: Leader, asked_at: float, *, is_new: bool = True) -> None:
         """Checks that a leader may be taken for dead, by a process that asked for its heartbeat
-        then.
+        then. A violation is kept too: some threads of brokers survive any error.
+
+        `is_new`: it was not dead at the look before.
         """
+        try:
+            self._check_dead(leader, asked_at, is_new=is_new)
+        except Violation as error:
+            self._misjudged.append(str(error))
+            raise
+
+    def _check_dead(self, leader: Leader, asked_at: float, *, is_new: bool) -> None:
         named = leader.broker, leader.epoch
         known = {
             (each.leadership.broker, each.leadership.epoch): each
@@ -426,6 +442,12 @@ class World:
         broker = known.get(named)
         if leader.stopped or broker is None or not broker.alive:
             return
+        asked_again_at, has_answered = self._asked.get(broker.process.name, (-1.0, False))
+        ensure(
+            not (is_new and self.profile.asks and broker.serving)
+            or (asked_again_at >= asked_at and not has_answered),
+            f"{broker.process} is taken for dead, and was not asked, or has answered",
+        )
         for landed_at, data in self.disk.beats.get(f"heartbeats/{leader.broker}.json", ()):
             beat = msgspec.json.decode(data, type=Heartbeat)
             silent_seconds = asked_at - beat.monotonic_seconds
@@ -435,6 +457,25 @@ class World:
                 or silent_seconds >= DEAD_AFTER_SECONDS,
                 f"{broker.process} is taken for dead {silent_seconds} s after a heartbeat",
             )
+
+    def ask(
+        self, address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float
+    ) -> flight_messages.RootProof:
+        """Asks a broker for a proof, as one that takes it for dead does."""
+        assert action == "root.prove", action
+        assert isinstance(request, flight_messages.ProveRoot)
+        name = address.partition(":")[0]
+        broker = next(each for each in self._brokers if each.process.name == name)
+        began, self._asked[name] = self.scheduler.now, (self.scheduler.now, False)
+        if broker.alive and broker.serving:
+            call = broker.call("prove", lambda core: core.prove_root(request))
+            self.scheduler.wait(lambda: call.done or not broker.alive, timeout_seconds)
+            if call.done and call.error is None:
+                proof: flight_messages.RootProof = call.result
+                if proof.is_writing:
+                    self._asked[name] = began, True
+                return proof
+        raise errors.BrokerUnavailable(address=address, reason="it does not answer")
 
     def is_broker(self, process: Process) -> bool:
         return any(each.process is process for each in self._brokers)
@@ -538,6 +579,7 @@ class World:
         self.scheduler.run(lambda: self.scheduler.steps >= self.profile.steps)
         self.disk.note("the chaos is over")
         self.faults.active = self._is_operated = False
+        ensure(not self._misjudged, "; ".join(self._misjudged))
         self._recover()
         self._check()
 
@@ -934,5 +976,6 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
         patch(maintenance.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
         stack.enter_context(simulated(world))
         patch(os, "urandom", chance.randbytes)
+        patch(secrets, "token_hex", lambda count=32: chance.randbytes(count).hex())
         patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))
         yield
