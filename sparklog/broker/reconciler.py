@@ -183,7 +183,7 @@ class Reconciler:
         So the topic is held back, and the other topics continue.
         """
         if topic.table.snapshot.partitions < known.partition_count:
-            refusal = recovery.refusal_of(topic.table.refresh)
+            refusal = recovery.refusal_of(self._store, topic.table.refresh)
             if refusal is not None and self._leadership.broker in known.leaders:
                 self._partition_table.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot

@@ -388,8 +388,16 @@ def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> No
     assert topic.partitions[number].published == 1
 
 
-def test_a_table_that_one_member_may_not_read(
-    members: Members, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.RootNotWritable(root="s3://b/r", reason="permission denied"),
+        errors.StorageUnavailable(operation="list", path="topics/u", reason="EIO"),
+    ],
+    ids=["forbidden", "broken"],
+)
+def test_a_table_that_one_member_cannot_read(
+    members: Members, monkeypatch: pytest.MonkeyPatch, error: errors.SparklogError
 ) -> None:
     """The member follows all other changes of the metadata."""
     first, second = members
@@ -397,7 +405,7 @@ def test_a_table_that_one_member_may_not_read(
 
     def refuse(table: TopicTable) -> None:
         if table.topic == "u":
-            raise errors.RootNotWritable(root="s3://b/r", reason="permission denied")
+            raise error
 
     monkeypatch.setattr(TopicTable, "refresh", refuse)
     second.reconciler.tick()

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery, takeover
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.storage import wal
@@ -26,8 +26,8 @@ from sparklog.storage.metadata_format import (
     encode_snapshot,
 )
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, Store, SyncFailed
-from sparklog.storage.objects.memory import Moment
+from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults, Store, SyncFailed
+from sparklog.storage.objects.memory import Moment, Operation
 from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
@@ -270,6 +270,59 @@ def test_a_change_of_a_start_whose_outcome_is_unknown_is_made_again(rig: Rig, nu
     assert metadata.topics["t"].leader_epochs == (1,)
     with pytest.raises(errors.BrokerFenced):
         rig.append(["c"])
+
+
+class OneFolderIsDown(NoFaults):
+    """A store that does not answer below a prefix, as a bucket's 503 or a broken disk's EIO."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix: str | None = prefix
+
+    def before(self, operation: Operation, path: str) -> None:
+        if self.prefix is not None and path.startswith(self.prefix):
+            raise errors.StorageUnavailable(operation=operation, path=path, reason="EIO")
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_table_whose_folder_does_not_answer_stops_no_other(rig: Rig, is_trimmed: bool) -> None:
+    """Its topic is held back and continues in the log; it is published once its folder answers."""
+    rig.create("u")
+    for name in ("t", "u"):
+        rig.append(["a"], topic=name)
+    if is_trimmed:
+        rig.publish()
+        rig.trim()
+    assert isinstance(rig.store, MemoryStore)
+    faults = OneFolderIsDown("topics/u/")
+    second = rig.successor(broker=2, store=rig.store.view(faults))
+    assert second.append(["b"]).base_offset == 1
+    assert second.read() == [(0, b"a"), (1, b"b")]
+    topic = second.partition_table.topic("u")
+    assert topic.held_back is not None
+    assert "EIO" in topic.held_back
+    assert second.append(["b"], topic="u").base_offset == 1
+    faults.prefix = None
+    second.publish()
+    assert rows_of_root(rig.store, rig.clock, "u") == [(0, b"a"), (1, b"b")]
+
+
+def test_a_store_that_does_not_answer_at_all_fails_the_start(rig: Rig) -> None:
+    """An outage holds no topic back: the next start finds all tables."""
+    rig.append(["a"])
+    assert isinstance(rig.store, MemoryStore)
+    faults = OneFolderIsDown("topics/")
+    view = rig.store.view(faults)
+    read = recovery.refresh_all
+
+    def fail_from_here(store: Store, tables: Sequence[TopicTable]) -> dict[str, Exception | None]:
+        faults.prefix = ""
+        return read(store, tables)
+
+    with (
+        mock.patch.object(recovery, "refresh_all", fail_from_here),
+        pytest.raises(errors.StorageUnavailable),
+    ):
+        rig.successor(broker=2, store=view)
 
 
 @pytest.mark.parametrize("second", [1, 2])

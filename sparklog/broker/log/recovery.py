@@ -20,6 +20,7 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.takeover import Taken
 from sparklog.clock import Clock
 from sparklog.storage import wal
+from sparklog.storage.cluster import read_cluster
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
@@ -265,18 +266,23 @@ def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Excepti
 
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
     """Reads a table. Returns the topic, and why the table cannot be written, if so."""
-    return table.topic, refusal_of(table.refresh)
+    return table.topic, refusal_of(table.store, table.refresh)
 
 
-def refusal_of(use: Callable[[], object]) -> Exception | None:
+def refusal_of(store: Store, use: Callable[[], object]) -> Exception | None:
     """Uses a table, and returns why that is not possible, if so.
 
-    An error in one table does not stop the work with others. Raises those that are not the table's.
+    An error in one table does not stop the work with others, be it a store that refuses one folder
+    (EIO, or a bucket's 503 for one prefix). Raises those that are not the table's: of a store that
+    does not return the root's identity either, or whose syncs fail.
     """
     try:
         use()
-    except (errors.Retriable, errors.Fenced, SyncFailed):
+    except (errors.Fenced, SyncFailed):
         raise
+    except errors.Retriable as error:
+        read_cluster(store)
+        return error
     except Exception as error:
         return error
     return None
@@ -295,8 +301,11 @@ def _read_table(
     """
     snapshot = table.snapshot
     if refusal is None:
-        refusal = refusal_of(table.sync)
-    if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
+        refusal = refusal_of(table.store, table.sync)
+    # What was read of it before may be older than what the logs do not have any more.
+    is_stale = isinstance(refusal, errors.Retriable)
+    is_same = snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count
+    if is_same and not is_stale:
         return _Table(snapshot, refusal, is_known=True)
     if refusal is None:
         reason = (
@@ -305,7 +314,7 @@ def _read_table(
         )
         refusal = errors.ForeignTable(topic=table.topic, reason=reason)
     bounds = table.bounds(known.topic_id, known.partition_count)
-    if bounds is not None:
+    if bounds is not None and not is_stale:
         return _Table(bounds, refusal, is_known=True)
     count = known.partition_count
     at = [checkpointed.get(number) or Bounds(0, 0, 0) for number in range(count)]
