@@ -320,14 +320,14 @@ class Producer:
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Waits until all records sent so far are acked or failed.
 
-        Raises `TimedOut` after `timeout` seconds; None: no limit.
+        Raises `StillSending` after `timeout` seconds; None: no limit.
         """
         await self._in_thread(functools.partial(self._producer.flush, timeout))
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Flushes for up to `timeout` seconds, gives up the other records, and ends the threads.
 
-        Raises `TimedOut` if records were given up.
+        Raises `OutcomeUnknown` if records were given up: some of them may be in the log.
         """
         if not self._is_closed:
             self._is_closed = True

@@ -222,6 +222,16 @@ class OutcomeUnknown(SparklogError):
     )
 
 
+class StillSending(OutcomeUnknown):
+    """Records are not acked yet, and are still being sent: wait for the same future again."""
+
+    code = "still_sending"
+    template = (
+        "Not acked within {timeout_seconds} s: {what}. The producer is still sending. Wait for the"
+        " same future again, or flush again; sending the record again writes it twice."
+    )
+
+
 # ------------------------------------------------------------------------------ invalid
 
 

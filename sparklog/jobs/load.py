@@ -152,7 +152,7 @@ def drive(
         rate: records per second; None: as many as the broker takes.
         on_tick: called often, with the seconds and the records since the beginning.
 
-    Raises the errors of `send`, and `TimedOut` if the last acks do not come within a minute.
+    Raises the errors of `send`, and `StillSending` if the last acks do not come within a minute.
     """
     made = records(shape, seed)
     times = _AckTimes()

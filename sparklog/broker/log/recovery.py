@@ -302,7 +302,7 @@ def _read_table(
     snapshot = table.snapshot
     if refusal is None:
         refusal = refusal_of(table.store, table.sync)
-    # What was read of it before may be older than what the logs do not have any more.
+    # An earlier read of it may lack records that the logs do not have any more.
     is_stale = isinstance(refusal, errors.Retriable)
     is_same = snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count
     if is_same and not is_stale:

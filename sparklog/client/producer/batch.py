@@ -384,7 +384,8 @@ class RecordFuture:
             timeout: seconds to wait; None: no limit.
 
         Raises:
-            errors.TimedOut: it is not decided in time, or was given up unsent.
+            errors.StillSending: it is not acked in time, and still being sent: wait again.
+            errors.TimedOut: it was given up unsent after `delivery_timeout_seconds`.
             errors.OutcomeUnknown: it was sent and not answered: it may be in the log.
             errors.SparklogError: the broker refused it.
         """
@@ -444,7 +445,7 @@ class RecordFuture:
         elif not batch.owner.await_batch(
             batch, self.done, _deadline(batch.owner.clock, timeout_seconds)
         ):
-            raise errors.TimedOut(
+            raise errors.StillSending(
                 what=f"a record to {batch.owner.topic}", timeout_seconds=timeout_seconds
             )
         part = batch.part_of(self._row)
@@ -492,12 +493,13 @@ class TableFuture:
         """Returns the places of the rows, in their order: a range for each batch and partition.
 
         Raises the failure of the first rows that failed, after all are decided; other rows may be
-        in the log. `timeout`: seconds to wait; None: no limit.
+        in the log. `timeout`: seconds to wait; None: no limit. Raises `StillSending` after it; the
+        rows are still being sent, so wait again.
         """
         deadline = _deadline(self._batches[0].owner.clock, timeout) if self._batches else None
         for batch in self._batches:
             if not batch.is_done() and not batch.owner.await_batch(batch, batch.is_done, deadline):
-                raise errors.TimedOut(
+                raise errors.StillSending(
                     what=f"{sum(each.count for each in self._batches)} rows to {self._topic}",
                     timeout_seconds=timeout,
                 )

@@ -316,24 +316,30 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every record sent before is acked or has failed, and its callbacks have run.
 
-        Raises `TimedOut` after `timeout` seconds; None: no limit. The futures have the failures.
+        Raises `StillSending` after `timeout` seconds; None: no limit. The futures have the
+        failures.
         """
         timeout = arguments.timeout("timeout", timeout)
         deadline = None if timeout is None else self._connection.clock.monotonic() + timeout
         for sender in list(self._senders.values()):
             if not sender.flush(deadline):
-                raise errors.TimedOut(what="flush", timeout_seconds=timeout)
+                what = "a record that was sent before the flush"
+                raise errors.StillSending(what=what, timeout_seconds=timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes for up to `timeout` seconds, gives up the other records, and ends the threads.
 
-        Raises `TimedOut` if records were given up.
+        Raises `OutcomeUnknown` if records were given up: some of them may be in the log. The
+        futures have the failure of each.
         """
         with self._lock:
             if self._refusal is None:
                 self._refusal = errors.BadRequest(reason="the producer is closed")
         try:
             self.flush(timeout)
+        except errors.StillSending as error:
+            reason = f"the producer was closed after {timeout} s"
+            raise errors.OutcomeUnknown(what="the last records", reason=reason) from error
         finally:
             with self._lock:
                 senders, self._senders = self._senders, {}
