@@ -24,7 +24,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import ports
-from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule, run_each
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.controller import Controller
 from sparklog.broker.counts import Budget, UpkeepCounts
@@ -733,7 +733,9 @@ class Agent:
         self._repeat("the write-ahead log's cleaning", _WAL_TICK_SECONDS, self._clean_wal)
 
     def _clean_wal(self) -> None:
-        self._wal_cleaner.tick()
+        run_each((self._wal_cleaner.tick, self._carry))
+
+    def _carry(self) -> None:
         pending = self._wal_cleaner.carry()
         if pending is not None:
             self._writer.wait(pending)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import crc32c
@@ -13,6 +13,24 @@ from sparklog.storage.objects import SyncFailed
 
 ENDS_THE_BROKER: Final = (errors.BrokerFenced, SyncFailed)
 """Errors after which no ack can be trusted. Any other error concerns only the work that met it."""
+
+
+def run_each(steps: Iterable[Callable[[], object]]) -> None:
+    """Runs all steps, also after one of them has failed, and raises the first failure then.
+
+    So work that frees space does not wait for work that needs it. An error that ends the broker is
+    raised at once.
+    """
+    failure: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 class RetrySchedule:
@@ -69,6 +87,13 @@ class FailureLog:
         before = self._reasons.get(name)
         self._reasons[name] = reason
         return before != reason
+
+    def has(self, reason: str) -> bool:
+        """Returns true if any name fails for that reason."""
+        return reason in self._reasons.values()
+
+    def __bool__(self) -> bool:
+        return bool(self._reasons)
 
     def recovered(self, name: str) -> bool:
         """Returns true if `name`, which succeeds now, had failed before."""

@@ -15,12 +15,14 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.backoff import run_each
 from sparklog.broker.config import described, topic_config
 from sparklog.broker.config.described import ConfigEntry
 from sparklog.broker.config.topic_config import Edit
@@ -462,7 +464,14 @@ class TopicAdmin:
                 # It has more than we serve where an earlier call was cut short: that is repeated.
                 if request.partitions < check_current(before, topic).partitions:
                     raise _too_few(request, before.partitions)
-                return describe_change(before, request.partitions, before.config)
+                change = describe_change(before, request.partitions, before.config)
+                # A RESTORE to before a widening has removed partitions, and has kept their `txn`.
+                txns = {
+                    app_id: version
+                    for app_id, version in change.txns.items()
+                    if topic.table.txn(app_id) is None
+                }
+                return replace(change, txns=txns)
 
             def widen_metadata(metadata: ClusterMetadata) -> ClusterMetadata:
                 known = _entry_of(metadata.topics, topic)
@@ -544,7 +553,7 @@ class TopicAdmin:
             if only_checks:
                 return
 
-            def replace(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
+            def replace_config(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
                 known = _entry_of(topics, topic)
                 changed = msgspec.structs.replace(
                     known, config=topic_config.check(change(known.config))
@@ -562,7 +571,7 @@ class TopicAdmin:
                         check_current(before, topic), before.partitions, config
                     )
                 )
-                topic.config = dict(self._metadata.change_topics(replace).topic(name).config)
+                topic.config = dict(self._metadata.change_topics(replace_config).topic(name).config)
                 # Another broker may have changed it too, or undone it as one that was cut short.
                 topic.table.commit(lambda before: self._as_named(topic, before))
             except BaseException:
@@ -662,11 +671,14 @@ class TopicAdmin:
     def settle_doubts(self) -> None:
         """Finds out which creations and deletions of unknown outcome took effect.
 
-        Raises what the store raises; until it answers, such a topic takes no record.
+        Raises what the store raises; until it answers, such a topic takes no record. A topic that
+        cannot be settled keeps none of the others from it.
         """
-        for name in sorted(self._in_doubt):
-            with self._metadata.changing(f"a check whether topic {name} exists"):
-                self._settle_doubt(name)
+        run_each(partial(self._settle, name) for name in sorted(self._in_doubt))
+
+    def _settle(self, name: str) -> None:
+        with self._metadata.changing(f"a check whether topic {name} exists"):
+            self._settle_doubt(name)
 
     def _settle_doubt(self, name: str) -> None:
         """Finds out whether a creation or a deletion of unknown outcome took effect.

@@ -105,8 +105,15 @@ CLUSTER_MUTATIONS = (
     Mutation(
         name="cluster: an epoch is left before a checkpoint has its states",
         patches=((takeover, "leave", _leave_uncovered),),
-        rates=Rates(crash=0.006, freeze=0.02),
-        profile=(("brokers", 2), ("steps", 2_000), ("is_local", True), ("idempotent", 3)),
+        rates=Rates(crash=0.004, freeze=0.03),
+        profile=(
+            ("brokers", 2),
+            ("steps", 2_500),
+            ("is_local", True),
+            ("is_one_machine", True),
+            ("idempotent", 3),
+            ("asks", False),
+        ),
     ),
     Mutation(
         name="cluster: partitions are given while appends are under way",

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pyarrow as pa
@@ -35,7 +36,13 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.memory import Faults, Operation
 from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
-from sparklog.storage.table import TableChange, TopicTable, create_change, table_folder
+from sparklog.storage.table import (
+    PARTITIONS,
+    TableChange,
+    TopicTable,
+    create_change,
+    table_folder,
+)
 from tests.support.brokers import (
     Rig,
     RigOptions,
@@ -230,6 +237,29 @@ def test_partitions_are_only_added(rig: Rig, store: MemoryStore) -> None:
     assert (successor.read(), successor.read(partition=2)) == ([(0, b"a")], [(0, b"b")])
 
 
+def test_partitions_are_added_after_a_restore_to_before_others_were(
+    rig: Rig, store: MemoryStore
+) -> None:
+    """The RESTORE of another engine takes the number of partitions back, and no offset."""
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    rig.append(["a"], partition=1)
+    rig.publish()
+    table = TopicTable(store, "t", clock=rig.clock)
+    table.commit(
+        lambda before: TableChange(
+            removes=before.files[1], properties={PARTITIONS: "1"}, operation="RESTORE"
+        )
+    )
+    info = rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    assert [each.end for each in info.partitions] == [0, 1, 0]
+    rig.append(["b"], partition=1)
+    rig.append(["c"], partition=2)
+    rig.publish()
+    successor = rig.successor(hot_bytes=0)
+    assert successor.read(partition=1, start=1) == [(1, b"b")]
+    assert successor.read(partition=2) == [(0, b"c")]
+
+
 def test_new_partitions_are_read_from_the_table(store: MemoryStore, clock: ManualClock) -> None:
     """A reader that knew the table before finds the partitions that were added since."""
     rig = Rig(store, clock, options=COLD)
@@ -356,6 +386,22 @@ def test_a_creation_of_unknown_outcome_is_resolved(rig: Rig, who: str, *, lands:
         assert rig.successor().read("u", partition=1) == [(0, b"a")]
     elif who == "janitor":
         assert TopicTable(rig.store, "u", clock=rig.clock).refresh().topic_id is None
+
+
+def test_a_topic_that_cannot_be_settled_keeps_no_other_in_doubt(rig: Rig) -> None:
+    """Each topic of unknown outcome is settled for itself; the first failure is raised."""
+    topics = rig.broker.topics
+    settled: list[str] = []
+
+    def settle(name: str) -> None:
+        if name == "a":
+            raise errors.CorruptObject(path="topics/a", check="torn")
+        settled.append(name)
+
+    topics._in_doubt |= {"a", "b"}
+    with mock.patch.object(topics, "_settle_doubt", settle), pytest.raises(errors.CorruptObject):
+        topics.settle_doubts()
+    assert settled == ["b"]
 
 
 @pytest.mark.parametrize("how", ["bury", "create"])

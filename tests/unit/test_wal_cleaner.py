@@ -194,6 +194,27 @@ def test_a_failed_trim_is_repeated(rig: Rig) -> None:
     assert objects(rig) == ["2"]
 
 
+def test_a_log_is_trimmed_although_no_checkpoint_can_be_put(rig: Rig, clock: ManualClock) -> None:
+    """A full disk is freed by what older checkpoints allow, and by logs of closed epochs."""
+    rig.append(["a"])
+    rig.publish()
+    second = rig.successor()
+    second.wal_cleaner.checkpoint()
+    second.wal_cleaner.tick()
+    second.append(["b"])
+    second.publish()
+    clock.advance(3_600.0)
+    assert isinstance(rig.store, MemoryStore)
+    full = errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
+    faults = ScriptedFaults(Fault(operation="put_new", error=full))
+    appender = second.wal_cleaner._appender
+    assert isinstance(appender, ObjectAppender)
+    appender._store = rig.store.view(faults)
+    with pytest.raises(errors.StorageFull):
+        second.wal_cleaner.tick()
+    assert objects(second, 1) == ["2"]  # the fence
+
+
 # ------------------------------------------------------------------------------ inherited epochs
 
 

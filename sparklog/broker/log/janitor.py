@@ -1,9 +1,10 @@
 """Janitor: background maintenance of tables and files, in small steps.
 
-For each topic, when due: it writes a checkpoint of the Delta log, cleans the log, sweeps files that
-are not needed, and merges one group of small files. Before merging, it applies retention and, in a
-topic that is compacted by key, removes superseded records. If the maintenance of a topic fails, the
-topic is logged and left alone for a while; the others continue.
+For each topic, when due: it sweeps files that are not needed, applies retention, writes a
+checkpoint of the Delta log, cleans the log, and merges one group of small files. Before that, in a
+topic that is compacted by key, it removes superseded records. A task that fails for a topic is
+logged and left alone for a while; the topic's other tasks and the other topics continue. So a full
+disk, on which no checkpoint can be written, is still freed.
 
 A tick looks at a bounded number of topics: at those with several new commits, and at some of the
 others in turns, so that each has its turn within a minute. It ends after a while, and the next one
@@ -31,7 +32,7 @@ from typing import Final
 import crc32c
 import structlog
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.backoff import FailureLog, RetrySchedule
 from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.log.partitions import PartitionTable, Topic
@@ -217,14 +218,22 @@ class Janitor:
                 )
                 return
             self._try(topic, state, "keys", self._compact_keys, should_stop)
-        self._try(topic, state, "topic", self._maintain, is_over)
+        self._maintain(topic, state, is_over)
+
+    def _maintain(
+        self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
+    ) -> None:
+        """Runs the tasks of a topic, first those that free space."""
+        self._try(topic, state, "sweep", self._sweep, should_stop)
+        self._try(topic, state, "retention", self._retain, should_stop)
+        self._try(topic, state, "topic", self._checkpoint_and_merge, should_stop)
 
     def _compact_beside(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
     ) -> None:
         try:
             self._try(topic, state, "keys", self._compact_keys, should_stop)
-            self._try(topic, state, "topic", self._maintain, should_stop)
+            self._maintain(topic, state, should_stop)
         except SyncFailed as error:
             self._failure = error
 
@@ -288,12 +297,13 @@ class Janitor:
             raise
         except Exception as error:
             reason = str(error) or repr(error)
-            if state.failure_log.is_new(task, reason):
+            is_known = state.failure_log.has(reason)  # several tasks may fail for one reason
+            if state.failure_log.is_new(task, reason) and not is_known:
                 _log.warning("maintenance failed", topic=topic.name, reason=reason)
             state.backoff.failed(task)
         else:
             state.backoff.succeeded(task)
-            if state.failure_log.recovered(task):
+            if state.failure_log.recovered(task) and not state.failure_log:
                 _log.info("maintenance works again", topic=topic.name)
 
     def _update_starts(self, table: TopicTable) -> None:
@@ -346,7 +356,27 @@ class Janitor:
         if is_settling:
             state.due["settle keys"] = now + limits.SETTLE_EVERY_SECONDS
 
-    def _maintain(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+    def _sweep(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
+        table, now = state.table, self._clock.monotonic()
+        if now < state.due.get("sweep", 0.0) or table.refresh().topic_id is None:
+            return
+        state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+        maintenance.sweep_replaced(table)
+        maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
+
+    def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
+        table, now = state.table, self._clock.monotonic()
+        if now < state.due.get("retention", 0.0) or table.refresh().topic_id is None:
+            return
+        state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
+        self._settle_config(table.topic)
+        retention.retain(table)
+        retention.sweep_below(table)
+        self._update_starts(table)
+
+    def _checkpoint_and_merge(
+        self, state: _TopicMaintenance, should_stop: Callable[[], bool]
+    ) -> None:
         table = state.table
         snapshot = table.refresh()
         topic_id = snapshot.topic_id
@@ -355,21 +385,14 @@ class Janitor:
         self._update_starts(table)
         now = self._clock.monotonic()
         if maintenance.checkpoint_due(table, every=self._settings.table_checkpoint_every):
-            table.checkpoint()
+            try:
+                table.checkpoint()
+            except errors.StorageFull:
+                state.due["sweep"] = state.due["retention"] = 0.0
+                raise
             # First checks merged files, while the Delta log still names the files they replaced.
             maintenance.sweep_replaced(table)
             maintenance.clean_log(table, needed_seconds=self._settings.removed_file_grace_seconds)
-        if now >= state.due.get("sweep", 0.0):
-            state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
-            maintenance.sweep_replaced(table)
-            maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
-        if now >= state.due.get("retention", 0.0):
-            state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
-            self._settle_config(table.topic)
-            retention.retain(table)
-            retention.sweep_below(table)
-            self._update_starts(table)
-            snapshot = table.snapshot
         # Merging comes last: a file that cannot be merged then affects only other merges.
         is_settling = now >= state.due.get("settle", 0.0)
         since = None if is_settling else state.merged

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.backoff import run_each
 from sparklog.broker.log.partitions import PartitionTable, StateEncoder
 from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
@@ -136,17 +137,27 @@ class WalCleaner:
         self._handed.append((epochs, located))
 
     def tick(self) -> None:
-        """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
+        """Runs each step that is due, whether or not others fail.
+
+        Raises `BrokerFenced` and the errors of the store.
+        """
         self._take_handed()
-        self._appender.tend()
+        run_each(
+            (
+                self._appender.tend,
+                self._checkpoint_or_confirm,
+                self._close_inherited,
+                self._trim,
+                self._note_closed,
+                self._delete_closed,
+            )
+        )
+
+    def _checkpoint_or_confirm(self) -> None:
         if self._checkpoint_is_due():
             self.checkpoint()
         elif self._confirmation_is_due():
             self._confirm_published()
-        self._close_inherited()
-        self._trim()
-        self._note_closed()
-        self._delete_closed()
 
     # -------------------------------------------------------------------------- checkpoints
 
