@@ -426,7 +426,7 @@ def test_a_start_that_is_overtaken_says_so() -> None:
 
     class Slow(NoFaults):
         def before(self, operation: Operation, path: str, /) -> None:
-            if operation == "put_new" and path.startswith("wal/"):
+            if operation == "put_new" and path.startswith("wal/1/"):
                 assert gate.wait(SECONDS)
 
     slow = Agent(settings(), store=store.view(Slow()))

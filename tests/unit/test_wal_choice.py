@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from sparklog import errors
+from sparklog.broker.agent import Agent
 from sparklog.clock import ManualClock
-from sparklog.storage.objects import Fault, LocalStore, MemoryStore, ScriptedFaults, mounts
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
+from sparklog.storage.objects import (
+    Fault,
+    LocalStore,
+    MemoryStore,
+    Payload,
+    PutUnresolved,
+    ScriptedFaults,
+    mounts,
+)
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal import choice
@@ -126,3 +136,41 @@ def test_a_fault_that_may_pass_refuses_the_start(
     with pytest.raises(error):
         choice.choose(base.view(ScriptedFaults(fault)), "auto")
     assert list(base.walk("")) == []
+
+
+ANYWHERE = BrokerSettings(
+    root="s3://b",
+    flight=FlightSettings(listen="127.0.0.1:0"),
+    kafka=KafkaSettings(listen=""),
+)
+
+
+class Overwriting(MemoryStore):
+    """A store that ignores `If-None-Match`, as some S3-compatible ones do."""
+
+    def put_new(self, path: str, data: Payload) -> None:
+        self.put(path, data)
+
+
+def test_a_store_that_overwrites_is_refused_by_a_start(clock: ManualClock) -> None:
+    """Two brokers would overwrite each other's acked records: the start names the cause."""
+    store = Overwriting(clock)
+    with pytest.raises(errors.RootNotWritable, match="does not honour put-if-absent"):
+        Agent(ANYWHERE, store=store).start()
+    assert not [stat.name for stat in store.walk("wal")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PutUnresolved("?", "no answer"),
+        errors.StorageUnavailable(operation="put", path="?", reason="503"),
+    ],
+)
+def test_a_probe_without_an_answer_may_be_tried_again(clock: ManualClock, error: Exception) -> None:
+    """A store that does not answer is not taken for one that overwrites."""
+    for count in (1, 2):
+        store = MemoryStore(clock)
+        faults = ScriptedFaults(Fault(operation="put_new", error=error, count=count))
+        with pytest.raises(errors.StorageUnavailable):
+            choice.check_exclusive(store.view(faults))

@@ -599,8 +599,7 @@ class Janitor:
         try:
             for folder in _FOLDERS:
                 self._store.sweep_temporaries(folder, older_than_us)
-            if self._store.is_local:  # elsewhere no file is tried
-                sweep_probes(self._store, older_than_us)
+            sweep_probes(self._store, older_than_us)
         except SyncFailed:
             raise
         except Exception as error:

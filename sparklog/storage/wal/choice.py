@@ -1,5 +1,8 @@
 """Choice of the storage of a write-ahead log: segments on a local file system, otherwise objects.
 
+First a probe checks that the store honours put-if-absent, on which everything rests: a store that
+ignores `If-None-Match` would let two brokers overwrite each other's records.
+
 Segments need a kernel that orders the appends of all processes under one lock, and a sync that
 reaches the disk. File systems of the network, and those in user space, promise neither. The type is
 that of the longest mount point above the root; a probe then tries what the log will do.
@@ -14,7 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors
-from sparklog.storage.objects import LocalStore, ObjectMissing, Store, SyncFailed
+from sparklog.storage.objects import (
+    LocalStore,
+    ObjectExists,
+    ObjectMissing,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+)
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, LogFiles, files_of
 from sparklog.storage.objects.mounts import SUITED, file_system, is_unsuited
 from sparklog.storage.snapshot import WalKind
@@ -44,8 +54,10 @@ def choose(store: Store, setting: str, folder: str = FOLDER) -> Choice:
         setting: `auto`, or the kind that must be used.
         folder: a folder for the file that is tried.
 
-    Raises `BadOption` if segments are wanted and cannot be used, and the errors of the store.
+    Raises `BadOption` if segments are wanted and cannot be used, as `check_exclusive` does, and the
+    errors of the store.
     """
+    check_exclusive(store, folder)
     if setting == WalKind.OBJECTS:
         return Choice(kind=WalKind.OBJECTS, reason="writer.log says so")
     files = files_of(store)
@@ -97,6 +109,37 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         return f"appending to a file failed: {error}"
     finally:
         store.delete([path])
+
+
+def check_exclusive(store: Store, folder: str = FOLDER) -> None:
+    """Puts two objects at one path, of which the second has to be refused.
+
+    Raises `RootNotWritable` if it is not, and the errors of the store.
+    """
+    path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
+    first, second = b"first", b"second"
+    refused = False
+    try:
+        store.put_new(path, first)
+        try:
+            store.put_new(path, second)
+        except ObjectExists:
+            refused = True
+        is_kept = bytes(store.get(path)) == first
+    except (ObjectExists, ObjectMissing, PutUnresolved) as error:
+        raise errors.StorageUnavailable(
+            operation="put", path=path, reason=f"a probe of put-if-absent failed: {error!r}"
+        ) from error
+    except SyncFailed as error:
+        raise errors.StorageUnavailable(operation="sync", path=path, reason=str(error)) from error
+    finally:
+        store.delete([path])
+    if not (refused and is_kept):
+        reason = (
+            "it does not honour put-if-absent: a second object of one name was taken, so records"
+            " could be overwritten. Use a store with conditional puts (If-None-Match)"
+        )
+        raise errors.RootNotWritable(root=store.uri, reason=reason)
 
 
 def sweep_probes(store: Store, older_than_us: int) -> None:
