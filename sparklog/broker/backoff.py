@@ -42,14 +42,11 @@ class RetrySchedule:
         *,
         first_seconds: float,
         most_seconds: float | None = None,
-        salt: str = "",
     ) -> None:
-        """`salt`: a text of the broker, if brokers are to retry at different times."""
         self._clock = clock
         self._first_seconds = first_seconds
         bound_seconds = limits.RETRY_MAX_SECONDS if most_seconds is None else most_seconds
         self._most_seconds = max(bound_seconds, first_seconds)
-        self._salt = salt
         self._failures: dict[str, tuple[int, float]] = {}
         """Failures in a row, and the time of the next try in monotonic seconds, by name."""
 
@@ -62,7 +59,7 @@ class RetrySchedule:
         """Schedules the next try. Where many fail at once, their next tries are spread out."""
         count = self._failures.get(name, (0, 0.0))[0] + 1
         doubled = self._first_seconds * 2.0 ** min(count - 1, 32)
-        jitter = crc32c.crc32c(f"{name} {count}{self._salt}".encode()) / 2**32
+        jitter = crc32c.crc32c(f"{name} {count}".encode()) / 2**32
         seconds = min(doubled, self._most_seconds) * (1 - jitter / 4)
         self._failures[name] = count, self._clock.monotonic() + seconds
 

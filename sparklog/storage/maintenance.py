@@ -23,7 +23,9 @@ Rules:
   log alone decides, and no clock: a process that finds a file and then reads the table finds the
   preparation open, and keeps the file; or closed, and then the table names the file or no commit
   will. The writer renews the preparation while it works. A sweeper closes one that is not renewed
-  for a grace. A writer opens its own over any other; the writer of a closed one begins again.
+  for a grace. Each broker has a preparation of its own, so that leaders of one topic do not end
+  each other's. One that starts again ends its predecessor's; the writer of a closed one begins
+  again.
 - Another engine may work for hours before it commits, so only files with names of our kind count as
   orphans. Other files are left to that engine's VACUUM.
 """
@@ -159,7 +161,7 @@ def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRA
         return 0
     grace_us = round(grace_seconds * 1e6)
     born_before_us = table.clock.now_us() - grace_us
-    table.end_preparation(born_before_us)
+    table.end_preparations(born_before_us)
     candidates = [
         stat
         for stat in table.store.walk(table.folder)

@@ -131,8 +131,13 @@ def tombstones_app_id(topic_id: str, partition: int) -> str:
     return f"sparklog/{topic_id}/{partition}/tombstones"
 
 
-def preparation_app_id(topic_id: str) -> str:
-    """The `txn` whose version numbers preparations; it is odd while one is open."""
+def preparation_app_id(topic_id: str, broker: int) -> str:
+    """The `txn` whose version numbers a broker's preparations; it is odd while one is open."""
+    return f"{_preparations(topic_id)}/{broker}"
+
+
+def _preparations(topic_id: str) -> str:
+    """Begins the `app_id` of every preparation; alone, it is that of an older release."""
     return f"sparklog/{topic_id}/preparation"
 
 
@@ -338,6 +343,8 @@ class _Replay:
         self.protocol: Protocol | None = None
         self.metadata: Metadata | None = None
         self.txns: dict[str, Txn] = {}
+        self.preparations: dict[str, int] = {}
+        """The number of each broker's last preparation, by `app_id`; odd ones are open."""
         self.active: dict[str, Add] = {}
         self.removed: dict[str, Remove] = {}
         self._topic = _Topic()
@@ -366,8 +373,11 @@ class _Replay:
             self.metadata = actions.metadata or self.metadata
             self._set_topic(_topic_of(self.protocol, self.metadata))
         self._unknown |= actions.unknown
+        preparations = _preparations(self.topic_id or "")
         for txn in actions.txns:
             self.txns[txn.app_id] = txn
+            if txn.app_id.startswith(preparations):
+                self.preparations[txn.app_id] = txn.version
             if (number := self._partition_of(txn.app_id)) is not None:
                 self._changed.add(number)
         gone: dict[int, set[str]] = {}
@@ -392,6 +402,8 @@ class _Replay:
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
 
     def _set_topic(self, topic: _Topic) -> None:
+        if topic.topic_id != self.topic_id:
+            self.preparations.clear()
         self._topic = topic
         self._ends = [0] * topic.partitions
         self._starts = [0] * topic.partitions
@@ -1038,7 +1050,7 @@ class TopicTable:
         assert all(unquote(file.path) in replay.active for file in change.removes)
         assert not any(unquote(file.path) in replay.active for file in change.adds)
         assert all(version >= replay.offset(app_id) for app_id, version in change.txns.items())
-        if change.preparation is not None and change.preparation != self.preparation:
+        if change.preparation is not None and change.preparation not in self.preparations:
             raise _lost_preparation(self.topic)
         limit_seconds = self.orphan_grace_seconds / 2
         for file in change.adds:
@@ -1054,7 +1066,7 @@ class TopicTable:
         replay, now_ms = self._replay, self.clock.now_us() // 1_000
         txns = dict(change.txns)
         if change.preparation is not None:
-            txns[preparation_app_id(replay.topic_id or "")] = change.preparation + 1
+            txns[self.preparations[change.preparation]] = change.preparation + 1
         paths = [unquote(file.path) for file in change.removes]
         # No VACUUM may remove files with the same rows as an added one; see `restoring`.
         is_kept = bool(change.adds) and not change.data_change
@@ -1094,25 +1106,21 @@ class TopicTable:
     # -------------------------------------------------------------------------- preparations
 
     @property
-    def preparation(self) -> int | None:
-        """The number of the open preparation in the last read version."""
-        txn = self._preparation_txn()
-        return txn.version if txn is not None and txn.version % 2 else None
-
-    def _preparation_txn(self) -> Txn | None:
-        topic_id = self._replay.topic_id
-        return self.txn(preparation_app_id(topic_id)) if topic_id is not None else None
+    def preparations(self) -> dict[int, str]:
+        """The numbers of the open preparations in the last read version, with their `app_id`."""
+        known = self._replay.preparations
+        return {number: app_id for app_id, number in known.items() if number % 2}
 
     def is_prepared(self, path: str) -> bool:
         """Returns whether a commit may still add the file, because its preparation is open."""
-        number = self.preparation
-        return number is not None and _preparation_of(path) == number
+        return _preparation_of(path) in self.preparations
 
-    def prepare(self, topic_id: str) -> int:
-        """Opens a preparation of files for one later commit, and closes any other.
+    def prepare(self, topic_id: str, broker: int) -> int:
+        """Opens a preparation of files for one later commit, and closes the broker's other one.
 
-        Returns its number, which the names of the files contain. Raises like `commit`, and
-        `TimedOut` if the topic no longer exists.
+        Those of other brokers stay open: each leader prepares the files of its own partitions. A
+        number is used once in a table, whichever broker has it. Returns it; the names of the files
+        contain it. Raises like `commit`, and `TimedOut` if the topic no longer exists.
         """
         opened: int | None = None
 
@@ -1121,10 +1129,10 @@ class TopicTable:
             opened = None
             if before.topic_id != topic_id:
                 return None
-            txn = self._preparation_txn()
-            number = txn.version + 1 if txn is not None else 1
-            opened = number if number % 2 else number + 1
-            return TableChange(txns={preparation_app_id(topic_id): opened}, operation="PREPARE")
+            last = max(self._replay.preparations.values(), default=0)
+            opened = last + 1 + last % 2
+            app_id = preparation_app_id(topic_id, broker)
+            return TableChange(txns={app_id: opened}, operation="PREPARE")
 
         self.commit(decide)
         if opened is None:
@@ -1136,31 +1144,29 @@ class TopicTable:
 
         Raises like `commit`, and `TimedOut` if it is closed.
         """
-        is_open = False
+        app_id: str | None = None
 
-        def decide(before: TableSnapshot) -> TableChange | None:
-            nonlocal is_open
-            is_open = self.preparation == number
-            if not is_open or before.topic_id is None:
+        def decide(_before: TableSnapshot) -> TableChange | None:
+            nonlocal app_id
+            app_id = self.preparations.get(number)
+            if app_id is None:
                 return None
-            app_id = preparation_app_id(before.topic_id)
             return TableChange(txns={app_id: number}, operation="PREPARE")
 
         self.commit(decide)
-        if not is_open:
+        if app_id is None:
             raise _lost_preparation(self.topic)
 
-    def end_preparation(self, before_us: int) -> None:
-        """Closes the open preparation if it was not renewed since. Raises like `commit`."""
+    def end_preparations(self, before_us: int) -> None:
+        """Closes the open preparations that were not renewed since. Raises like `commit`."""
 
-        def decide(before: TableSnapshot) -> TableChange | None:
-            txn = self._preparation_txn()
-            if before.topic_id is None or txn is None or not txn.version % 2:
-                return None
-            if (txn.last_updated or 0) * 1_000 >= before_us:
-                return None
-            app_id = preparation_app_id(before.topic_id)
-            return TableChange(txns={app_id: txn.version + 1}, operation="SWEEP")
+        def decide(_before: TableSnapshot) -> TableChange | None:
+            old = {
+                app_id: number + 1
+                for number, app_id in self.preparations.items()
+                if (self._replay.txns[app_id].last_updated or 0) * 1_000 < before_us
+            }
+            return TableChange(txns=old, operation="SWEEP") if old else None
 
         self.commit(decide)
 

@@ -598,12 +598,36 @@ def test_followers_forget_tombstones_too(
 # ------------------------------------------------------------------------------ preparations
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "read again"])
+def test_leaders_prepare_files_beside_each_other(
+    table: TopicTable, clock: ManualClock, is_known: bool
+) -> None:
+    """The preparations of two brokers are open at once, and each commit closes its own."""
+    create(table, 2)
+    numbers = {broker: table.prepare(tables.TOPIC_ID, broker) for broker in (1, 2)}
+    if not is_known:
+        table.checkpoint()
+        table = another(table)
+        table.refresh()
+    assert len(set(numbers.values())) == 2
+    for broker, left in ((2, {1}), (1, set[int]())):
+        partition, number = broker - 1, numbers[broker]
+        path = f"partition={partition}/id-0-9-{file_suffix(number)}.parquet"
+        change = TableChange(
+            adds=(dataclasses.replace(table_file(clock, partition, 0, 9), path=path),),
+            txns={end_app_id(tables.TOPIC_ID, partition): 10},
+            preparation=number,
+        )
+        assert table.is_prepared(path)
+        table.commit(lambda _, change=change: change)  # type: ignore[misc]
+        assert {*table.preparations} == {numbers[each] for each in left}
+    assert table.prepare(tables.TOPIC_ID, 1) > max(numbers.values())
+
+
 def test_a_new_preparation_ends_the_open_one(table: TopicTable) -> None:
-    """If two writers prepare files for one commit, the later one continues and the other
-    fails.
-    """
+    """If a broker prepares files twice, as after a start, the later writer continues."""
     create(table, 1)
-    first, second = table.prepare(tables.TOPIC_ID), table.prepare(tables.TOPIC_ID)
+    first, second = table.prepare(tables.TOPIC_ID, 1), table.prepare(tables.TOPIC_ID, 1)
     files = {
         number: f"partition=0/id-0-9-{file_suffix(number)}.parquet" for number in (first, second)
     }
@@ -612,25 +636,25 @@ def test_a_new_preparation_ends_the_open_one(table: TopicTable) -> None:
     with pytest.raises(errors.TimedOut):
         table.renew(first)
     with pytest.raises(errors.TimedOut):
-        table.prepare("another topic's id")
+        table.prepare("another topic's id", 1)
 
 
 def test_a_preparation_that_is_not_renewed_ends(table: TopicTable, clock: ManualClock) -> None:
     """A sweeper ends it once it was last renewed before some time, and then it may begin again."""
     create(table, 1)
-    number = table.prepare(tables.TOPIC_ID)
+    number = table.prepare(tables.TOPIC_ID, 1)
     clock.advance(60)
     table.renew(number)
     moment_us = clock.now_us()
-    table.end_preparation(moment_us)
+    table.end_preparations(moment_us)
     assert another(table).refresh() == table.snapshot
-    assert table.preparation == number
-    table.end_preparation(moment_us + 1)
-    assert table.preparation is None
+    assert [*table.preparations] == [number]
+    table.end_preparations(moment_us + 1)
+    assert not table.preparations
     with pytest.raises(errors.TimedOut):
         table.renew(number)
-    again = table.prepare(tables.TOPIC_ID)
-    assert (table.preparation, again > number) == (again, True)
+    again = table.prepare(tables.TOPIC_ID, 1)
+    assert ([*table.preparations], again > number) == ([again], True)
 
 
 # ------------------------------------------------------------------------------ other engines

@@ -312,8 +312,28 @@ def test_other_topics_are_published_during_a_large_batch(
     assert waits == list(range(1, 10))
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
     found = rig.partition_table.topic("t").table
-    assert found.preparation is None
+    assert not found.preparations
     assert rig.publisher.publish(rig.partition_table.topic("t")).rows == 0
+
+
+def test_two_leaders_write_large_batches_of_one_topic_at_once(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Neither ends the files that the other prepares, in whatever turns they work."""
+    options = RigOptions(commit_bytes=500_000, file_bytes=500_000, is_member=True)
+    rigs = [Rig(store, clock, broker=broker, options=options) for broker in (1, 2)]
+    rigs[0].reconciler.tick()
+    rigs[0].create("t", 2)
+    rigs[1].reconciler.tick()
+    for rig in rigs:
+        (own,) = rig.partition_table.topic("t").partitions
+        sections = [(own, [SECTION + f"{number}"]) for number in range(5)]
+        rig.append_staged(sections, batch=1, query=f"q{own}")
+    rows = [0, 0]
+    for _ in range(20):
+        for number, rig in enumerate(rigs):
+            rows[number] += rig.publisher.publish(rig.partition_table.topic("t")).rows
+    assert rows == [5, 5]
 
 
 def test_a_large_batch_outlives_the_graces(store: MemoryStore, clock: ManualClock) -> None:
@@ -360,7 +380,7 @@ def test_a_preparation_that_is_not_renewed_ends(store: MemoryStore, clock: Manua
     found = TopicTable(store, "t", clock=clock)
     clock.advance(limits.ORPHAN_GRACE_SECONDS - 60)
     assert maintenance.sweep_orphans(found) == 0
-    assert found.preparation == 1
+    assert [*found.preparations] == [1]
     clock.advance(120)
     assert maintenance.sweep_orphans(found) == 4
     assert files(store) == []

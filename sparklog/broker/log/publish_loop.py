@@ -82,9 +82,7 @@ class PublishLoop:
         self._check_leadership = check_leadership
         self._clock = clock
         self._workers = workers
-        # Two brokers that write large commits of one table at once end each other's preparations.
-        salt = f" {partition_table.broker}"
-        self._backoff = RetrySchedule(clock, first_seconds=retry_seconds, salt=salt)
+        self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
         self._pace = PublishPace(settings.interval_seconds)
         self._share = share
         self._beside: dict[str, Future[None]] = {}

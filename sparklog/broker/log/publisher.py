@@ -483,7 +483,7 @@ class Publisher:
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
-            pending.preparation = topic.table.prepare(topic.topic_id)
+            pending.preparation = topic.table.prepare(topic.topic_id, self._partition_table.broker)
             pending.renewed_at = self._clock.monotonic()
         return pending
 
