@@ -163,12 +163,12 @@ class Reconciler:
         topic = table.by_id(known.topic_id)
         if topic is None:
             topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
-            self._add_partitions(topic, known, metadata.version)
+            self._add_partitions(topic, known, metadata)
             table.add_topic(topic)
             return True
         was = topic.leaders, topic.leader_epochs, topic.config
         if known.partition_count > topic.count:
-            self._add_partitions(topic, known, metadata.version)
+            self._add_partitions(topic, known, metadata)
         else:
             table.lead(topic, known, version=metadata.version)
         before = self._seen.topics.get(name)
@@ -177,7 +177,9 @@ class Reconciler:
             topic.config = dict(known.config)
         return (topic.leaders, topic.leader_epochs, topic.config) != was
 
-    def _add_partitions(self, topic: Topic, known: TopicMetadata, version: int) -> None:
+    def _add_partitions(
+        self, topic: Topic, known: TopicMetadata, metadata: ClusterMetadata
+    ) -> None:
         """Adds new partitions. If the table cannot be read, they are restored like inherited ones.
 
         So the topic is held back, and the other topics continue.
@@ -188,11 +190,9 @@ class Reconciler:
                 self._partition_table.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
-            self._partition_table.add_partitions(
-                topic, snapshot, known, version=version, taken_seconds=self._clock.monotonic()
-            )
+            self._partition_table.add_partitions(topic, snapshot, metadata)
         else:
-            self._partition_table.lead(topic, known, version=version)
+            self._partition_table.lead(topic, known, version=metadata.version)
 
     # -------------------------------------------------------------------------- partitions
 

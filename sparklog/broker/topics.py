@@ -11,7 +11,6 @@ Where the outcome of a change of the metadata is unknown, the topic is in doubt 
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -433,18 +432,8 @@ class TopicAdmin:
     def _add_partitions(
         self, topic: Topic, snapshot: TableSnapshot, metadata: ClusterMetadata
     ) -> None:
-        """Serves what `metadata` have beyond the partitions of `topic`.
-
-        If there are other brokers, their clients may have known of it before this one.
-        """
-        are_others = any(each.broker != self._broker_id for each in assign.candidates(metadata))
-        self._partition_table.add_partitions(
-            topic,
-            snapshot,
-            metadata.topics[topic.name],
-            version=metadata.version,
-            taken_seconds=self._clock.monotonic() if are_others else -math.inf,
-        )
+        """Serves what `metadata` have beyond the partitions of `topic`."""
+        self._partition_table.add_partitions(topic, snapshot, metadata)
 
     # -------------------------------------------------------------------------- changing
 

@@ -405,6 +405,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "cluster.describe": flight_messages.DescribeCluster(topics=True),
         "cluster.balance": flight_messages.BalanceCluster(dry_run=True),
         "cluster.upgrade": flight_messages.Empty(),
+        "root.prove": flight_messages.ProveRoot(nonce="n"),
         "status": flight_messages.Empty(),
         "figures": flight_messages.Empty(),
         "topics.create": flight_messages.CreateTopic(topic=name, partitions=1),

@@ -14,7 +14,7 @@ from sparklog import errors, limits
 from sparklog.broker import broker as brokers
 from sparklog.broker.controller import Controller
 from sparklog.broker.log.histories import Histories
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, liveness, manifest
@@ -83,6 +83,30 @@ def test_topics_are_shared(members: Members) -> None:
     with pytest.raises(errors.NotLeader, match="broker 2"):
         first.append(["x"], partition=led_by(second))
     assert first.broker.members().keys() == second.broker.members().keys() == {1, 2}
+
+
+def test_a_lone_member_refuses_a_gap_in_a_topic_that_it_has_just_created(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """No other broker could have refused the batch before, whichever thread adds the topic."""
+    rig = Rig(store, clock, broker=1, options=MEMBER)
+    rig.reconciler.tick()
+    add, apply = rig.partition_table.add_topic, rig.reconciler.apply
+
+    def add_late(topic: Topic) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.partition_table, "add_topic", add)
+            apply(rig.meta.reload())
+        if rig.partition_table.by_id(topic.topic_id) is None:
+            add(topic)
+
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(rig.partition_table, "add_topic", add_late)
+    rig.create("t", 1)
+    monkeypatch.undo()
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    with pytest.raises(errors.OutOfOrderSequence):
+        rig.append(["c"], producer_sequence=(1, 0, 5))
 
 
 def test_a_partition_moves_whole(members: Members) -> None:

@@ -575,7 +575,9 @@ def test_bounds_of_a_topic_that_is_being_created(rig: Rig) -> None:
     table, topic = rig.partition_table, Topic("new", "id", {}, no_table("new"))
     snapshot = TableSnapshot(version=0, topic_id="id", partitions=2, ends=(0, 0), starts=(0, 0))
     known = TopicMetadata(topic_id="id", leaders=(1, 1), leader_epochs=(0, 0))
-    table.add_partitions(topic, snapshot, known, version=9, taken_seconds=0.0)
+    metadata = rig.meta.reload()
+    topics = {**metadata.topics, "new": known}
+    table.add_partitions(topic, snapshot, msgspec.structs.replace(metadata, topics=topics))
     table.bounds()
     table.add_topic(topic)
     assert table.bounds() == bounds_of_all(rig)

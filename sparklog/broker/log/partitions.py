@@ -33,7 +33,8 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, SparkBatch,
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
-from sparklog.storage.metadata import TopicMetadata
+from sparklog.storage import assign
+from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.snapshot import (
     NOT_LED,
@@ -551,18 +552,17 @@ class PartitionTable:
         self,
         topic: Topic,
         snapshot: TableSnapshot,
-        known: TopicMetadata,
-        *,
-        version: int,
-        taken_seconds: float,
+        metadata: ClusterMetadata,
     ) -> None:
-        """Adds the partitions that the metadata of `version` have beyond those of `topic`.
+        """Adds the partitions that `metadata` have beyond those of `topic`.
 
         Of these, the topic gets those that this broker leads and that no broker has led before,
-        with the bounds of `snapshot`. Those of a predecessor come from `recovery`.
-
-        `taken_seconds`: the monotonic time, if clients may know them before this broker does.
+        with the bounds of `snapshot`. Those of a predecessor come from `recovery`. If there are
+        other brokers, their clients may have known the partitions before this broker did.
         """
+        known = metadata.topics[topic.name]
+        are_others = any(each.broker != self.broker for each in assign.candidates(metadata))
+        taken_seconds = self._clock.monotonic() if are_others else -math.inf
         with self.lock:
             added = {
                 number: Partition(
@@ -577,7 +577,7 @@ class PartitionTable:
             }
             for partition in added.values():
                 partition.taken_seconds = taken_seconds
-            self.lead(topic, known, added, version=version)
+            self.lead(topic, known, added, version=metadata.version)
 
     def lead(
         self,
