@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -15,11 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log import run_writer
+from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record_batch import Codec
-from sparklog.storage import maintenance
+from sparklog.storage import data_file, maintenance
+from sparklog.storage.data_file import Encoded
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -30,12 +35,14 @@ from sparklog.storage.objects import (
     Store,
 )
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.snapshot import BatchId, TableFile, TableSnapshot
+from sparklog.storage.snapshot import BatchId, TableSnapshot
 from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
 
 LOG = "topics/t/_delta_log"
+SECONDS = 30.0
+"""Far more than anything here takes."""
 
 
 @pytest.fixture(params=[0, 2], ids=["one thread", "two threads"])
@@ -154,14 +161,53 @@ def watch_files(
 ) -> list[int]:
     """Records the size of each file that is written, as `size_of` counts its batches."""
     written: list[int] = []
-    write_file = rig.publisher._runs._write_file
+    encode = data_file.encode
 
-    def watch(run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None) -> TableFile:
+    def watch(batches: Sequence[pa.RecordBatch]) -> Encoded:
         written.append(sum(map(size_of, batches)))
-        return write_file(run, batches, preparation)
+        return encode(batches)
 
-    monkeypatch.setattr(rig.publisher._runs, "_write_file", watch)
+    monkeypatch.setattr(run_writer, "encode", watch)
     return written
+
+
+def test_a_put_that_hangs_keeps_no_memory_from_other_topics(rig: Rig, store: MemoryStore) -> None:
+    """Another topic's rows are decoded and put while a large file is on its way."""
+    rig.create("u")
+    rig.append(["x" * 1_000_000])
+    rig.append(["y" * 1_000_000], topic="u")
+    arrived, may_end = threading.Event(), threading.Event()
+
+    class Hangs(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put_new" and path.startswith("topics/t/partition="):
+                arrived.set()
+                assert may_end.wait(SECONDS)
+
+    memory = DecodeMemory(1)
+    runs = RunWriter(
+        store.view(Hangs()), rig.hot, clock=rig.clock, memory=memory, file_bytes=1 << 26
+    )
+
+    def written(name: str) -> WrittenRun:
+        topic = rig.partition_table.topic(name)
+        entries = tuple(topic.partition(0).unpublished)
+        return WrittenRun(
+            Run(topic=name, topic_id=topic.topic_id, partition=0, first=0, entries=entries)
+        )
+
+    slow, light = written("t"), written("u")
+    light.encoded = []
+    putting = threading.Thread(target=runs.write, args=(slow,))
+    putting.start()
+    assert arrived.wait(SECONDS)
+    runs.write(light)
+    assert light.is_complete
+    assert len(light.encoded) == 1
+    may_end.set()
+    putting.join(SECONDS)
+    assert slow.is_complete
+    assert memory.held_bytes == 0
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])

@@ -20,7 +20,7 @@ from sparklog.broker.log.hot_tail import HotTail
 from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, between, rows_of_run
 from sparklog.storage import wal
-from sparklog.storage.data_file import encode, new_file, write_file
+from sparklog.storage.data_file import Encoded, encode, new_file, put_file
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Located, TableFile
@@ -87,6 +87,15 @@ class WrittenRun:
         return self.error is not None or self.count == len(self.run.entries)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EncodedRun:
+    """The next entries of a run, as a file that is still to be put."""
+
+    count: int
+    encoded: Encoded | None
+    """None if the entries have no rows."""
+
+
 class RunWriter:
     """Writes runs of several topics. Thread-safe, for different runs."""
 
@@ -94,6 +103,8 @@ class RunWriter:
         self, store: Store, hot: HotTail, *, clock: Clock, memory: DecodeMemory, file_bytes: int
     ) -> None:
         """`memory`: for decoded rows. `file_bytes`: of rows from which on a further file begins."""
+        self._putting = DecodeMemory(memory.limit_bytes)
+        """For encoded files that are just put, one by one; those of light topics are not."""
         self._store = store
         self._hot = hot
         self._clock = clock
@@ -162,7 +173,8 @@ class RunWriter:
     def write(self, written: WrittenRun, preparation: int | None = None) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read.
 
-        Of a preparation, writes one file.
+        Of a preparation, writes one file. A put may take a minute, so no memory that others need to
+        decode their rows is held during it.
         """
         entries = [each.entry for each in written.run.entries[written.count :]]
         sizes = [each.memory_bytes for each in entries]
@@ -171,10 +183,17 @@ class RunWriter:
         largest = max(sizes)
         decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
         needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
-        with self._memory.hold(needed):
-            self._write_run(written, preparation)
-            if largest > limits.LARGE_BYTES and written.is_complete:
-                pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
+        files = self._files(written, only_one=preparation is not None)
+        while True:
+            with self._memory.hold(needed):
+                made = next(files, None)
+                if made is None and largest > limits.LARGE_BYTES:
+                    pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
+            if made is None:
+                break
+            if made.encoded is not None:
+                written.files.append(self._write_file(written, made.encoded, preparation))
+            written.count += made.count
 
     def read(self, written: WrittenRun) -> None:
         """Reads a run of one entry, and writes nothing."""
@@ -182,31 +201,39 @@ class RunWriter:
         with self._memory.hold(2 * located.entry.memory_bytes), _noting_error(written):
             self._payload(located, ReadAhead(self._store, [located]))
 
-    def _write_run(self, written: WrittenRun, preparation: int | None) -> None:
+    def _files(self, written: WrittenRun, *, only_one: bool) -> Iterator[_EncodedRun]:
+        """Yields the files of a run, which are decoded and encoded when they are asked for.
+
+        Between two files nothing decoded is kept.
+        """
         run = written.run
         size = count = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
 
-        def write() -> None:
+        def encoded() -> _EncodedRun:
             nonlocal size, count
+            file = None
             if payloads:
-                batches = rows_of_run(payloads, partition=run.partition)
-                written.files.append(self._write_file(written, batches, preparation))
+                file = encode(rows_of_run(payloads, partition=run.partition))
                 payloads.clear()
-            written.count += count
+            made = _EncodedRun(count=count, encoded=file)
             size = count = 0
+            return made
 
-        files_before = len(written.files)
         entries_left = run.entries[written.count :]
         ahead = ReadAhead(
             self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
         )
+        has_file = False
         with _noting_error(written):
             for group, batches in self._groups(entries_left):
-                if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
-                    write()
-                if preparation is not None and len(written.files) > files_before:
-                    break
+                if count and size + sum(each.entry.memory_bytes for each in group) > (
+                    self._file_bytes
+                ):
+                    has_file = has_file or bool(payloads)
+                    yield encoded()
+                if only_one and has_file:
+                    return
                 for entries, payload in self._decoded(group, batches, ahead):
                     first, start = entries[0].entry, entries[0].entry.base_offset
                     if run.first > start:
@@ -221,25 +248,27 @@ class RunWriter:
                         payloads.append((start, first.arrival_us, first.timestamp_type, payload))
                     del payload  # so that it is freed before the next one is decoded
                     if size >= self._file_bytes:
-                        write()
-        write()
+                        has_file = has_file or bool(payloads)
+                        yield encoded()
+        if count:
+            yield encoded()
 
     def _write_file(
-        self, written: WrittenRun, batches: Sequence[pa.RecordBatch], preparation: int | None
+        self, written: WrittenRun, encoded: Encoded, preparation: int | None
     ) -> TableFile:
         """Puts a file, or leaves that to `_put`."""
         run = written.run
         if written.encoded is None:
-            return write_file(
-                self._store,
-                topic=run.topic,
-                topic_id=run.topic_id,
-                partition=run.partition,
-                batches=batches,
-                clock=self._clock,
-                preparation=preparation,
-            )
-        encoded = encode(batches)
+            with self._putting.hold(encoded.data.size):
+                return put_file(
+                    self._store,
+                    encoded,
+                    topic=run.topic,
+                    topic_id=run.topic_id,
+                    partition=run.partition,
+                    clock=self._clock,
+                    preparation=preparation,
+                )
         file = new_file(encoded, topic_id=run.topic_id, partition=run.partition, clock=self._clock)
         written.encoded.append((data_path(run.topic, file), encoded.data))
         return file
