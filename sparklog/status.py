@@ -66,6 +66,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     unpublished_bytes: int | None = None
     """None if no broker answered."""
     held_back: list[flight_messages.HeldBack] = []
+    refused: list[flight_messages.Refused] = []
+    """Work that brokers refuse now; of several, the reasons name the broker."""
     reason: str = ""
     """The reason why a live broker did not answer; others may have."""
 
@@ -121,6 +123,13 @@ def of_root(
         held_back=list(
             {each.topic: each for status in answers for each in status.held_back}.values()
         ),
+        refused=[
+            msgspec.structs.replace(each, reason=f"broker {status.broker.broker}: {each.reason}")
+            if len(answers) > 1
+            else each
+            for status in answers
+            for each in status.refused
+        ],
         reason="; ".join(
             f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
             for each in silent
@@ -209,6 +218,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         partitions=status.partitions,
         unpublished_bytes=status.unpublished_bytes,
         held_back=status.held_back,
+        refused=status.refused,
     )
 
 

@@ -49,6 +49,7 @@ from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.reconciler import Reconciler
+from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
@@ -150,6 +151,7 @@ class Agent:
         self._follow_now = threading.Event()
         self._stop_lock = threading.Lock()
         """Held by the thread that stops the broker."""
+        self._refused = RefusedWork(self._clock)
         self._phase = Phase.STARTING
         self._flushed_at = -float("inf")
         """When the last flush was durable, in monotonic seconds."""
@@ -591,6 +593,7 @@ class Agent:
                 free_space_reserve_bytes=writer.free_space_reserve_bytes,
             ),
             on_flush=self._on_flush,
+            refused=self._refused,
         )
         self._publish_process = self._new_publish_process()
         self._publisher = Publisher(
@@ -633,6 +636,7 @@ class Agent:
             self._hot,
             clock=clock,
             open_table=open_table,
+            refused=self._refused,
             defaults=TopicDefaults(
                 auto_create=settings.topics.auto_create,
                 partitions=settings.topics.default_partitions,
@@ -812,9 +816,14 @@ class Agent:
             except ENDS_THE_BROKER:
                 raise
             except Exception as error:
-                _log.warning("no heartbeat", reason=str(error) or repr(error))
+                self._refused.note(Work.HEARTBEATS, str(error) or repr(error))
             if self._broker is None or self._flight is None:
                 continue
+            try:
+                self._writer.check_space()
+            except errors.SparklogError as error:
+                self._refused.note(Work.WRITES, str(error))
+            self._refused.tick()
             if self._broker.failure is not None:
                 raise self._broker.failure
             if self._flight.calls != calls or self._flight.open_calls:

@@ -42,6 +42,7 @@ from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
 from sparklog.broker.record_deletion import RecordDeletion
+from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.staged import StagedBatches
 from sparklog.broker.topic_checks import INTERNAL_TOPICS, check_not_internal
 from sparklog.broker.topics import TopicAdmin, TopicDefaults
@@ -117,6 +118,7 @@ class Broker:
         defaults: TopicDefaults,
         settings: BrokerSettings = _DEFAULT_SETTINGS,
         submit_timeout_seconds: float = 30.0,
+        refused: RefusedWork | None = None,
     ) -> None:
         self._store = store
         self._leadership = leadership
@@ -128,6 +130,8 @@ class Broker:
         self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
         self._closing = threading.Event()
+        self.refused = refused or RefusedWork(clock)
+        """The work that this broker refuses now."""
         self._reader = LogReader(store, partition_table, hot)
         self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
         self.metadata = LeaderMetadata(
@@ -351,6 +355,10 @@ class Broker:
             partitions=self._partition_table.partition_count,
             unpublished_bytes=self._partition_table.unpublished_bytes,
             held_back=held_back[: limits.STATUS_TOPICS],
+            refused=[
+                flight_messages.Refused(work=work, reason=reason)
+                for work, reason in self.refused.states().items()
+            ],
         )
 
     def configs(self, listener: str) -> list[ConfigEntry]:

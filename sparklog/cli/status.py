@@ -31,8 +31,8 @@ def status(
     """Show the brokers of a log and the state of its topics.
 
     The command starts no broker. Exits with 0 if the log is served and all topics can be published,
-    with 3 if topics are held back or a live broker does not answer, and with 4 if there is no
-    broker. With --root it asks all brokers, with --bootstrap the one at that address.
+    with 3 if topics are held back, a broker refuses work or does not answer, and with 4 if there is
+    no broker. With --root it asks all brokers, with --bootstrap the one at that address.
 
     Example: sparklog status --root ./data
     """
@@ -69,7 +69,8 @@ def _report(root: str | None, bootstrap: str | None) -> StatusReport:
 
 def _exit_code(report: StatusReport) -> ExitCode:
     if report.state == "served":
-        return ExitCode.UNHEALTHY if report.held_back or report.reason else ExitCode.OK
+        is_whole = not (report.held_back or report.reason or report.refused)
+        return ExitCode.OK if is_whole else ExitCode.UNHEALTHY
     return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
 
 
@@ -93,6 +94,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
             ("log", broker.log or "standard error of the process"),
             ("WAL", broker.wal or "unknown"),
         ]
+    lines += [("refused", f"{each.work}: {each.reason}") for each in report.refused]
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:
         lines.append(("unpublished", f"{report.unpublished_bytes:,} bytes"))

@@ -198,6 +198,14 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
 
 
+class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work that a broker refuses now."""
+
+    work: str
+    """`writes`, `heartbeats`, `connections` or `streams`."""
+    reason: str
+
+
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The broker that answers, and what it leads."""
 
@@ -211,6 +219,7 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Bytes of records that are durable and not yet in their tables."""
     held_back: list[HeldBack] = []
     """At most `limits.STATUS_TOPICS` of them."""
+    refused: list[Refused] = []
 
 
 class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

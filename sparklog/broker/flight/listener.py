@@ -34,6 +34,7 @@ from sparklog.broker.flight.protocol import FlightData
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
 from sparklog.broker.flight.tails import ServedTail, Tails
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.refused_work import Work
 from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
@@ -92,7 +93,10 @@ class FlightListener:
         self._reply_memory = DecodeMemory(bounds.held_bytes)
         """The memory for large batches on their way to clients."""
         self._streams = OpenStreams(
-            bounds, clock=clock, is_short=lambda: self._reply_memory.is_short
+            bounds,
+            clock=clock,
+            is_short=lambda: self._reply_memory.is_short,
+            on_refusal=lambda reason: broker.refused.note(Work.STREAMS, reason),
         )
         self._tails = Tails(self._reply_memory, clock=clock)
         self._proofs = ThreadPoolExecutor(1, thread_name_prefix="sparklog-proof")

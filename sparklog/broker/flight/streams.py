@@ -66,13 +66,20 @@ class OpenStreams:
 
     Args:
         is_short: returns whether a stream waits for memory for batches that clients read.
+        on_refusal: called with the reason if there are too many streams.
     """
 
     def __init__(
-        self, bounds: StreamBounds, *, clock: Clock, is_short: Callable[[], bool] = lambda: False
+        self,
+        bounds: StreamBounds,
+        *,
+        clock: Clock,
+        is_short: Callable[[], bool] = lambda: False,
+        on_refusal: Callable[[str], object] = lambda _reason: None,
     ) -> None:
         self._bounds = bounds
         self._is_short = is_short
+        self._on_refusal = on_refusal
         self._clock = clock
         self._lock = threading.Lock()
         self._streams: set[OpenStream] = set()
@@ -89,9 +96,11 @@ class OpenStreams:
         with self._lock:
             if len(self._streams) >= self._bounds.streams:
                 self._pressed_until = self._clock.monotonic() + self._bounds.pressed_seconds
-                raise errors.TooManyStreams(
+                refusal = errors.TooManyStreams(
                     what="streams", open=len(self._streams), setting="flight.max_streams"
                 )
+                self._on_refusal(str(refusal))
+                raise refusal
             self._streams.add(stream)
         try:
             yield stream

@@ -34,6 +34,7 @@ from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.refused_work import Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.limits import (
     KAFKA_CHANGE_THREADS,
@@ -122,9 +123,8 @@ class KafkaListener:
         self._max_connections_per_address = max_connections_per_address
         self._addresses: Counter[str] = Counter()
         """The number of connections of each client address."""
-        self._refused = 0
         self._closed = 0
-        """Connections that were refused, and closed for a reason, since the last check."""
+        """Connections that were closed for a reason since the last check."""
         self.sessions = FetchSessions(self._clock)
         self.counts = ListenerCounts({key: _metric_name(api.name) for key, api in APIS.items()})
         self.writer_queue_lock = asyncio.Lock()
@@ -367,7 +367,11 @@ class KafkaListener:
             len(self._connections) >= self._max_connections
             or self._addresses[peer] >= self._max_connections_per_address
         ):
-            self._refused += 1
+            self.broker.refused.note(
+                Work.CONNECTIONS,
+                f"there are {len(self._connections)}, {self._addresses[peer]} of them from {peer}:"
+                " raise kafka.max_connections or kafka.max_connections_per_address, or close some",
+            )
             stream.transport.abort()
             return
         connection = KafkaConnection(
@@ -423,15 +427,6 @@ class KafkaListener:
             for connection in tuple(self._connections.values()):
                 connection.check_progress(passed_seconds)
             passed_seconds = 0.0
-            if self._refused:
-                _log.warning(
-                    "connections are refused: there are too many",
-                    refused=self._refused,
-                    connections=len(self._connections),
-                    max_connections=self._max_connections,
-                    max_connections_per_address=self._max_connections_per_address,
-                )
-                self._refused = 0
             if self._closed > _LOGGED_CLOSED:
                 more = self._closed - _LOGGED_CLOSED
                 _log.warning("more connections are closed", connections=more)

@@ -43,6 +43,7 @@ from sparklog.broker.log.producer_state import (
     find_duplicate,
     skips,
 )
+from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock
 from sparklog.formats.record import (
     LOG_APPEND_TIME,
@@ -553,6 +554,7 @@ class Writer:
         clock: Clock,
         bounds: WriterLimits,
         on_flush: Callable[[wal.WalObject, float], None] = lambda _object, _seconds: None,
+        refused: RefusedWork | None = None,
     ) -> None:
         self._store = store
         self._appender = appender
@@ -561,6 +563,7 @@ class Writer:
         self._clock = clock
         self._bounds = bounds
         self._on_flush = on_flush
+        self._refused = refused or RefusedWork(clock)
         self._mutex = threading.Lock()
         self._not_full = threading.Condition(self._mutex)
         self._queue: deque[PendingAppend] = deque()
@@ -817,6 +820,8 @@ class Writer:
                 left_seconds = deadline - self._clock.monotonic()
                 refused = not leads and (left_seconds <= 0 or not self._not_full.wait(left_seconds))
             if refused:
+                assert full is not None
+                self._refused.note(Work.WRITES, str(full))
                 self._record_refusals(appends)
                 raise full
             if leads:
@@ -1071,6 +1076,8 @@ class Writer:
         return error
 
     def _conclude(self, flush: _Flush, failure: BaseException | None) -> None:
+        if isinstance(failure, errors.Retriable) and self._closed is None:
+            self._refused.note(Work.WRITES, str(failure))
         for pending in flush.pending_appends:
             refusal = pending.error or failure
             if refusal is not None:
@@ -1138,6 +1145,12 @@ class Writer:
                 pending.done = True
                 if pending.waiting:
                     _wake(pending)
+
+    def check_space(self) -> None:
+        """Raises `StorageFull` if the next append would be refused. May be called at any time."""
+        free, reserve = self._store.free_bytes(), self._bounds.free_space_reserve_bytes
+        if free is not None and free < reserve:
+            raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
 
     def _check_space(self) -> None:
         """Raises `StorageFull` below the reserve.

@@ -24,6 +24,7 @@ from sparklog import limits
 from sparklog.broker.counts import Distribution, TopicCounts
 from sparklog.broker.metrics.collection import Collector, GroupOffset, Sums, TopicState, age_seconds
 from sparklog.broker.metrics.families import FAMILIES
+from sparklog.broker.refused_work import Work
 from sparklog.version import VERSION
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
@@ -357,6 +358,8 @@ def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Se
     }
     for name, value in plain.items():
         yield name, [({}, value)]
+    refused = broker.refused.states()
+    yield "sparklog_work_refused", [({"work": each}, int(each in refused)) for each in Work]
     yield "kafka_broker_info", [({"id": str(broker.broker_id), "address": address}, 1)]
     labels = {"version": VERSION, "broker": str(broker.broker_id), "epoch": str(sources.epoch)}
     yield "sparklog_build_info", [(labels, 1)]

@@ -116,6 +116,7 @@ _GAUGES: Final = {
     "sparklog_publish_process_resident_bytes": (
         "Resident memory of the publishing process; 0 without one."
     ),
+    "sparklog_work_refused": "1 while the broker refuses this work.",
     "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
     "sparklog_topics_held_back": "Topics whose table cannot be written.",
     "sparklog_partitions_blocked": "Partitions that accept no records.",

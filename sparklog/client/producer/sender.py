@@ -58,6 +58,13 @@ from sparklog.formats import flight_messages
 from sparklog.formats.partitioner import spread
 
 _log = logging.getLogger(__name__)
+_REFUSALS: Final = (
+    errors.QueueFull,
+    errors.StorageFull,
+    errors.StorageUnavailable,
+    errors.TopicHeldBack,
+)
+"""Errors that may last until an operator acts."""
 
 _DIRECT_WRITE_BYTES: Final = 16 * limits.KIB
 _REQUEST_SECONDS: Final = 5.0
@@ -623,7 +630,8 @@ class TopicSender:
                 return
             decided = self._schedule.answered(route, stream, error, self._now())
             if error is not None and not decided and self._retry_log.is_due():
-                _log.info("records to %s are sent again: %s", self.topic, error)
+                level = logging.WARNING if isinstance(error, _REFUSALS) else logging.INFO
+                _log.log(level, "records to %s are sent again: %s", self.topic, error)
             self._decide(decided, reply)
             self._signal_if_ready()
         if error is not None and is_of_the_broker(error):

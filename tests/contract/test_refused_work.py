@@ -1,0 +1,229 @@
+"""Each state in which a broker refuses work, from its beginning to its end.
+
+The page `docs/operations.md` lists the states. Each is in the log when it begins and when it ends,
+in `sparklog status` with exit code 3, in a metric, and in an alert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+import sparklog
+from sparklog import errors, limits
+from sparklog.broker.agent import Agent
+from sparklog.broker.metrics.collection import Collector
+from sparklog.broker.metrics.exposition import Exposition
+from sparklog.broker.refused_work import Work
+from sparklog.cli import app
+from sparklog.cli.shared import ExitCode
+from sparklog.clock import SystemClock
+from sparklog.formats.flight_messages import AppendHeader
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    JanitorSettings,
+    KafkaSettings,
+    LivenessSettings,
+    PublisherSettings,
+    WriterSettings,
+)
+from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects.memory import Operation
+from tests.support.brokers import payload
+from tests.support.flights import BrokerClient, Stream
+from tests.support.waiting import wait_until
+
+VALUES = payload(["a"]).schema
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Faults(NoFaults):
+    """Refuses puts below a prefix while it has one."""
+
+    def __init__(self) -> None:
+        self.prefix: str | None = None
+        self.error: Exception = errors.RootNotWritable(root="memory://x", reason="read-only")
+
+    def before(self, operation: Operation, path: str) -> None:
+        is_put = operation.startswith("put")
+        if self.prefix is not None and is_put and path.startswith(self.prefix):
+            raise self.error
+
+
+class FullStore(MemoryStore):
+    """A store whose free space a test sets."""
+
+    free: int | None = None
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+class World:
+    """A broker, and everything that shows its state."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "REFUSED_SECONDS", 0.3)
+        self.faults = Faults()
+        self.store = FullStore(SystemClock(), faults=self.faults)
+        self.agent = Agent(
+            BrokerSettings(
+                root="memory://x",
+                flight=FlightSettings(listen="127.0.0.1:0", max_streams=2),
+                kafka=KafkaSettings(
+                    listen="127.0.0.1:0", max_connections=1, max_connections_per_address=1
+                ),
+                liveness=LivenessSettings(heartbeat_seconds=0.05, dead_after_seconds=60.0),
+                publisher=PublisherSettings(interval_seconds=0.05),
+                janitor=JanitorSettings(enabled=False),
+                writer=WriterSettings(free_space_reserve_bytes=1_000),
+            ),
+            store=self.store,
+        )
+
+    def states(self) -> dict[str, str]:
+        """The work that is refused now, with the reasons."""
+        broker = self.agent._broker
+        assert broker is not None
+        return {each.work: each.reason for each in broker.status().refused}
+
+    def metrics(self) -> str:
+        """The figures in the text format of Prometheus."""
+        assert self.agent._sources is not None
+        return b"".join(Exposition(Collector(self.agent._sources)).text()).decode()
+
+    def status(self) -> tuple[int, str]:
+        """Exit code and output of `sparklog status`."""
+        found = CliRunner().invoke(app, ["status", "--bootstrap", self.agent.address])
+        return found.exit_code, found.stdout
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A broker with topic t, short bounds, and a store that a test makes fail."""
+    found = World(monkeypatch)
+    with found.agent, BrokerClient(found.agent.address) as client:
+        client.create("t")
+        yield found
+
+
+def append(world: World) -> None:
+    """Appends one record, which may be refused."""
+    with BrokerClient(world.agent.address) as client, Stream(client, "t", VALUES) as stream:
+        stream.append(payload(["a"]), AppendHeader(partition=0))
+
+
+@contextlib.contextmanager
+def full(world: World) -> Iterator[None]:
+    """A disk on which only the reserve is left, without a write."""
+    world.store.free = 10
+    yield
+    world.store.free = None
+
+
+@contextlib.contextmanager
+def read_only(world: World) -> Iterator[None]:
+    """A root that became read-only, for the log and the heartbeats."""
+    world.faults.prefix = ""
+    with pytest.raises(errors.StorageUnavailable):
+        append(world)
+    yield
+    world.faults.prefix = None
+
+
+@contextlib.contextmanager
+def without_heartbeats(world: World) -> Iterator[None]:
+    """A folder of heartbeats without rights, or a disk without inodes."""
+    world.faults.prefix = "heartbeats/"
+    yield
+    world.faults.prefix = None
+
+
+@contextlib.contextmanager
+def many_connections(world: World) -> Iterator[None]:
+    """More Kafka connections than are allowed."""
+    host, port = world.agent.kafka_address.split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        yield
+
+
+@contextlib.contextmanager
+def many_streams(world: World) -> Iterator[None]:
+    """More streams of native clients than are allowed."""
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(BrokerClient(world.agent.address))
+        streams = [stack.enter_context(Stream(client, "t", VALUES)) for _ in range(2)]
+        for each in streams:
+            each.append(payload(["a"]), AppendHeader(partition=0))
+        with pytest.raises(errors.TooManyStreams):
+            append(world)
+        yield
+
+
+STATES: list[tuple[Work, Callable[[World], Any], str]] = [
+    (Work.WRITES, full, "No space is left"),
+    (Work.WRITES, read_only, "read-only"),
+    (Work.HEARTBEATS, without_heartbeats, "read-only"),
+    (Work.CONNECTIONS, many_connections, "kafka.max_connections"),
+    (Work.STREAMS, many_streams, "flight.max_streams"),
+]
+
+
+@pytest.mark.parametrize(
+    ("work", "begin", "reason"), STATES, ids=[begin.__name__ for _, begin, _ in STATES]
+)
+def test_a_state_is_visible_from_its_beginning_to_its_end(
+    world: World, work: Work, begin: Callable[[World], Any], reason: str
+) -> None:
+    """It has a line in the log and in the status, an exit code and a metric, and so has its end."""
+    metric = f'sparklog_work_refused{{work="{work}"}}'
+    assert world.status()[0] == ExitCode.OK
+    with capture_logs() as logged:
+        with begin(world):
+            wait_until(lambda: work in world.states(), f"{work} are refused")
+            assert reason in world.states()[work]
+            assert f"{metric} 1" in world.metrics()
+            code, shown = world.status()
+            assert code == ExitCode.UNHEALTHY
+            assert f"{work}: " in shown
+        wait_until(lambda: not world.states(), f"{work} are accepted")
+        assert f"{metric} 0" in world.metrics()
+        assert world.status()[0] == ExitCode.OK
+        append(world)
+    lines = [each["event"] for each in logged if each["event"].startswith(f"{work} are")]
+    assert lines[0] == f"{work} are refused"
+    assert lines[-1] == f"{work} are accepted again"
+    assert len(lines) % 2 == 0
+
+
+def test_a_producer_is_told_why_its_records_wait(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first refusal is a warning, which a program prints, and the record arrives later."""
+    with sparklog.connect(world.agent.address) as log, log.producer() as producer:
+        world.store.free = 10
+        future = producer.send("t", b"x")
+        wait_until(lambda: bool(caplog.records), "a warning")
+        assert "records to t are sent again: No space is left" in caplog.text
+        world.store.free = None
+        assert future.result(30.0).offset == 0
+
+
+def test_every_state_is_documented_and_has_an_alert() -> None:
+    """The page for operators lists all of them, and a rule of Prometheus covers the metric."""
+    assert {work for work, _, _ in STATES} == {*Work}
+    page = (DOCS / "operations.md").read_text()
+    for work in Work:
+        assert f'sparklog_work_refused{{work="{work}"}}' in page
+        assert f"`{work} are refused`, `{work} are accepted again`" in page
+    assert "expr: sparklog_work_refused > 0" in (DOCS / "operations" / "alerts.yaml").read_text()
