@@ -69,7 +69,7 @@ def test_a_seed_is_one_run(seed: int) -> None:
     assert answer.stdout.split() == [str(seed), digest]
 
 
-@pytest.mark.parametrize("seed", [6, 7, 11, 13, 18])
+@pytest.mark.parametrize("seed", [3, 7, 17, 18, 20])
 def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
     """In the end delta-rs finds in every topic's table exactly the log that everybody saw."""
     compared: list[int] = []
