@@ -181,9 +181,9 @@ class Publisher:
         self._runs = RunWriter(store, hot, clock=clock, memory=self._memory, file_bytes=file_bytes)
         self.process = process
         """The publishing process, where there may be one."""
-        self._requested: set[str] = set()
-        """Ids of topics that were requested since their last turn began. Guarded by the lock of the
-        partition table.
+        self._requested: dict[str, None] = {}
+        """Ids of topics that were requested since their last turn began, in order. Guarded by the
+        lock of the partition table.
         """
         self._rounds: dict[str, int] = {}
         """The number of partitions that a topic's present round has still to publish, by topic id.
@@ -224,7 +224,7 @@ class Publisher:
     def request(self, topic: Topic) -> None:
         """Makes the topic due until its next turn begins, because a caller waits for it."""
         with self._partition_table.lock:
-            self._requested.add(topic.topic_id)
+            self._requested[topic.topic_id] = None
 
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
         """Returns the topics whose oldest unpublished record or whose backlog exceeds the bounds.
@@ -239,7 +239,8 @@ class Publisher:
                 requested=self._requested,
             )
             # The others have nothing to publish.
-            self._requested.intersection_update(topic.topic_id for topic in due)
+            ids = {topic.topic_id for topic in due}
+            self._requested = {each: None for each in self._requested if each in ids}
         return due
 
     def publish(self, topic: Topic) -> PublishResult:
@@ -265,7 +266,7 @@ class Publisher:
     def _begin_turn(self, topic: Topic) -> None:
         """Raises why the topic is not published at present, if it is not."""
         with self._partition_table.lock:
-            self._requested.discard(topic.topic_id)
+            self._requested.pop(topic.topic_id, None)
             if topic.topic_id not in self._rounds:
                 self._partition_table.restart_wait(topic)
         refusal = self._refused.get(topic.topic_id)
