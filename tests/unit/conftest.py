@@ -12,9 +12,16 @@ from structlog.testing import capture_logs
 from sparklog import limits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
-from tests.support import tables
+from tests.support import lock_order, tables
 from tests.support.brokers import Rig, RigOptions
 from tests.support.live import SLICE_ROWS, LiveBroker
+
+
+@pytest.fixture(autouse=True)
+def _lock_order() -> Iterator[None]:
+    """No thread takes the lock of a table under one that acks wait for."""
+    with lock_order.checked():
+        yield
 
 
 @pytest.fixture

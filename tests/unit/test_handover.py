@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -40,6 +41,8 @@ from tests.support.brokers import (
 )
 
 MEMBER = RigOptions(is_member=True)
+SECONDS = 30.0
+"""Far more than anything here takes."""
 Members = tuple[Rig, Rig]
 
 
@@ -107,6 +110,36 @@ def test_a_lone_member_refuses_a_gap_in_a_topic_that_it_has_just_created(
     rig.append(["a"], producer_sequence=(1, 0, 0))
     with pytest.raises(errors.OutOfOrderSequence):
         rig.append(["c"], producer_sequence=(1, 0, 5))
+
+
+def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None:
+    """A table whose lock is held over a slow put delays its own partitions alone."""
+    first, second = members
+    first.create("u", 2)
+    second.reconciler.tick()
+    number = give(first, second)
+    arrived, may_end = threading.Event(), threading.Event()
+    table = first.partition_table.topic("t").table
+
+    def hold() -> None:
+        with table._lock:
+            arrived.set()
+            assert may_end.wait(SECONDS)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert arrived.wait(SECONDS)
+    assert second.handovers.move({("t", number): 1}) == 1
+    taking = threading.Thread(target=first.reconciler.tick)
+    taking.start()
+    (own,) = first.partition_table.topic("u").partitions
+    for value in range(20):
+        first.append([f"{value}"], topic="u", partition=own)
+    assert taking.is_alive()
+    may_end.set()
+    taking.join(SECONDS)
+    holding.join(SECONDS)
+    assert number in first.partition_table.topic("t").partitions
 
 
 def test_a_partition_moves_whole(members: Members) -> None:

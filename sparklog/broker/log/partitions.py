@@ -1,8 +1,9 @@
 """Partition table: ends, producers and unpublished entries of the partitions this broker leads.
 
-One lock (`PartitionTable.lock`) guards all of it, and no thread holds the lock during I/O. Only
-durable facts are recorded here: the writer applies a flush after its object is durable, the
-publisher a commit after it is in the Delta log.
+One lock (`PartitionTable.lock`) guards all of it. Acks wait for it, so no thread holds it during
+I/O, nor while it takes a lock that is held during I/O, as that of a topic's table is. Only durable
+facts are recorded here: the writer applies a flush after its object is durable, the publisher a
+commit after it is in the Delta log.
 """
 
 from __future__ import annotations

@@ -24,7 +24,16 @@ from sparklog.storage.cluster import read_cluster
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
-from sparklog.storage.snapshot import NOT_LED, Bounds, Entry, EntryKind, Located, TableSnapshot
+from sparklog.storage.snapshot import (
+    NOT_LED,
+    BatchId,
+    BatchKind,
+    Bounds,
+    Entry,
+    EntryKind,
+    Located,
+    TableSnapshot,
+)
 from sparklog.storage.table import OpenTable, TopicTable, sync_all
 
 
@@ -88,7 +97,9 @@ def restore(
         for name, topic in topics.items()
     }
     restored: dict[tuple[str, int], tuple[Topic, Partition]] = {}
-    with partition_table.lock:  # nothing below waits for storage
+    # Acks wait for this lock. Nothing below waits for storage, nor for the lock of a table, which
+    # another thread holds while it puts a commit.
+    with partition_table.lock:
         for name, topic in topics.items():
             if partition_table.by_id(topic.topic_id) is not topic:
                 continue  # deleted meanwhile
@@ -121,7 +132,7 @@ def _connected(
     """Yields the partitions of a topic, with the entries that continue its table."""
     if table.refusal is not None and pasts:
         partition_table.hold_back(topic, str(table.refusal))
-    topic.spark_batches.record_all(topic.table.batches(known.topic_id))
+    topic.spark_batches.record_all(table.batches)
     topic.spark_batches.is_known = table.is_known
     for number, past in pasts.items():
         partition = Partition(
@@ -252,6 +263,8 @@ class _Table:
     """Why the table cannot be written, if so."""
     is_known: bool
     """True if `snapshot` has the ends of its partitions."""
+    batches: Sequence[tuple[BatchId, BatchKind, int]]
+    """See `TopicTable.batches`."""
 
 
 def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Exception | None]:
@@ -306,7 +319,7 @@ def _read_table(
     is_stale = isinstance(refusal, errors.Retriable)
     is_same = snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count
     if is_same and not is_stale:
-        return _Table(snapshot, refusal, is_known=True)
+        return _Table(snapshot, refusal, is_known=True, batches=table.batches(known.topic_id))
     if refusal is None:
         reason = (
             f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
@@ -315,7 +328,7 @@ def _read_table(
         refusal = errors.ForeignTable(topic=table.topic, reason=reason)
     bounds = table.bounds(known.topic_id, known.partition_count)
     if bounds is not None and not is_stale:
-        return _Table(bounds, refusal, is_known=True)
+        return _Table(bounds, refusal, is_known=True, batches=table.batches(known.topic_id))
     count = known.partition_count
     at = [checkpointed.get(number) or Bounds(0, 0, 0) for number in range(count)]
     snapshot = TableSnapshot(
@@ -326,7 +339,7 @@ def _read_table(
         ends=tuple(each.published for each in at),
         files=((),) * count,
     )
-    return _Table(snapshot, refusal, is_known=False)
+    return _Table(snapshot, refusal, is_known=False, batches=table.batches(known.topic_id))
 
 
 def _connect(
