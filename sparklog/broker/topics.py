@@ -53,6 +53,7 @@ from sparklog.storage.assign import Loads
 from sparklog.storage.leadership import is_open
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.objects import Store
+from sparklog.storage.processes import Fate, fate_of
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
     Decide,
@@ -417,8 +418,12 @@ class TopicAdmin:
         """Returns the leaders of a topic that has `present`, and gets `count` partitions."""
         if self._is_member:
             # Judged on the version that is changed: a broker that is up gets successors, if it
-            # dies before it has seen the partition.
-            brokers = assign.candidates(metadata)
+            # dies before it has seen the partition. One that has just died serves none of them.
+            brokers = [
+                each
+                for each in assign.candidates(metadata)
+                if fate_of(metadata.brokers[each.broker].process) is not Fate.GONE
+            ]
             present = assign.place_more(topic_id, present, count, brokers, loads)
         return present + (self._broker_id,) * (count - len(present))
 

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from sparklog import errors, limits
 from sparklog.broker import broker as brokers
+from sparklog.broker import topics
 from sparklog.broker.controller import Controller
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.partitions import PartitionTable, Topic
@@ -140,6 +141,23 @@ def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None
     taking.join(SECONDS)
     holding.join(SECONDS)
     assert number in first.partition_table.topic("t").partitions
+
+
+def test_a_member_that_has_just_died_gets_no_new_topic(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process has ended on this machine, and the metadata still have it as up."""
+    first, _ = members
+    ended = first.meta.current.brokers[2].process
+    monkeypatch.setattr(
+        topics, "fate_of", lambda each: Fate.GONE if each is ended else Fate.UNKNOWN
+    )
+    first.create("u", 4)
+    assert first.meta.reload().topics["u"].leaders == (1, 1, 1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(topics, "fate_of", lambda _: Fate.GONE)
+        first.create("v", 2)
+    assert first.meta.reload().topics["v"].leaders == (1, 1)
 
 
 def test_a_partition_moves_whole(members: Members) -> None:
