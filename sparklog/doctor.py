@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from sparklog import errors, limits, status
-from sparklog.clock import Clock
+from sparklog.clock import Clock, SystemClock
 from sparklog.storage import cluster
 from sparklog.storage.liveness import age
 from sparklog.storage.objects import (
@@ -333,7 +333,7 @@ def check_put_price(store: Store, folder: str, clock: Clock) -> CheckResult:
 def check_log(store: Store, folder: str) -> CheckResult:
     """Which storage a broker with `writer.log = "auto"` gives the write-ahead log here, and why."""
     try:
-        chosen = choose(store, AUTO, folder)
+        chosen = choose(store, AUTO, clock=SystemClock(), folder=folder)
     except _STORE_ERRORS as error:
         return _fail("write-ahead log", _message(error), "see the check of the root")
     return _ok("write-ahead log", f"{chosen.kind} (auto): {chosen.reason}")

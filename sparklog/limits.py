@@ -100,9 +100,10 @@ FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow
 # ---- broker: being alive
 HEARTBEAT_SECONDS = 1.0
 HEARTBEAT_REMOTE_SECONDS = 2.0
-HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves
 SILENT_ASK_SECONDS = 0.5  # for which a silent member is asked, before its partitions move
-PROOF_SECONDS = 3.0  # for which such a program waits for others
+STARTING_SECONDS = 60.0  # for which a broker without heartbeats may be starting, while it runs
+HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves
+PROOF_SECONDS = 1.0  # for which such a program waits for a heartbeat; below PROBE_TIMEOUT_SECONDS
 PROOF_PAUSE_SECONDS = 0.01  # between two heartbeats for such programs
 PROOF_PAUSE_REMOTE_SECONDS = 0.25
 DEAD_AFTER_SECONDS = 5.0

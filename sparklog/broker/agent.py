@@ -114,17 +114,17 @@ class Agent:
     ) -> None:
         """Creates a broker that has not started.
 
-            Args:
-                settings: the broker's settings.
-                store: the root's store; None: the one that the settings name.
-                clock: None: the machine's clock.
-                kind: how it is started: a standing broker takes over from the other kinds.
-                take_over: replace the live leader of the root, whatever its kind.
-                allow_non_empty: also make a root of a folder that holds files of other programs.
-                watch: earlier observations of the leader; None: none.
-                hooks: called for each request of a Flight client; for tests.
-        ask: sends requests to other brokers: to silent ones, which are dead without it, and for
-                    figures, which are unknown without it.
+        Args:
+            settings: the broker's settings.
+            store: the root's store; None: the one that the settings name.
+            clock: None: the machine's clock.
+            kind: how it is started: a standing broker takes over from the other kinds.
+            take_over: replace the live leader of the root, whatever its kind.
+            allow_non_empty: also make a root of a folder that holds files of other programs.
+            watch: earlier observations of the leader; None: none.
+            hooks: called for each request of a Flight client; for tests.
+            ask: sends requests to other brokers: to silent ones, which are dead without it, and for
+                figures, which are unknown without it.
         """
         self.settings = settings
         self.kind = kind
@@ -246,6 +246,7 @@ class Agent:
             dead_after_seconds=self._liveness.dead_after_seconds,
             describe=self._heartbeat,
             wrote_at=lambda: self._flushed_at,
+            check_leadership=self._check_known_leadership,
         )
         try:
             with contextlib.suppress(errors.Retriable, PutUnresolved):  # another one follows
@@ -294,7 +295,7 @@ class Agent:
         )
 
     def _choose_log(self) -> WalKind:
-        chosen = choose(self._store, self.settings.writer.log)
+        chosen = choose(self._store, self.settings.writer.log, clock=self._clock)
         _log.info("storage of the write-ahead log", kind=chosen.kind.value, reason=chosen.reason)
         self._wal = f"{chosen.kind}: {chosen.reason}"
         return chosen.kind
@@ -395,6 +396,8 @@ class Agent:
             # Set before the Flight listener opens: its first client may ask for them.
             broker.serving = self._broker_info()
             broker.prove = self._heartbeats.prove
+            broker.cluster_admin.answers = self._answers
+            self._refused.look = self._look_for_refusals
             listening = self._flight_listener.listen(patience_seconds=patience_seconds)
             self._broker, self._flight = broker, self._flight_server(broker, groups, listening)
         except BaseException:
@@ -803,15 +806,30 @@ class Agent:
             lambda: self._janitor.tick(should_stop=self._stopping.is_set),
         )
 
+    def _check_known_leadership(self) -> None:
+        """Raises `BrokerFenced` if a newer broker has taken over, by metadata as young as a beat.
+
+        A successor with our id writes the same heartbeat file.
+        """
+        if self._meta.look_age_seconds > self._liveness.heartbeat_seconds:
+            self._meta.refresh()
+        takeover.check_leadership(self._meta.current, self._leadership)
+
+    def _look_for_refusals(self) -> None:
+        """Notes states in which work would be refused, though none is tried."""
+        if not self._heartbeats.is_writing:
+            self._refused.note(Work.HEARTBEATS, "none could be written, and nothing else either")
+        try:
+            self._writer.check_space()
+        except errors.SparklogError as error:
+            self._refused.note(Work.WRITES, str(error))
+
     def _heartbeat_loop(self) -> None:
         liveness = self._liveness
         busy_at, calls = time.monotonic(), -1
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
-                # A successor with our id writes the same heartbeat file.
-                if self._meta.look_age_seconds > liveness.heartbeat_seconds:
-                    self._meta.refresh()
-                takeover.check_leadership(self._meta.current, self._leadership)
+                self._check_known_leadership()
                 self._write_heartbeat()
             except ENDS_THE_BROKER:
                 raise
@@ -819,11 +837,7 @@ class Agent:
                 self._refused.note(Work.HEARTBEATS, str(error) or repr(error))
             if self._broker is None or self._flight is None:
                 continue
-            try:
-                self._writer.check_space()
-            except errors.SparklogError as error:
-                self._refused.note(Work.WRITES, str(error))
-            self._refused.tick()
+            self._refused.states()
             if self._broker.failure is not None:
                 raise self._broker.failure
             if self._flight.calls != calls or self._flight.open_calls:

@@ -42,7 +42,7 @@ from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
 from sparklog.broker.record_deletion import RecordDeletion
-from sparklog.broker.refused_work import RefusedWork
+from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.staged import StagedBatches
 from sparklog.broker.topic_checks import INTERNAL_TOPICS, check_not_internal
 from sparklog.broker.topics import TopicAdmin, TopicDefaults
@@ -308,7 +308,7 @@ class Broker:
         return self._clock.monotonic() - self._started_at
 
     def prove_root(self, request: flight_messages.ProveRoot) -> flight_messages.RootProof:
-        """Proves which root this broker serves. Raises `BrokerUnavailable` before it serves."""
+        """Proves which root this broker serves. Raises `StorageUnavailable` before it serves."""
         if self.prove is None:
             raise errors.StorageUnavailable(
                 operation="prove", path="", reason="the broker is starting"
@@ -329,7 +329,7 @@ class Broker:
         return [
             *self._writer.budgets(),
             hot,
-            self._publisher.budget(),
+            *self._publisher.budgets(),
             self._reader.budget(),
             self._kafka_reader.budget(),
         ]
@@ -524,6 +524,9 @@ class Broker:
     def count_full_queue(self, topic: str) -> None:
         """Counts a batch that found no space in the queue for so long that it is refused."""
         self._counts_of(topic).failed_produces += 1
+        self.refused.note(
+            Work.WRITES, "the writer's queue was full for as long as a producer waits"
+        )
 
     def count_fetch(self, topic: str, sent_bytes: int, *, failed: bool) -> None:
         """Counts a partition of a fetch request, and the bytes of its records."""

@@ -12,6 +12,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.storage import assign, leadership, overview
+from sparklog.storage.liveness import Answers
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store
 
@@ -39,6 +40,8 @@ class ClusterAdmin:
         that ends with its program."""
         self.handovers: Handovers | None = None
         """Gives partitions of a member to others; None while it starts, and of any other broker."""
+        self.answers: Answers | None = None
+        """Asks silent brokers; None: silence is death."""
         self._stopping = threading.Lock()
         """Taken by the first request to stop, and never released."""
 
@@ -60,6 +63,7 @@ class ClusterAdmin:
             newest=self._metadata.reload,
             waits=lambda _leaders, _seconds: None,
             pause=pause,
+            answers=self.answers,
         )
         return overview.describe(
             metadata,

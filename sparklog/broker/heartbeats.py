@@ -37,6 +37,7 @@ class Heartbeats:
         dead_after_seconds: float,
         describe: Callable[[], Heartbeat],
         wrote_at: Callable[[], float],
+        check_leadership: Callable[[], object],
     ) -> None:
         """Creates heartbeats without writing one.
 
@@ -47,6 +48,8 @@ class Heartbeats:
             dead_after_seconds: a broker that has written nothing for so long cannot write.
             describe: returns the next heartbeat.
             wrote_at: returns the monotonic time of the last flush, which proves as much.
+            check_leadership: raises `BrokerFenced` if a newer broker has taken over, as far as is
+                known.
         """
         self._store = store
         self._leadership = leadership
@@ -54,6 +57,7 @@ class Heartbeats:
         self._dead_after_seconds = dead_after_seconds
         self._describe = describe
         self._wrote_at = wrote_at
+        self._check_leadership = check_leadership
         self._writing = threading.Lock()
         self._has_stopped = False
         self._proving = threading.Lock()
@@ -74,14 +78,17 @@ class Heartbeats:
     def write(self, *, stopped: bool = False) -> None:
         """Writes a heartbeat; none after the one that says `stopped`. Raises the store's errors."""
         with self._writing:
-            if self._has_stopped:
-                return  # a late heartbeat would report this broker as alive
-            self._has_stopped = stopped
-            nonces = tuple(self._nonces)
-            found = msgspec.structs.replace(self._describe(), stopped=stopped, nonces=nonces)
-            write_heartbeat(self._store, found)
-            self._written = nonces
-            self.beat_at = self._clock.monotonic()
+            self._write(stopped=stopped)
+
+    def _write(self, *, stopped: bool = False) -> None:
+        if self._has_stopped:
+            return  # a late heartbeat would report this broker as alive
+        self._has_stopped = stopped
+        nonces = tuple(self._nonces)
+        found = msgspec.structs.replace(self._describe(), stopped=stopped, nonces=nonces)
+        write_heartbeat(self._store, found)
+        self._written = nonces
+        self.beat_at = self._clock.monotonic()
 
     def prove(self, request: ProveRoot) -> RootProof:
         """Answers which root the broker serves, and proves it unless the asker sees the same."""
@@ -115,7 +122,14 @@ class Heartbeats:
             if left_seconds > 0:
                 self._clock.sleep(left_seconds)
             self._proved_at = self._clock.monotonic()
-            self.write()
+            # A put that hangs, as on a frozen disk, must not keep the reply from the program.
+            if not self._writing.acquire(timeout=limits.PROOF_SECONDS):
+                return _BUSY
+            try:
+                self._check_leadership()  # a successor with our id has the same heartbeat
+                self._write()
+            finally:
+                self._writing.release()
         except (errors.SparklogError, PutUnresolved) as error:
             return str(error) or repr(error)
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -44,6 +45,8 @@ class RefusedWork:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.look: Callable[[], object] = lambda: None
+        """Notes what would be refused now, though nothing was tried; set by the owner."""
         self._lock = threading.Lock()
         self._states: dict[Work, _State] = {}
 
@@ -74,6 +77,11 @@ class RefusedWork:
             _log.info(f"{work} are accepted again", refused_for_seconds=seconds)
 
     def states(self) -> dict[Work, str]:
-        """Returns the work that is refused now, with the reasons."""
+        """Returns the work that is refused now, with the reasons.
+
+        Looks again first: the thread that looks regularly may hang at the store.
+        """
+        self.look()
+        self.tick()
         with self._lock:
             return {work: self._states[work].reason for work in Work if work in self._states}

@@ -143,6 +143,7 @@ def _proof(leader: Leader, request: ProveRoot, ask: Ask, timeout_seconds: float)
         broker=own.broker if own is not None else leader.broker,
         epoch=own.epoch if own is not None else leader.epoch,
         is_same_place=True,
+        is_writing=False,  # unknown: others serve its partitions, as they always did
     )
 
 

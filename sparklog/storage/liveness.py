@@ -13,7 +13,7 @@ The newest metadata names the leader; no other broker can ack a record. The rule
   the metadata is old, not that the leader is silent.
 - Silence is a reason to ask, not a death: a file system that is frozen for a snapshot, or that is
   full, stops heartbeats and no broker. A silent broker that answers at its address is alive, and so
-  is one that is still starting on this machine, and has no port yet.
+  is one that began to start on this machine within the last minute, and has no port yet.
 
 Safety comes from the fence alone (`broker/log/takeover.py`).
 """
@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
@@ -336,7 +337,10 @@ class LeaderWatch:
         if self._answers is None:
             return False
         if self._clock.monotonic() - self._answered_at >= _ANSWER_SECONDS:
-            if not (leader.is_starting or self._answers(leader)):
+            # Its machine is ours, so its clock is, too.
+            started_seconds = (self._clock.now_us() - leader.known.started_us) / 1e6
+            may_start = leader.is_starting and started_seconds < limits.STARTING_SECONDS
+            if not (may_start or self._answers(leader)):
                 return False
             self._answered_at = self._clock.monotonic()
         return True

@@ -125,7 +125,7 @@ class Observer:
                 seen.since = self._clock.monotonic()  # an answer is a sign of life
 
     def _answering(self, asked: Collection[Leader]) -> set[int]:
-        """Returns the brokers that answer, after the time that one of them may take."""
+        """Asks brokers at the same time, and returns those that answer."""
         assert self._answers is not None
         with ThreadPoolExecutor(min(len(asked), _ASKED_AT_ONCE)) as pool:
             replies = list(pool.map(self._answers, asked))

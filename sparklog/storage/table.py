@@ -403,7 +403,12 @@ class _Replay:
 
     def _set_topic(self, topic: _Topic) -> None:
         if topic.topic_id != self.topic_id:
-            self.preparations.clear()
+            preparations = _preparations(topic.topic_id or "")
+            self.preparations = {
+                app_id: txn.version
+                for app_id, txn in self.txns.items()
+                if app_id.startswith(preparations)
+            }
         self._topic = topic
         self._ends = [0] * topic.partitions
         self._starts = [0] * topic.partitions

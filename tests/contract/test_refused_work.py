@@ -71,7 +71,7 @@ class World:
     """A broker, and everything that shows its state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(limits, "REFUSED_SECONDS", 0.3)
+        monkeypatch.setattr(limits, "REFUSED_SECONDS", 60.0)
         self.faults = Faults()
         self.store = FullStore(SystemClock(), faults=self.faults)
         self.agent = Agent(
@@ -183,7 +183,11 @@ STATES: list[tuple[Work, Callable[[World], Any], str]] = [
     ("work", "begin", "reason"), STATES, ids=[begin.__name__ for _, begin, _ in STATES]
 )
 def test_a_state_is_visible_from_its_beginning_to_its_end(
-    world: World, work: Work, begin: Callable[[World], Any], reason: str
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Work,
+    begin: Callable[[World], Any],
+    reason: str,
 ) -> None:
     """It has a line in the log and in the status, an exit code and a metric, and so has its end."""
     metric = f'sparklog_work_refused{{work="{work}"}}'
@@ -196,6 +200,7 @@ def test_a_state_is_visible_from_its_beginning_to_its_end(
             code, shown = world.status()
             assert code == ExitCode.UNHEALTHY
             assert f"{work}: " in shown
+        monkeypatch.setattr(limits, "REFUSED_SECONDS", 0.0)
         wait_until(lambda: not world.states(), f"{work} are accepted")
         assert f"{metric} 0" in world.metrics()
         assert world.status()[0] == ExitCode.OK

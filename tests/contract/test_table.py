@@ -624,6 +624,21 @@ def test_leaders_prepare_files_beside_each_other(
     assert table.prepare(tables.TOPIC_ID, 1) > max(numbers.values())
 
 
+def test_preparations_survive_a_change_of_another_engine_that_is_undone(
+    table: TopicTable, store: Store
+) -> None:
+    """Numbers are not used again after a table was foreign for a while."""
+    create(table, 1)
+    number = table.prepare(tables.TOPIC_ID, 1)
+    put_commit(store, 2, with_property("delta.appendOnly", "true"))
+    with pytest.raises(errors.ForeignTable):
+        table.refresh()
+    put_commit(store, 3, {"metaData": METADATA})
+    table.refresh()
+    assert [*table.preparations] == [number]
+    assert table.prepare(tables.TOPIC_ID, 1) > number
+
+
 def test_a_new_preparation_ends_the_open_one(table: TopicTable) -> None:
     """If a broker prepares files twice, as after a start, the later writer continues."""
     create(table, 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ from sparklog.storage.identity import Answer, ask_broker, place_of
 from sparklog.storage.liveness import Heartbeat, Leader
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
-from sparklog.storage.objects.memory import Fault, ScriptedFaults
+from sparklog.storage.objects.memory import Fault, NoFaults, Operation, ScriptedFaults
 from sparklog.storage.processes import Process
+from tests.support.waiting import wait_until
 
+SECONDS = 30.0
+"""Far more than anything here takes."""
 ELSEWHERE = Process(host="elsewhere", pid=7, machine="another boot", started="1")
 
 
@@ -49,6 +54,7 @@ class Peer:
             dead_after_seconds=5.0,
             describe=self._heartbeat,
             wrote_at=lambda: self.flushed_at,
+            check_leadership=lambda: None,
         )
         self.heartbeats.write()
 
@@ -193,7 +199,30 @@ def test_a_broker_of_an_older_release_counts_by_its_ids(
 
 
 def test_many_that_ask_share_heartbeats(store: MemoryStore, clock: ManualClock) -> None:
-    """There is a pause between two heartbeats for proofs, however many programs ask."""
+    """Programs that ask while a heartbeat is written are all in the next one."""
+    arrived, may_end, puts = threading.Event(), threading.Event(), list[str]()
+
+    class Slow(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put" and path.startswith("heartbeats/"):
+                puts.append(path)
+                if len(puts) == 2:
+                    arrived.set()
+                    assert may_end.wait(SECONDS)
+
+    peer = Peer(store.view(Slow()), clock)
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(peer.heartbeats.prove, ProveRoot(nonce="first"))
+        assert arrived.wait(SECONDS)
+        others = [pool.submit(peer.heartbeats.prove, ProveRoot(nonce=f"{n}")) for n in range(8)]
+        wait_until(lambda: len(peer.heartbeats._nonces) == 9, "all have asked")
+        may_end.set()
+        assert {each.result(SECONDS).reason for each in (first, *others)} == {""}
+    assert len(puts) == 3
+
+
+def test_heartbeats_for_proofs_have_a_pause(store: MemoryStore, clock: ManualClock) -> None:
+    """Programs that ask one after another do not make a put for each of them at once."""
     peer = Peer(store, clock)
     began = clock.monotonic()
     for number in range(10):

@@ -441,7 +441,7 @@ def test_the_files_of_killed_probes_are_removed(
     with monkeypatch.context() as killed:
         killed.setattr(LocalStore, "delete", lambda *_: None)
         for _ in range(2):
-            assert choice.choose(store, "auto").kind is WalKind.SEGMENTS
+            assert choice.choose(store, "auto", clock=clock).kind is WalKind.SEGMENTS
     old, *young = (tmp_path / "wal").glob("probe-*")
     assert len(young) == 3  # a start tries put-if-absent, and then appends
     left_s = clock.now_us() / 1e6 - limits.TEMPORARY_KEPT_SECONDS

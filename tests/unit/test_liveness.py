@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.log import takeover
 from sparklog.clock import Clock, ManualClock
 from sparklog.storage.liveness import (
@@ -146,9 +146,9 @@ def test_a_broker_that_has_ended_is_not_asked(store: MemoryStore, clock: ManualC
 def test_a_silent_broker_that_starts_on_this_machine_is_alive(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """It has no port yet, so its process counts; with `answers` alone, as silence is asked then."""
+    """It has no port yet, so its process counts for a minute; then it has to answer."""
     Peer(store, clock, process=this_process()).beat(phase=Phase.STARTING)
-    clock.advance(60.0)
+    clock.advance(30.0)
     answers, asked = answering()
     for given, expected in ((answers, LeaderState.ALIVE), (None, LeaderState.DEAD)):
         observer = LeaderWatch(
@@ -156,6 +156,13 @@ def test_a_silent_broker_that_starts_on_this_machine_is_alive(
         )
         assert state(observer) is expected
     assert asked == []
+    clock.advance(limits.STARTING_SECONDS)
+    answers, asked = answering(False)
+    observer = LeaderWatch(
+        store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS, answers=answers
+    )
+    assert state(observer) is LeaderState.DEAD
+    assert asked == [1]
 
 
 # ------------------------------------------------------------------------------ another machine

@@ -22,6 +22,7 @@ from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal import choice
 
+CLOCK = ManualClock()
 MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /srv rw - nfs4 server:/srv rw,vers=4.2
 24 23 0:22 / /srv/with\040space rw shared:2 master:1 - xfs /dev/vdb rw
@@ -80,14 +81,14 @@ def test_the_file_system_decides(
     """Segments need a file system that was tried; the setting may insist, except on bad ones."""
     monkeypatch.setattr(choice, "file_system", lambda _root: found)
     store = LocalStore(tmp_path)
-    assert choice.choose(store, "objects").kind is WalKind.OBJECTS
-    chosen = choice.choose(store, "auto")
+    assert choice.choose(store, "objects", clock=CLOCK).kind is WalKind.OBJECTS
+    chosen = choice.choose(store, "auto", clock=CLOCK)
     assert (chosen.kind, found in chosen.reason) == (auto, True)
     if forced is None:
         with pytest.raises(errors.BadOption, match="file system"):
-            choice.choose(store, "segments")
+            choice.choose(store, "segments", clock=CLOCK)
     else:
-        assert choice.choose(store, "segments").kind == forced
+        assert choice.choose(store, "segments", clock=CLOCK).kind == forced
     assert list(store.walk("")) == []
 
 
@@ -99,23 +100,23 @@ def test_this_machine_is_known(tmp_path: Path) -> None:
 def test_stores_without_files_have_objects(clock: ManualClock) -> None:
     """Object stores keep one object per flush."""
     store = MemoryStore(clock)
-    assert choice.choose(store, "auto").kind is WalKind.OBJECTS
+    assert choice.choose(store, "auto", clock=CLOCK).kind is WalKind.OBJECTS
     with pytest.raises(errors.BadOption, match="no files"):
-        choice.choose(store, "segments")
+        choice.choose(store, "segments", clock=CLOCK)
 
 
 def test_a_failing_probe_means_objects(clock: ManualClock) -> None:
     """Files on which appends fail, or overlap, are not used."""
     base = MemoryStore(clock, is_local=True, has_files=True)
-    assert choice.choose(base, "auto").kind is WalKind.SEGMENTS
+    assert choice.choose(base, "auto", clock=CLOCK).kind is WalKind.SEGMENTS
     faults = ScriptedFaults(
         Fault(operation="append", error=OSError(errno.EOPNOTSUPP, "injected"), count=3)
     )
-    assert choice.choose(base.view(faults), "auto").kind is WalKind.OBJECTS
+    assert choice.choose(base.view(faults), "auto", clock=CLOCK).kind is WalKind.OBJECTS
     unsynced = base.view(ScriptedFaults())
     assert unsynced.files is not None
     unsynced.files.can_sync = False
-    assert "synced" in choice.choose(unsynced, "auto").reason
+    assert "synced" in choice.choose(unsynced, "auto", clock=CLOCK).reason
     assert list(base.walk("")) == []
 
 
@@ -134,7 +135,7 @@ def test_a_fault_that_may_pass_refuses_the_start(
     base = MemoryStore(clock, is_local=True, has_files=True)
     fault = Fault(operation=operation, error=OSError(number, "injected"))
     with pytest.raises(error):
-        choice.choose(base.view(ScriptedFaults(fault)), "auto")
+        choice.choose(base.view(ScriptedFaults(fault)), "auto", clock=CLOCK)
     assert list(base.walk("")) == []
 
 
@@ -171,6 +172,10 @@ def test_a_probe_without_an_answer_may_be_tried_again(clock: ManualClock, error:
     """A store that does not answer is not taken for one that overwrites."""
     for count in (1, 2):
         store = MemoryStore(clock)
-        faults = ScriptedFaults(Fault(operation="put_new", error=error, count=count))
+        # The first put is tried again, as all puts of a start are.
+        tries = range(1, 9) if count == 1 else (2,)
+        faults = ScriptedFaults(
+            *(Fault(operation="put_new", error=error, count=each) for each in tries)
+        )
         with pytest.raises(errors.StorageUnavailable):
-            choice.check_exclusive(store.view(faults))
+            choice.check_exclusive(store.view(faults), clock)

@@ -59,8 +59,11 @@ _IO_ERROR: Final = b"5"
 """Arrow's status code for an IO error."""
 _MESSAGE_LENGTH: Final = 1_000
 """The most characters of an error message: clients accept some thousand bytes of trailers."""
-_MEMBERSHIP: Final = frozenset({"groups.join", "groups.sync", "groups.heartbeat", "groups.leave"})
-"""Actions of a broker without sight of the metadata: a group outlives an outage of the store."""
+_WITHOUT_SIGHT: Final = frozenset(
+    {"groups.join", "groups.sync", "groups.heartbeat", "groups.leave", "root.prove"}
+)
+"""Actions of a broker without sight of the metadata: a group outlives an outage of the store, and
+others ask whether this broker is alive."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
 """Actions whose reply may lack what another broker knows, and so needs a proof of leadership."""
 
@@ -364,7 +367,7 @@ class FlightListener:
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
         if self._hooks is not None:
             self._hooks.before(hooked)
-        if name not in _MEMBERSHIP:
+        if name not in _WITHOUT_SIGHT:
             self._check_sight()
         looks = self._broker.looks
         reply = self._actions[name](request)

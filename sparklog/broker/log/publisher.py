@@ -197,10 +197,13 @@ class Publisher:
         partition. Until they can be, no file is written that could not be committed.
         """
 
-    def budget(self) -> Budget:
-        """Returns the memory for rows that are written to tables."""
-        memory = self._memory
-        return Budget("publishing", memory.held_bytes, memory.limit_bytes)
+    def budgets(self) -> list[Budget]:
+        """Returns the memory for rows, and for files of them, that are written to tables."""
+        rows, files = self._memory, self._runs.putting
+        return [
+            Budget("publishing", rows.held_bytes, rows.limit_bytes),
+            Budget("publishing_files", files.held_bytes, files.limit_bytes),
+        ]
 
     @property
     def has_process(self) -> bool:

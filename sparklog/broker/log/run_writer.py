@@ -103,8 +103,8 @@ class RunWriter:
         self, store: Store, hot: HotTail, *, clock: Clock, memory: DecodeMemory, file_bytes: int
     ) -> None:
         """`memory`: for decoded rows. `file_bytes`: of rows from which on a further file begins."""
-        self._putting = DecodeMemory(memory.limit_bytes)
-        """For encoded files that are just put, one by one; those of light topics are not."""
+        self.putting = DecodeMemory(memory.limit_bytes)
+        """For encoded files while they are put. Files that are put together have another bound."""
         self._store = store
         self._hot = hot
         self._clock = clock
@@ -184,16 +184,19 @@ class RunWriter:
         decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
         needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
         files = self._files(written, only_one=preparation is not None)
-        while True:
+        is_over = False
+        while not is_over:
             with self._memory.hold(needed):
                 made = next(files, None)
-                if made is None and largest > limits.LARGE_BYTES:
-                    pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
-            if made is None:
-                break
-            if made.encoded is not None:
+            if made is not None and made.encoded is not None:
                 written.files.append(self._write_file(written, made.encoded, preparation))
-            written.count += made.count
+            if made is not None:
+                written.count += made.count
+            has_file = made is not None and made.encoded is not None
+            is_over = made is None or written.is_complete or (preparation is not None and has_file)
+            del made  # its bytes, before the next file is decoded
+        if largest > limits.LARGE_BYTES:
+            pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
 
     def read(self, written: WrittenRun) -> None:
         """Reads a run of one entry, and writes nothing."""
@@ -259,7 +262,7 @@ class RunWriter:
         """Puts a file, or leaves that to `_put`."""
         run = written.run
         if written.encoded is None:
-            with self._putting.hold(encoded.data.size):
+            with self.putting.hold(encoded.data.size):
                 return put_file(
                     self._store,
                     encoded,

@@ -821,7 +821,8 @@ class Writer:
                 refused = not leads and (left_seconds <= 0 or not self._not_full.wait(left_seconds))
             if refused:
                 assert full is not None
-                self._refused.note(Work.WRITES, str(full))
+                if timeout_seconds > 0:  # a caller that does not wait here tries again
+                    self._refused.note(Work.WRITES, str(full))
                 self._record_refusals(appends)
                 raise full
             if leads:
@@ -1146,11 +1147,15 @@ class Writer:
                 if pending.waiting:
                     _wake(pending)
 
-    def check_space(self) -> None:
-        """Raises `StorageFull` if the next append would be refused. May be called at any time."""
+    def check_space(self) -> int | None:
+        """Returns the free space, if it is known. May be called at any time.
+
+        Raises `StorageFull` below the reserve: appends are refused.
+        """
         free, reserve = self._store.free_bytes(), self._bounds.free_space_reserve_bytes
         if free is not None and free < reserve:
             raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
+        return free
 
     def _check_space(self) -> None:
         """Raises `StorageFull` below the reserve.
@@ -1161,13 +1166,8 @@ class Writer:
         now = self._clock.monotonic()
         if now < self._space_until:
             return
-        free = self._store.free_bytes()
-        reserve = self._bounds.free_space_reserve_bytes
-        if free is None:
-            return
-        if free < reserve:
-            raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
-        if free >= 2 * reserve:
+        free = self.check_space()
+        if free is not None and free >= 2 * self._bounds.free_space_reserve_bytes:
             self._space_until = now + limits.FREE_SPACE_SECONDS
 
     # -------------------------------------------------------------------------- ending

@@ -10,6 +10,7 @@ that of the longest mount point above the root; a probe then tries what the log 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors
+from sparklog.clock import Clock
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,
@@ -24,6 +26,7 @@ from sparklog.storage.objects import (
     PutUnresolved,
     Store,
     SyncFailed,
+    claim,
 )
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, LogFiles, files_of
 from sparklog.storage.objects.mounts import SUITED, file_system, is_unsuited
@@ -46,18 +49,19 @@ class Choice:
     reason: str
 
 
-def choose(store: Store, setting: str, folder: str = FOLDER) -> Choice:
+def choose(store: Store, setting: str, *, clock: Clock, folder: str = FOLDER) -> Choice:
     """Returns the storage of a new epoch's log. The root exists.
 
     Args:
         store: the root's store.
         setting: `auto`, or the kind that must be used.
+        clock: waits between attempts.
         folder: a folder for the file that is tried.
 
     Raises `BadOption` if segments are wanted and cannot be used, as `check_exclusive` does, and the
     errors of the store.
     """
-    check_exclusive(store, folder)
+    check_exclusive(store, clock, folder)
     if setting == WalKind.OBJECTS:
         return Choice(kind=WalKind.OBJECTS, reason="writer.log says so")
     files = files_of(store)
@@ -111,29 +115,30 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         store.delete([path])
 
 
-def check_exclusive(store: Store, folder: str = FOLDER) -> None:
+def check_exclusive(store: Store, clock: Clock, folder: str = FOLDER) -> None:
     """Puts two objects at one path, of which the second has to be refused.
 
     Raises `RootNotWritable` if it is not, and the errors of the store.
     """
     path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
-    first, second = b"first", b"second"
+    first, second = secrets.token_bytes(16), secrets.token_bytes(16)
     refused = False
     try:
-        store.put_new(path, first)
+        claim(store, path, first, clock=clock)
         try:
             store.put_new(path, second)
         except ObjectExists:
             refused = True
         is_kept = bytes(store.get(path)) == first
-    except (ObjectExists, ObjectMissing, PutUnresolved) as error:
+    except (errors.OutcomeUnknown, ObjectExists, ObjectMissing, PutUnresolved) as error:
         raise errors.StorageUnavailable(
             operation="put", path=path, reason=f"a probe of put-if-absent failed: {error!r}"
         ) from error
     except SyncFailed as error:
         raise errors.StorageUnavailable(operation="sync", path=path, reason=str(error)) from error
     finally:
-        store.delete([path])
+        with contextlib.suppress(errors.SparklogError):  # `sweep_probes` removes it
+            store.delete([path])
     if not (refused and is_kept):
         reason = (
             "it does not honour put-if-absent: a second object of one name was taken, so records"

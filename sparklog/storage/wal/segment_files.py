@@ -166,10 +166,10 @@ class EpochFiles:
                 continue
             try:
                 segment = self.open(int(stat.name.removesuffix(SEGMENT)), Access.READ)
-            except ObjectMissing:
-                continue  # trimmed meanwhile
+            except (ObjectMissing, errors.CorruptObject):
+                continue  # trimmed meanwhile, or damaged, which reading reports
             segment.file.close()
-            if segment.root not in (0, root):
+            if segment.root not in (0, root) and self.files.is_shared(path):
                 self.store.put(path, self.store.get(path))
 
     def _root_inode(self) -> int:
