@@ -62,8 +62,8 @@ class RootView:
         self._clock = clock
         self._waits = waits
         self._metadata = MetadataStore(store, clock=clock)
-        self._proven: set[tuple[int, int]] = set()
-        """Brokers, with their epochs, that have proved that they serve this root."""
+        self._asked: set[tuple[int, int]] = set()
+        """Brokers, with their epochs, that live and were asked whether they serve this root."""
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `CorruptObject` and the errors of the store."""
@@ -96,7 +96,7 @@ class RootView:
             each.leader
             for each in sightings
             if each.state is not LeaderState.DEAD
-            and (each.leader.broker, each.leader.epoch) not in self._proven
+            and (each.leader.broker, each.leader.epoch) not in self._asked
         ]
         if not leaders:
             return []
@@ -109,7 +109,7 @@ class RootView:
 
         with ThreadPoolExecutor(min(len(leaders), _ASKED_AT_ONCE)) as pool:
             answers = list(zip(leaders, pool.map(ask_one, leaders), strict=True))
-        self._proven |= {
+        self._asked |= {
             (each.broker, each.epoch) for each, found in answers if found in identity.LIVES
         }
         return [each.broker for each, found in answers if found is Answer.ORIGINAL]
