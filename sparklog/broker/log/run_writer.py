@@ -183,17 +183,17 @@ class RunWriter:
         largest = max(sizes)
         decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
         needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
-        files = self._files(written, only_one=preparation is not None)
-        is_over = False
-        while not is_over:
+        files = self._files(written)
+        while True:
             with self._memory.hold(needed):
                 made = next(files, None)
-            if made is not None and made.encoded is not None:
+            if made is None:
+                break
+            if made.encoded is not None:
                 written.files.append(self._write_file(written, made.encoded, preparation))
-            if made is not None:
-                written.count += made.count
-            has_file = made is not None and made.encoded is not None
-            is_over = made is None or written.is_complete or (preparation is not None and has_file)
+            written.count += made.count
+            if written.is_complete or (preparation is not None and made.encoded is not None):
+                break
             del made  # its bytes, before the next file is decoded
         if largest > limits.LARGE_BYTES:
             pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
@@ -204,7 +204,7 @@ class RunWriter:
         with self._memory.hold(2 * located.entry.memory_bytes), _noting_error(written):
             self._payload(located, ReadAhead(self._store, [located]))
 
-    def _files(self, written: WrittenRun, *, only_one: bool) -> Iterator[_EncodedRun]:
+    def _files(self, written: WrittenRun) -> Iterator[_EncodedRun]:
         """Yields the files of a run, which are decoded and encoded when they are asked for.
 
         Between two files nothing decoded is kept.
@@ -227,16 +227,12 @@ class RunWriter:
         ahead = ReadAhead(
             self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
         )
-        has_file = False
         with _noting_error(written):
             for group, batches in self._groups(entries_left):
                 if count and size + sum(each.entry.memory_bytes for each in group) > (
                     self._file_bytes
                 ):
-                    has_file = has_file or bool(payloads)
                     yield encoded()
-                if only_one and has_file:
-                    return
                 for entries, payload in self._decoded(group, batches, ahead):
                     first, start = entries[0].entry, entries[0].entry.base_offset
                     if run.first > start:
@@ -251,7 +247,6 @@ class RunWriter:
                         payloads.append((start, first.arrival_us, first.timestamp_type, payload))
                     del payload  # so that it is freed before the next one is decoded
                     if size >= self._file_bytes:
-                        has_file = has_file or bool(payloads)
                         yield encoded()
         if count:
             yield encoded()
