@@ -6,7 +6,8 @@ partition that remembers the batch speaks for the whole.
 Otherwise this broker appends the *part* of the batch that belongs to its partitions, and names the
 leaders of the others, which the driver asks next. Each partition then speaks for itself. The
 manifest decides which rows go where, and stays until a later batch of the query has begun, so a
-rerun of the batch cannot distribute its rows differently.
+rerun of the batch cannot distribute its rows differently. Rows for a topic that was deleted and
+created again are left out: they were of the topic that is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from sparklog.formats.flight_messages import AppendStaged, AppendStagedReply
 from sparklog.formats.record import CREATE_TIME
 from sparklog.storage import manifest
 from sparklog.storage.liveness import age
-from sparklog.storage.manifest import Section
+from sparklog.storage.manifest import Destination, Section
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import BatchId, BatchKind
 
@@ -69,7 +71,7 @@ class StagedBatches:
             return remembered
         try:
             self._check_not_outdated(batch_id)
-            staged = manifest.read(self._store, request.manifest)
+            staged = self._without_gone(manifest.read(self._store, request.manifest))
             if self._is_in_parts(staged):
                 return self._append_part(staged)
             return self._append_whole(staged)
@@ -86,6 +88,33 @@ class StagedBatches:
             if remembered.ranges:
                 return remembered
             raise
+
+    def _without_gone(self, staged: manifest.Manifest) -> manifest.Manifest:
+        """Returns the batch without the rows that were staged for topics that are gone.
+
+        Raises `BadRequest` if these are all, and `MetadataChanged` if this broker does not know yet
+        which topics there are.
+        """
+        known: dict[str, Destination] = {}
+        for name in {section.topic for section in staged.sections}:
+            topic = self._partition_table.topic(name)
+            known[name] = Destination(topic.topic_id, topic.count)
+        gone = staged.topics_gone(known)
+        if not gone:
+            return staged
+        newest = MetadataStore(self._store, clock=self._clock).reload().topics
+        for name in gone:
+            now = newest.get(name)
+            if now is None or (now.topic_id, now.partition_count) != known[name]:
+                raise errors.MetadataChanged
+        if gone == known.keys():
+            raise errors.BadRequest(
+                reason=f"batch {staged.batch} of {staged.query} was staged for"
+                f" {', '.join(sorted(known))} before that was deleted and created again: start the"
+                " query or the write again; it stages the batch for the topic that there is now"
+            )
+        here = tuple(each for each in staged.sections if each.topic not in gone)
+        return msgspec.structs.replace(staged, sections=here)
 
     def _append_whole(self, staged: manifest.Manifest) -> AppendStagedReply:
         self._check_age(staged, staged.kind)

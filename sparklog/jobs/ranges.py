@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from sparklog import errors
+from sparklog.sources.starting_offsets import encode_partitions, encode_pinned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,24 +59,33 @@ def fair_shares(sizes: Sequence[int], most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A topic to read."""
+    """A topic to read. `topic_id`: its offsets are of the topic with this id, and no other."""
 
     root: str
     topic: str
+    topic_id: str
 
     def frame(self, spark: SparkSession, part: Range, **options: str) -> DataFrame:
-        """Returns the records of `part`; `options` are further ones of the source."""
-        assigned = msgspec.json.encode({self.topic: sorted(part.starts)})
-        points = [
-            msgspec.json.encode({self.topic: {str(each): at for each, at in some.items()}}).decode()
-            for some in (part.starts, part.ends)
-        ]
+        """Returns the records of `part`; `options` are further ones of the source.
+
+        Spark raises `TopicChanged` when it plans the read, if the topic was created again.
+        """
+        starts, ends = (
+            encode_pinned(self.topic, self.topic_id, each) for each in (part.starts, part.ends)
+        )
         return (
             spark.read.format("sparklog")
-            .options(root=self.root, assign=assigned.decode())  # others may have been added
-            .options(startingOffsets=points[0], endingOffsets=points[1], **options)
+            # Other partitions may have been added.
+            .options(root=self.root, assign=encode_partitions({self.topic: sorted(part.starts)}))
+            .options(startingOffsets=starts, endingOffsets=ends, **options)
             .load()
         )
+
+    def describe(self, log: Log) -> TopicInfo:
+        """Returns the topic as it is. Raises `TopicChanged` if it was created again."""
+        info = log.describe(self.topic)
+        info.check_id(self.topic_id)
+        return info
 
 
 def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:

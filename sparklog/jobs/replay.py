@@ -116,13 +116,13 @@ def replay(
     Example: spark-submit jobs/replay.py --from orders --to orders-test --speed 10
     """
     source_root = root_for_spark(root)
-    source = Source(root=source_root, topic=source_topic)
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
-    if (source.root, source.topic) == (target.root, target.topic):
+    if (source_root, source_topic) == (target.root, target.topic):
         raise typer.BadParameter("a topic is not replayed into itself: give another one as --to")
-    root_metadata(source.root)  # a misspelt path does not become a root
-    with sparklog.connect(source.root, detached=True) as log:
+    root_metadata(source_root)  # a misspelt path does not become a root
+    with sparklog.connect(source_root, detached=True) as log:
         info = log.describe(source_topic)
+        source = Source(root=source_root, topic=source_topic, topic_id=info.topic_id)
         whole = range_of(log, info, start, end)
         found = target.find()
         options = (info.topic_id, start, end, speed, times)
@@ -181,6 +181,7 @@ class _Replay:
 
         Windows are numbered from 1970 on, so that a run that continues cuts them the same way. They
         are ranges of offsets: a record that is older than those before it is in their window.
+        Raises `TopicChanged` if one of the topics is created again meanwhile.
         """
         bounds = self._time_bounds(whole)
         if bounds is None:
@@ -192,8 +193,8 @@ class _Replay:
             first = max(first, newest + 1)
         if first > last:
             return None
-        name = self._target.name_of(self._name)
         echo(f"     at this pace it takes {(last - first) * _WINDOW_SECONDS:,.0f} seconds")
+        name = self._target.name_of(self._name)
         began, count = time.monotonic(), 0
         at = _EPOCH + first * length
         starts = whole.starts if newest is None else log.offsets_for_times(self._source.topic, at)
@@ -203,7 +204,9 @@ class _Replay:
             if number < last:
                 ends = log.offsets_for_times(self._source.topic, until)
             part = whole.between(starts, ends)
+            self._source.describe(log)  # these offsets may be of another topic, and its times
             if part.count:
+                self._target.check(name, self._name)
                 late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
                 time.sleep(max(-late, 0.0))
                 written = self._write(part, at, speed, txnAppId=name, txnVersion=str(number))

@@ -83,6 +83,14 @@ class Target:
         with sparklog.connect(self.root, detached=True) as log:
             return _named(run, log.describe(self.topic).topic_id)
 
+    def check(self, name: str, run: str) -> None:
+        """Raises `BadRequest` if `name`, of the run's writes, is for a topic that is gone."""
+        if self.name_of(run) != name:
+            raise errors.BadRequest(
+                reason=f"Topic {self.topic!r} was deleted and created again during this run. Run it"
+                " again to write all of its records to the topic that there is now."
+            )
+
     def has(self, run: str) -> bool:
         """Returns whether the run's one write is in the topic."""
         table, topic_id = self._table()

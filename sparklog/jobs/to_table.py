@@ -455,7 +455,7 @@ def to_table(
 
     Example: spark-submit jobs/to_table.py --topic orders --checkpoint ./orders.c ./orders
     """
-    source = Source(root=root_for_spark(root), topic=topic)
+    source_root = root_for_spark(root)
     if (path is None) == (table is None):
         raise typer.BadParameter("give a path, or --table: exactly one of them")
     if dead_letters is None and partitions is not None:
@@ -467,11 +467,13 @@ def to_table(
     target = Table(path=path, name=table)
     dead = None
     if dead_letters is not None:
-        dead = Target(root=source.root, topic=dead_letters, partitions=partitions)
-    root_metadata(source.root)  # a misspelt path does not become a root
-    with sparklog.connect(source.root, detached=True) as log:
+        dead = Target(root=source_root, topic=dead_letters, partitions=partitions)
+    root_metadata(source_root)  # a misspelt path does not become a root
+    with sparklog.connect(source_root, detached=True) as log:
+        topic_id = log.describe(topic).topic_id
+        source = Source(root=source_root, topic=topic, topic_id=topic_id)
         pinned = {
-            "topic": f"{topic} {log.describe(topic).topic_id}",
+            "topic": f"{topic} {topic_id}",
             "table": str(target),
             "dead letters": dead_letters,  # without it no window has any, so it may come later
             "upsert": upsert or "",
@@ -570,7 +572,7 @@ class _Job:
         shape = self._shape(self._fields)
         if found is not None:
             check_fits(found, shape.columns)
-        info = self._log.describe(self._source.topic)
+        info = self._source.describe(self._log)
         part = range_of(self._log, info, start, LATEST)
         # Not of a later look, which may show windows that another run has planned since.
         self._number = 0 if last is None else last.number + 1
@@ -641,13 +643,16 @@ class _Job:
         max_records: int,
         every_seconds: float | None,
     ) -> None:
-        """Writes the windows that wait, and those that come if `every_seconds` is given."""
+        """Writes the windows that wait, and those that come if `every_seconds` is given.
+
+        Raises `TopicChanged` if the topic is created again meanwhile.
+        """
         if unfinished is not None:
             self._write(kept, unfinished, name, is_repeated=True)
             if self._adds_fields:  # the table may not have had its columns before
                 self._fields = _with_fields_of(_fields_of(unfinished), self._fields)
         while True:
-            waiting = self._waiting(self._log.describe(self._source.topic))
+            waiting = self._waiting(self._source.describe(self._log))
             while (part := _part(waiting, max_records)).count:
                 with progress(self._spark, f"columns of {self._source.topic}"):
                     self._find_fields(part)

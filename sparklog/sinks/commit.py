@@ -2,7 +2,8 @@
 
 A repeated commit, after any crash, finds the same manifest and completes it; the broker recognises
 the batch by its id and skips one that was appended. If several brokers lead the partitions, each
-appends its part, and a receipt beside the manifest says that all of them have.
+appends its part, and a receipt beside the manifest says that all of them have. Rows that were
+staged for a topic that was deleted meanwhile went with it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.storage import manifest
-from sparklog.storage.manifest import Manifest, Section
+from sparklog.storage.manifest import Destinations, Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.snapshot import BatchKind
 
@@ -37,16 +38,24 @@ def commit(
     query: str,
     batch: int,
     sections: Sequence[Section],
+    topics: Destinations,
     kind: BatchKind = BatchKind.NUMBERED,
 ) -> None:
     """Appends the batch, including any part that an earlier run has left undone.
 
-    Raises `BadRequest` if the batch was given up or is in other topics, `Retriable` if no broker
-    could be reached, and `OutcomeUnknown`: commit again after these two.
+    `topics` has at least those of the sections. Raises `BadRequest` if the batch was given up or is
+    in other topics, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
+    after these two.
     """
     store = open_store(root, storage)
-    attempt = _attempt(store, query, batch, sections)
-    ours = Manifest(query=query, batch=batch, sections=tuple(sections), kind=kind, attempt=attempt)
+    ours = Manifest(
+        query=query,
+        batch=batch,
+        sections=tuple(sections),
+        kind=kind,
+        attempt=_attempt(store, query, batch, sections, topics),
+        topic_ids={each.topic: topics[each.topic].topic_id for each in sections},
+    )
     if not sections and not _stands(store, ours.path):
         return
     decided = _decide(store, ours)
@@ -56,17 +65,27 @@ def commit(
         _check_topics(ours, {section.topic for section in decided.sections})
     if decided is not None and not decided.sections:
         return
-    is_done = decided is not ours and manifest.find_receipt(store, manifest.folder(query, batch))
-    if not is_done:
+    receipt = None if decided is ours else manifest.find_receipt(store, ours)
+    if receipt is not None:
+        is_repeated, holders = True, receipt.holders(topics)
+    else:
         connection = _connect(root, tuple(sorted(storage.items()))).connection
         reply = append_everywhere(connection, ours.path)
         if reply.topic_ids:
             receipt = manifest.Receipt(ranges=reply.ranges, topic_ids=reply.topic_ids)
-            receipt.put(store, ours.batch_id, SystemClock())
-        if reply.skipped:
-            _check_topics(ours, reply.ranges)
-    if is_done or reply.skipped:
+            receipt.put(store, ours, SystemClock())
+        is_repeated, holders = reply.skipped, set(reply.ranges)
+    if is_repeated:
+        _check_topics(ours, holders)
         _log.warning("batch %d of %s was appended before and is not written again", batch, query)
+    for name in sorted({each.topic for each in ours.sections} - holders):
+        _log.warning(
+            "the rows of this run of batch %d of %s for topic %s are not written: the batch had"
+            " none for it when it was first staged, or the topic was created again since",
+            batch,
+            query,
+            name,
+        )
 
 
 def append_everywhere(connection: Connection, path: str) -> flight_messages.AppendStagedReply:
@@ -136,7 +155,9 @@ def _merged(
     return msgspec.structs.replace(reply, ranges=ranges, skipped=known.skipped and reply.skipped)
 
 
-def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) -> int:
+def _attempt(
+    store: Store, query: str, batch: int, sections: Sequence[Section], topics: Destinations
+) -> int:
     """The attempt that the sections were staged for. Raises `BadRequest` if there are two."""
     attempts = {manifest.attempt_of(section.path) for section in sections if section.rows}
     if len(attempts) > 1:
@@ -144,7 +165,7 @@ def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) 
             reason=f"batch {batch} of query {query} was given up while its tasks were staging it;"
             " start the query again"
         )
-    return attempts.pop() if attempts else manifest.open_attempt(store, query, batch)
+    return attempts.pop() if attempts else manifest.open_attempt(store, query, batch, topics)
 
 
 def _decide(store: Store, ours: Manifest) -> Manifest | None:

@@ -39,7 +39,7 @@ from sparklog.spark_compat import STREAMS_ARE_WRITTEN_IN_BATCHES, DataSourceStre
 from sparklog.spark_errors import sentence_first
 from sparklog.storage import manifest
 from sparklog.storage.cluster import open_cluster
-from sparklog.storage.manifest import Section, StagingWriter
+from sparklog.storage.manifest import Destinations, Section, StagingWriter
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
@@ -75,7 +75,7 @@ def stream_writer(given: Mapping[str, str], schema: StructType) -> DataSourceStr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """Target and format of rows. `counts`: partitions of each topic when the write began.
+    """Target and format of rows. `topics`: as they were when the write began.
 
     `ranges`: the offsets that the write covers, if rows keep theirs.
     """
@@ -83,7 +83,7 @@ class WriteTarget:
     root: str
     storage: Mapping[str, str]
     topic: str | None
-    counts: Mapping[str, int]
+    topics: Destinations
     as_json: bool = False
     ranges: OffsetRanges | None = None
 
@@ -100,9 +100,10 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
     topics = MetadataStore(store, clock=SystemClock()).reload().topics
     if options.topic is not None and options.topic not in topics:
         raise errors.UnknownTopic(topic=options.topic)
-    wanted = topics if options.topic is None else (options.topic,)
-    counts = {name: topics[name].partition_count for name in wanted}
-    check_partitions(options.ranges or {}, counts)
+    if options.topic is not None:
+        topics = {options.topic: topics[options.topic]}
+    found = manifest.destinations(topics)
+    check_partitions(options.ranges or {}, _counts(found))
     if options.moved is not None:
         _tell(options.moved)
     if not options.as_json and (ignored := columns_of_no_record(schema)):
@@ -114,10 +115,14 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
         root=store.uri,  # an executor may have another working folder
         storage=options.storage,
         topic=options.topic,
-        counts=counts,
+        topics=found,
         as_json=options.as_json,
         ranges=options.ranges,
     )
+
+
+def _counts(topics: Destinations) -> Mapping[str, int]:
+    return {name: each.partitions for name, each in topics.items()}
 
 
 @functools.cache
@@ -155,8 +160,9 @@ def _stage(
         query=query,
         batch=batch,
         clock=SystemClock(),
-        attempt=manifest.open_attempt(store, query, batch),
+        attempt=manifest.open_attempt(store, query, batch, target.topics),
     )
+    counts = _counts(target.topics)
     first = secrets.randbelow(1 << 16)
     try:
         for number, each in enumerate(rows, first):
@@ -165,7 +171,7 @@ def _stage(
                 packed,
                 number,
                 topic=target.topic,
-                counts=target.counts,
+                counts=counts,
                 keeps_offsets=target.ranges is not None,
             ):
                 staging.add(topic, partition, payload)
@@ -222,6 +228,7 @@ class BatchWriter(DataSourceArrowWriter):
             query=self._query,
             batch=self._batch,
             sections=sections,
+            topics=target.topics,
             kind=self._kind,
         )
 
@@ -252,6 +259,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 query=staged[0].query,
                 batch=staged[0].batch,
                 sections=_sections(staged),
+                topics=self._target.topics,
             )
 
     @sentence_first

@@ -6,7 +6,7 @@
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
-| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, `-100` for the last 100 offsets of each partition, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
+| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, `-100` for the last 100 offsets of each partition, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest, or as in a query's checkpoint, `{"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}}}`, for the topic with that id alone |
 | `group.id` | | with `startingOffsets` = `group`: the consumer group whose committed offsets are the start |
 | `groupOffsetReset` | `earliest` | the start of partitions without a committed offset: `earliest`, `latest`, or `error` |
 | `startingOffsetsByTimestamp` | | the start by time: ms since 1970 UTC, ISO 8601, or `10 minutes ago`; takes precedence over `startingOffsets` |

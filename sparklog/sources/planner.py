@@ -24,6 +24,7 @@ from sparklog.sources.starting_offsets import (
     AtTime,
     FromEnd,
     OfGroup,
+    Pinned,
     Point,
     Start,
 )
@@ -111,13 +112,17 @@ class Planner:
             late_is_latest: whether a time after the newest record means the end of the log.
 
         Raises `BadOption` for such a time otherwise, for a group that does not exist, and if a
-        bound by partition names other partitions than are read; `UnknownTopic`, `OffsetOutOfRange`
-        and `DataLoss`, unless losses are allowed.
+        bound by partition names other partitions than are read; `TopicChanged` if it names the ids
+        of other topics; `UnknownTopic`, `OffsetOutOfRange` and `DataLoss`, unless losses are
+        allowed.
         """
         self.check_topics()
         if isinstance(given, OfGroup):
             return self._of_group(given)
         bound = otherwise if given is None else given
+        if isinstance(bound, Pinned):
+            self._check_ids(bound.ids)
+            bound = bound.points
         if isinstance(bound, Mapping):
             self._check_names(option, bound)
 
@@ -168,6 +173,11 @@ class Planner:
             where = "start" if given.otherwise == EARLIEST else "end"
             _log.warning("%s: starting at the %s of the log (groupOffsetReset)", reason, where)
         return position
+
+    def _check_ids(self, ids: Mapping[str, str]) -> None:
+        for name, topic in self._topics.items():
+            if topic.id != ids.get(name, topic.id):
+                raise errors.TopicChanged(topic=name, expected=ids[name], found=topic.id)
 
     def _check_names(self, option: str, bound: Mapping[str, Mapping[int, Point]]) -> None:
         read = {name: set(self._partitions(name)) for name in self._topics}

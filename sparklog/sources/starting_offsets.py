@@ -18,6 +18,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.client.times import datetime_us, moment
 from sparklog.options import ConnectorOptions
+from sparklog.sources.offsets import TopicOffsets
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -34,6 +35,7 @@ _TIMES: Final = "milliseconds since 1970, a time in ISO 8601, or a time such as 
 
 _Given = TypeVar("_Given")
 _OFFSETS: Final = msgspec.json.Decoder(dict[str, dict[int, int]])
+_PINNED: Final = msgspec.json.Decoder(dict[str, TopicOffsets])
 _TIMESTAMPS: Final = msgspec.json.Decoder(dict[str, dict[int, int | str]])
 
 
@@ -52,7 +54,18 @@ class FromEnd(msgspec.Struct, frozen=True):
 Point: TypeAlias = int | AtTime | FromEnd
 """An offset, `EARLIEST`, `LATEST`, a time, or a number of offsets before the end."""
 
-Bound: TypeAlias = Point | Mapping[str, Mapping[int, Point]]
+Points: TypeAlias = Mapping[str, Mapping[int, Point]]
+"""A point for each partition, by topic."""
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """Offsets of the topics with these ids, as a query's checkpoint has them."""
+
+    ids: Mapping[str, str]
+    points: Points
+
+
+Bound: TypeAlias = Point | Points | Pinned
 """One point for all partitions, or one for each of them."""
 
 
@@ -113,12 +126,19 @@ def encode(offsets: Mapping[str, Mapping[int, int]]) -> str:
     return msgspec.json.encode(offsets).decode()
 
 
+def encode_pinned(topic: str, topic_id: str, offsets: Mapping[int, int]) -> str:
+    """Returns the JSON for offsets of the topic with this id alone."""
+    return msgspec.json.encode({topic: TopicOffsets(topic_id, offsets)}).decode()
+
+
 def encode_partitions(partitions: Mapping[str, list[int]]) -> str:
     """Returns the JSON of `assign`."""
     return msgspec.json.encode(partitions).decode()
 
 
 def _points(bound: Start | None) -> Iterator[Point | OfGroup | None]:
+    if isinstance(bound, Pinned):
+        bound = bound.points
     if isinstance(bound, Mapping):
         for each in bound.values():
             yield from each.values()
@@ -161,11 +181,23 @@ def _by_offset(options: ConnectorOptions, side: str) -> Bound | None:
         f"{', '.join(words)}, a number of records before the end such as -100, or JSON:"
         ' {"flights": {"0": 23, "1": -2}}'
     )
-    found = _json(name, value, expected, _OFFSETS, int)
+    found = _pinned(value) or _json(name, value, expected, _OFFSETS, int)
     if any(isinstance(each, int) and each < EARLIEST for each in _points(found)):
         reason = "expected offsets of at least 0, or -2 (earliest) or -1 (latest)"
         raise errors.BadOption(option=name, value=value, reason=reason)
     return found
+
+
+def _pinned(value: str) -> Pinned | None:
+    """Returns the offsets if they are in the form of a checkpoint, else None."""
+    try:
+        found = _PINNED.decode(value)
+    except msgspec.MsgspecError:
+        return None
+    return Pinned(
+        ids={topic: each.id for topic, each in found.items()},
+        points={topic: each.offsets for topic, each in found.items()},
+    )
 
 
 def _at(given: int | str, now_us: int) -> AtTime:

@@ -16,6 +16,9 @@ Rules:
 - If several brokers lead the partitions, the driver puts a *receipt* beside the manifest once all
   of them have appended their sections. Both are kept until a later batch of the query is staged,
   though the files go: a rerun finds that nothing is left to do.
+- A manifest names the ids of its topics. A topic that was deleted and created again is another one:
+  rows that were staged for the first are not written to the second. An attempt whose topics are all
+  gone is *void*, and ends like one that was refused: a rerun stages for the topics that exist.
 - A batch that keeps the offsets of its rows says which offsets each section covers. A section
   without rows, and without bytes, covers offsets that have none.
 """
@@ -24,8 +27,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -36,16 +39,16 @@ from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import OFFSET, count_keyless
 from sparklog.storage import wal
+from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
 """The file name of the first attempt's manifest; `name` returns that of any attempt."""
-RECEIPT: Final = "appended.json"
-"""The file name of a `Receipt`."""
 FOLDER: Final = "staging"
 _QUERY = re.compile(r"(?!\.)[a-zA-Z0-9._@-]{1,250}")
 _MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
+_RECEIPT = re.compile(r"appended(?:-([1-9]\d*))?\.json")
 _MANIFEST_PATH = re.compile(rf"{FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern}")
 _STAGED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.arrow")
 
@@ -97,6 +100,22 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class Destination(NamedTuple):
+    """A topic that rows are staged for."""
+
+    topic_id: str
+    partitions: int
+
+
+Destinations = Mapping[str, Destination]
+"""By the topic's name."""
+
+
+def destinations(topics: Mapping[str, TopicMetadata]) -> Destinations:
+    """Returns topics of the metadata as destinations."""
+    return {name: Destination(each.topic_id, each.partition_count) for name, each in topics.items()}
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The sections of batch `batch` of `query`; `refused`: this attempt at it is abandoned."""
 
@@ -106,6 +125,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
     kind: BatchKind = BatchKind.NUMBERED
     attempt: _Natural = 0
+    topic_ids: dict[str, str] = {}
+    """By the topic's name; empty if an older release put it, and no receipt."""
 
     @property
     def path(self) -> str:
@@ -114,6 +135,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def batch_id(self) -> BatchId:
         return BatchId(self.query, self.batch)
+
+    def topics_gone(self, topics: Destinations) -> set[str]:
+        """Returns the names of the topics that it was staged for and that are not among `topics`.
+
+        Where it has no id, a partition that does not exist shows that, since topics lose none.
+        """
+        return {
+            each.topic for each in self.sections if not self._is_for(topics.get(each.topic), each)
+        }
+
+    def _is_for(self, known: Destination | None, section: Section) -> bool:
+        if known is None:
+            return False
+        topic_id = self.topic_ids.get(section.topic)
+        if topic_id is None:
+            return section.partition < known.partitions
+        return topic_id == known.topic_id
+
+    def is_void(self, topics: Destinations) -> bool:
+        """Returns whether none of `topics`, which exist, is one that it was staged for."""
+        gone = self.topics_gone(topics)
+        return bool(gone) and all(each.topic in gone for each in self.sections)
 
     def check_files(self, store: Store, sections: Iterable[Section]) -> None:
         """Checks by one listing that the file of each of `sections` exists and is long enough.
@@ -145,9 +188,14 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """First offset and count, by topic and partition."""
     topic_ids: dict[str, str]
 
-    def put(self, store: Store, batch_id: BatchId, clock: Clock) -> None:
-        """Puts it beside the manifest of the batch. Raises like `claim`."""
-        path = f"{folder(batch_id.query, batch_id.batch)}/{RECEIPT}"
+    def holders(self, topics: Destinations) -> set[str]:
+        """Returns the topics that have rows of the batch and are among `topics`, which exist."""
+        ids = {name: each.topic_id for name, each in topics.items()}
+        return {name for name in self.ranges if ids.get(name) == self.topic_ids[name]}
+
+    def put(self, store: Store, of: Manifest, clock: Clock) -> None:
+        """Puts it beside the manifest. Raises like `claim`."""
+        path = f"{folder(of.query, of.batch)}/{receipt_name(of.attempt)}"
         claim(store, path, msgspec.json.encode(self), clock=clock)
 
 
@@ -155,9 +203,9 @@ _receipt_decoder = msgspec.json.Decoder(Receipt)
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 
 
-def find_receipt(store: Store, within: str) -> Receipt | None:
-    """Returns the receipt in the folder of a batch, if there is one. Raises `CorruptObject`."""
-    path = f"{within}/{RECEIPT}"
+def find_receipt(store: Store, of: Manifest) -> Receipt | None:
+    """Returns the receipt of a batch, if there is one. Raises `CorruptObject`."""
+    path = f"{folder(of.query, of.batch)}/{receipt_name(of.attempt)}"
     try:
         return _receipt_decoder.decode(store.get(path))
     except ObjectMissing:
@@ -189,15 +237,31 @@ def is_manifest(name: str) -> bool:
     return _MANIFEST.fullmatch(name) is not None
 
 
+def receipt_name(attempt: int) -> str:
+    """Returns the name of the receipt of an attempt that all leaders have appended."""
+    return f"appended-{attempt}.json" if attempt else "appended.json"
+
+
+def is_receipt(name: str) -> bool:
+    """Returns whether the name, in the folder of a batch, is that of a `Receipt`."""
+    return _RECEIPT.fullmatch(name) is not None
+
+
 def attempt_of(name: str) -> int:
-    """Returns the attempt of a manifest or a staged file, by its name or path."""
+    """Returns the attempt of a manifest, a receipt or a staged file, by its name or path."""
     name = name.rpartition("/")[2]
-    named = _MANIFEST.fullmatch(name) or _STAGED.fullmatch(name)
-    return int(named[1] or 0) if named is not None else 0
+    for pattern in (_MANIFEST, _STAGED, _RECEIPT):
+        named = pattern.fullmatch(name)
+        if named is not None:
+            return int(named[1] or 0)
+    return 0
 
 
-def open_attempt(store: Store, query: str, batch: int) -> int:
-    """Returns the first attempt at the batch that is not refused. Raises like `load`."""
+def open_attempt(store: Store, query: str, batch: int, topics: Destinations) -> int:
+    """Returns the first attempt at the batch that is neither refused nor void for `topics`.
+
+    Raises like `load`.
+    """
     within, attempt = folder(query, batch), 0
     while True:
         path = f"{within}/{name(attempt)}"
@@ -205,7 +269,8 @@ def open_attempt(store: Store, query: str, batch: int) -> int:
             store.stat(path)
         except ObjectMissing:
             return attempt
-        if not load(store, path).refused:
+        found = load(store, path)
+        if not found.refused and not found.is_void(topics):
             return attempt
         attempt += 1
 
@@ -271,7 +336,10 @@ def load(store: Store, path: str) -> Manifest:
             raise errors.BadRequest(reason=f"{path} names {section.path}, outside its folder")
         if attempt_of(file) != found.attempt:
             raise errors.BadRequest(reason=f"{path} names {section.path}, of another attempt")
-    return found
+    if found.topic_ids or found.refused:
+        return found
+    receipt = find_receipt(store, found)
+    return found if receipt is None else msgspec.structs.replace(found, topic_ids=receipt.topic_ids)
 
 
 # ------------------------------------------------------------------------------ staging

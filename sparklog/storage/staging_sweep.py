@@ -4,7 +4,7 @@ A batch with a manifest is removed only after all of it is published. A batch wi
 get its manifest from a slow driver. So before its files are removed, the sweeper puts a refusal at
 the manifest's path, which a late driver then finds. Files staged after a refusal belong to the next
 attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even later driver
-would commit files that no longer exist.
+would commit files that no longer exist. A manifest whose topics are all gone ends its attempt, too.
 
 Of a batch that several brokers have appended, the files are removed an hour after the receipt was
 put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import manifest
-from sparklog.storage.manifest import Manifest, Receipt
+from sparklog.storage.manifest import Destinations, Manifest, Receipt
 from sparklog.storage.objects import Stat, Store
 from sparklog.storage.snapshot import BatchKind
 
 IsPublished = Callable[[Manifest, int, Receipt | None], bool]
-"""Returns whether every record of the batch is in its table, or its partition no longer exists.
+"""Returns whether every record of the batch is in its table, or its topic no longer exists.
 
 Called after the manifest is read, with the time at which it was put, in µs: a partition that was
 created for the batch exists by then. And with the receipt, if several brokers have appended it.
@@ -31,12 +31,18 @@ created for the batch exists by then. And with the receipt, if several brokers h
 
 
 def sweep(
-    store: Store, *, is_published: IsPublished, abandoned_seconds: float, clock: Clock
+    store: Store,
+    *,
+    topics: Callable[[], Destinations],
+    is_published: IsPublished,
+    abandoned_seconds: float,
+    clock: Clock,
 ) -> int:
     """Removes the files of published and abandoned batches, and empty folders.
 
-    Returns the number of files. An error with one batch (`BadRequest` or of the store) is raised
-    after all others are swept. Folders of other origin are ignored.
+    `topics` returns those that exist when it is called. Returns the number of files. An error with
+    one batch (`BadRequest` or of the store) is raised after all others are swept. Folders of other
+    origin are ignored.
     """
     swept = 0
     failure: errors.SparklogError | None = None
@@ -51,6 +57,7 @@ def sweep(
             gone = _unneeded(
                 store,
                 folder,
+                topics=topics,
                 is_published=is_published,
                 abandoned_seconds=abandoned_seconds,
                 clock=clock,
@@ -76,6 +83,7 @@ def _unneeded(
     store: Store,
     folder: str,
     *,
+    topics: Callable[[], Destinations],
     is_published: IsPublished,
     abandoned_seconds: float,
     clock: Clock,
@@ -83,20 +91,22 @@ def _unneeded(
     """Returns the names in the folder to remove; refuses an abandoned attempt first."""
     stats = store.list_after(folder)
     manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
+    newest = max((manifest.attempt_of(stat.name) for stat in stats), default=0)
     attempt = 0
     while (decided := manifests.get(manifest.name(attempt))) is not None:
         found = manifest.load(store, f"{folder}/{decided.name}")
-        if not found.refused:
-            receipts = [stat for stat in stats if stat.name == manifest.RECEIPT]
-            receipt = manifest.find_receipt(store, folder) if receipts else None
+        is_void = not found.refused and found.is_void(topics())
+        if not found.refused and not (is_void and newest > attempt):
+            receipts = [stat for stat in stats if stat.name == manifest.receipt_name(attempt)]
+            receipt = manifest.find_receipt(store, found) if receipts else None
             if receipts and not _are_old(receipts, limits.PARTS_KEPT_SECONDS, clock):
                 return []  # a leader may have published rows that it has not confirmed
             if not is_published(found, decided.modified_us, receipt):
                 return []
             names = {stat.name for stat in stats}
-            if receipts and _may_run_again(store, found, receipts, clock):
+            if receipts and not is_void and _may_run_again(store, found, receipts, clock):
                 # With earlier, refused attempts: without them their drivers could decide again.
-                names -= {manifest.RECEIPT, *manifests}
+                names -= {*manifests, *filter(manifest.is_receipt, names)}
             return sorted(names)
         attempt += 1
     files = [stat for stat in stats if stat.name not in manifests]

@@ -639,7 +639,14 @@ def test_spark_batches_reach_all_leaders(cluster: Members, monkeypatch: pytest.M
             for number in range(6):
                 staging.add("t", number, payload([f"{value} {number}"]))
             sections = staging.finish()
-            commits.commit("root", {}, query="q", batch=batch_number, sections=sections)
+            known = cluster.metadata.topics
+            commits.commit(
+                *("root", {}),
+                query="q",
+                batch=batch_number,
+                sections=sections,
+                topics=manifest.destinations(known),
+            )
 
         commit(0, "first")
         assert set(cluster.leaders("t")) == {1, 2, 3}

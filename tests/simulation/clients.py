@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -342,7 +343,9 @@ class Query(Client):
         self._batch = 0
         self._contents: dict[tuple[str, int], list[Row]] = {}
         """The rows of every section ever staged, by its place."""
-        self._adopted: list[tuple[int, flight_messages.AppendStagedReply]] = []
+        self._adopted: list[tuple[manifest.Manifest, flight_messages.AppendStagedReply]] = []
+        self._staged_for = ""
+        """Id of the topic that there was when the last batch was staged."""
         self._is_shared = False
         """Returns true if another driver writes the same batches."""
         self._may_be_copied = original is None and bool(world.profile.clone)
@@ -360,18 +363,39 @@ class Query(Client):
         while not self.is_refused and (not self.world.closing or decision is None):
             decision = self._decide(self._batch)
             if isinstance(decision, manifest.Manifest):
-                adopted = self._drive(decision)
-                if adopted is None:
-                    return
-                self._adopted.append((self._batch, adopted))
-                self.world.written.add((self._topic, self._sender, self._batch))
+                if not self._write(decision):
+                    decision = None
+                    continue
                 self._batch += 1
+            elif self.world.closing and self._topic_id() is None:
+                return  # no client creates the topic again
             if self._may_be_copied and self._adopted and self.chance.random() < 0.5:
                 self._may_be_copied = False
                 self.world.copy(self)
             if self._adopted and self.chance.random() < 0.2:
                 self._run_again(*self.chance.choice(self._adopted[-3:]))
             self.process.clock.sleep(self.chance.choice([0.0, 0.3]))
+
+    def _write(self, decision: manifest.Manifest) -> bool:
+        """Has the batch appended; false if that is refused, or its topic is gone."""
+        topic_id = self._staged_for
+        adopted = self._drive(decision)
+        if adopted is None:
+            return False
+        self._adopted.append((decision, adopted))
+        rows = Counter[int]()
+        for each in decision.sections:
+            rows[each.partition] += each.rows
+        self.world.written[topic_id, self._sender, decision.batch] = rows
+        return True
+
+    def _topic_id(self) -> str | None:
+        known = self.world.metadata().topics.get(self._topic)
+        return None if known is None else known.topic_id
+
+    def _is_gone(self, decision: manifest.Manifest) -> bool:
+        """Returns true if the topic that the batch was staged for was deleted."""
+        return self._topic_id() != decision.topic_ids[self._topic]
 
     def _decide(self, batch: int) -> manifest.Manifest | errors.BadRequest | None:
         """Stages the batch. Returns the manifest that won, the refusal, or None after a fault."""
@@ -380,15 +404,26 @@ class Query(Client):
 
         def body() -> None:
             try:
-                attempt = manifest.open_attempt(machine.store, self._query, batch)
+                topics = manifest.destinations(self.world.metadata().topics)
+                topic = topics.get(self._topic)
+                if topic is None:
+                    return
+                self._staged_for = topic.topic_id
+                attempt = manifest.open_attempt(machine.store, self._query, batch, topics)
                 staging = self.world.nonce()
                 sections = [
                     section
                     for task in (0, 1)
-                    for section in self._stage(machine, batch, task, attempt, staging)
+                    for section in self._stage(
+                        machine, batch, task, attempt, staging, topic.partitions
+                    )
                 ]
                 wanted = manifest.Manifest(
-                    query=self._query, batch=batch, sections=tuple(sections), attempt=attempt
+                    query=self._query,
+                    batch=batch,
+                    sections=tuple(sections),
+                    attempt=attempt,
+                    topic_ids={self._topic: topic.topic_id},
                 )
                 found = manifest.write(machine.store, wanted, machine.clock)
                 commits._check_topics(wanted, {each.topic for each in found.sections})
@@ -403,9 +438,15 @@ class Query(Client):
         return decided[0] if decided else None
 
     def _stage(
-        self, machine: Machine, batch: int, task: int, attempt: int, staging: int
+        self,
+        machine: Machine,
+        batch: int,
+        task: int,
+        attempt: int,
+        staging: int,
+        partitions: int,
     ) -> list[manifest.Section]:
-        """One task's share: the same partitions and counts each time, the values new."""
+        """One task's share: the same counts each time, in partitions that exist; new values."""
         shape = random.Random(f"{self._checkpoint} {batch} {task}")
         is_large = self.world.profile.has_large_batches and batch % _EVERY_LARGE == 1
         counts = [_LARGE_ROWS] if is_large else [0, 1, 3]
@@ -418,11 +459,10 @@ class Query(Client):
             section_rows=1 if is_large else limits.STAGED_SECTION_ROWS,
         )
         rows: dict[int, list[Row]] = {}
-        for partition in (0, 1):
+        for partition in range(min(partitions, 2)):
             rows[partition] = [self._row(partition, batch) for _ in range(shape.choice(counts))]
             for row in rows[partition]:
                 self.world.stagings[row.value] = staging
-            self.world.sizes[self._sender, batch, partition, task] = len(rows[partition])
             if rows[partition]:
                 writer.add(self._topic, partition, _payload(rows[partition], shape))
         sections = writer.finish()
@@ -442,10 +482,10 @@ class Query(Client):
 
     def _drive(self, decision: manifest.Manifest) -> flight_messages.AppendStagedReply | None:
         """Has the staged batch appended, retrying as needed. Returns None if it is refused."""
-        while (answer := self._try_to_adopt(decision)) is None:
-            if self.is_refused:
+        while (adopted := self._try_to_adopt(decision)) is None:
+            if self.is_refused or self._is_gone(decision):
                 return None
-        topic_id, adopted = answer
+        topic_id = decision.topic_ids[self._topic]
         ranges = adopted.ranges.get(self._topic, {})
         if not self.world.profile.is_cluster:  # several leaders commit one after another
             self.world.history.adopted(f"{self._query} {decision.batch}", topic_id, ranges)
@@ -470,8 +510,8 @@ class Query(Client):
 
     def _try_to_adopt(
         self, decision: manifest.Manifest, *, may_be_refused: bool = False
-    ) -> tuple[str, flight_messages.AppendStagedReply] | None:
-        """(topic id, answer), or None where there was none."""
+    ) -> flight_messages.AppendStagedReply | None:
+        """The answer, or None where there was none."""
         if self.world.profile.is_cluster:
             return self._adopt_everywhere(decision, may_be_refused=may_be_refused)
         call = self.send("adopt", lambda core: self._adopt(core, decision))
@@ -482,7 +522,7 @@ class Query(Client):
             is_late = self._is_shared and isinstance(error, errors.BadRequest)
             if is_late and not is_old and not may_be_refused:
                 self.is_refused = True
-            may_be_refused |= self._is_shared
+            may_be_refused |= self._is_shared or self._is_gone(decision)
             ensure(is_old or may_be_refused, f"{decision.path} is refused: {error!r}")
             if is_old:  # it answers at once, and would for ever if no time passed
                 self.process.clock.sleep(0.05)
@@ -490,23 +530,20 @@ class Query(Client):
 
     def _adopt(
         self, core: Broker, decision: manifest.Manifest
-    ) -> tuple[str, flight_messages.AppendStagedReply]:
-        topic_id = core.topics.describe(self._topic).topic_id
-        return topic_id, core.staged.append(flight_messages.AppendStaged(manifest=decision.path))
+    ) -> flight_messages.AppendStagedReply:
+        return core.staged.append(flight_messages.AppendStaged(manifest=decision.path))
 
     def _adopt_everywhere(
         self, decision: manifest.Manifest, *, may_be_refused: bool
-    ) -> tuple[str, flight_messages.AppendStagedReply] | None:
-        """As `commit` does: asks all leaders, and puts a receipt; the topic is never deleted."""
-        topic_id = self.world.topic_id_of(self._topic)
+    ) -> flight_messages.AppendStagedReply | None:
+        """As `commit` does: asks all leaders, and puts a receipt."""
         machine = self.world.machine(f"{self.name}-{decision.batch} driver")
         done: list[flight_messages.AppendStagedReply] = []
         refusals: list[errors.BadRequest] = []
 
         def body() -> None:
-            within = manifest.folder(decision.query, decision.batch)
             try:
-                receipt = manifest.find_receipt(machine.store, within)
+                receipt = manifest.find_receipt(machine.store, decision)
                 if receipt is not None:
                     skipped = flight_messages.AppendStagedReply(ranges=receipt.ranges, skipped=True)
                     done.append(skipped)
@@ -517,7 +554,7 @@ class Query(Client):
                 )
                 if reply.topic_ids:
                     receipt = manifest.Receipt(ranges=reply.ranges, topic_ids=reply.topic_ids)
-                    receipt.put(machine.store, decision.batch_id, machine.clock)
+                    receipt.put(machine.store, decision, machine.clock)
                 done.append(reply)
             except (errors.Retriable, errors.OutcomeUnknown, errors.Fenced, SyncFailed) as error:
                 self.world.disk.note("not appended", str(error))
@@ -529,23 +566,30 @@ class Query(Client):
 
         task = self.world.scheduler.spawn(machine.process, "append", body)
         self.world.scheduler.wait(lambda: task.done or not machine.process.alive)
+        may_be_refused |= self._is_gone(decision)
         ensure(may_be_refused or not refusals, f"{decision.path} is refused: {refusals}")
-        return (topic_id, done[0]) if done else None
+        return done[0] if done else None
 
-    def _run_again(self, batch: int, before: flight_messages.AppendStagedReply) -> None:
+    def _run_again(
+        self, earlier: manifest.Manifest, before: flight_messages.AppendStagedReply
+    ) -> None:
         """A driver that died after the commit, or with an old checkpoint, runs the batch again.
 
         The newest batch of a query is always known, and where it is as long as that is remembered.
         """
-        decision = self._decide(batch)
+        decision = self._decide(earlier.batch)
         if not isinstance(decision, manifest.Manifest):
             return
-        is_newest = batch == self._adopted[-1][0] and not self._is_shared
+        is_newest = earlier.batch == self._adopted[-1][0].batch and not self._is_shared
+        if self._staged_for != earlier.topic_ids[self._topic]:
+            if is_newest:  # nothing of the query is in the topic that was created again
+                self._write(decision)
+            return
         again = self._try_to_adopt(decision, may_be_refused=not is_newest)
-        if again is not None:
-            what = f"{decision.path} was appended as {before} and again as {again[1]}"
-            is_skipped = again[1].skipped or not again[1].ranges
-            ensure(is_skipped and _is_within(again[1].ranges, before.ranges), what)
+        if again is not None and not self._is_gone(earlier):
+            what = f"{decision.path} was appended as {before} and again as {again}"
+            is_skipped = again.skipped or not again.ranges
+            ensure(is_skipped and _is_within(again.ranges, before.ranges), what)
 
 
 class _Leaders:

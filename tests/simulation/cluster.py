@@ -90,7 +90,7 @@ class ClusterWorld(World):
         return self.chance.choice(serving)
 
     def _leader_of(self, place: Place) -> int | None:
-        for known in self._metadata().topics.values():
+        for known in self.metadata().topics.values():
             if known.topic_id == place[0] and place[1] < known.partition_count:
                 return known.leaders[place[1]]
         return None
@@ -101,13 +101,13 @@ class ClusterWorld(World):
         if leadership is None:
             return False
         own = leadership.broker, leadership.epoch
-        metadata = self._metadata()
+        metadata = self.metadata()
         is_newest = metadata.brokers[leadership.broker].epoch == leadership.epoch
         return not is_newest or not is_open(metadata, own) or self._is_fenced(own)
 
     def _is_fenced(self, epoch: tuple[int, int]) -> bool:
         """Returns whether the log of an epoch that the metadata have as open has a fence."""
-        for each in self._metadata().open_epochs:
+        for each in self.metadata().open_epochs:
             if each.id == epoch:
                 return self._is_sealed(each)
         return True
@@ -294,8 +294,9 @@ class ClusterWorld(World):
         folder, _, name = path.rpartition("/")
         query, _, batch = folder.rpartition("/")
         is_newest = int(batch) == max(int(each) for each in self.disk.base.folders(query))
-        is_done = manifest.find_receipt(self.disk.base, folder) is not None
-        is_decision = name == manifest.RECEIPT or manifest.is_manifest(name)
+        names = {each.name for each in self.disk.base.list_after(folder)}
+        is_done = any(manifest.is_receipt(each) for each in names)
+        is_decision = manifest.is_receipt(name) or manifest.is_manifest(name)
         return (is_newest and is_done and is_decision) or super().may_stay_staged(path)
 
     # -------------------------------------------------------------------------- recovery
@@ -390,13 +391,13 @@ class ClusterWorld(World):
 
     def _is_alone(self) -> bool:
         """Returns whether the last member leads everything, and no other one may write."""
-        writing = {each.broker for each in self._metadata().open_epochs if not each.fenced}
+        writing = {each.broker for each in self.metadata().open_epochs if not each.fenced}
         is_alone = self._is_one_left() and writing == {self.last.settings.id}
         return is_alone and self._is_level()
 
     def _is_level(self) -> bool:
         """Returns whether each partition has a live leader that serves it, and none is fenced."""
-        metadata = self._metadata()
+        metadata = self.metadata()
         serving = {
             each.leadership.broker: each
             for each in self._brokers

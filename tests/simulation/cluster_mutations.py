@@ -14,6 +14,7 @@ from sparklog.broker.log.histories import Histories
 from sparklog.storage import leadership
 from sparklog.storage.leadership import Handover
 from sparklog.storage.liveness import Leader
+from sparklog.storage.manifest import Manifest
 from sparklog.storage.metadata import ClusterMetadata, Epoch
 from sparklog.storage.observer import Observer
 from tests.simulation.faults import Rates
@@ -143,6 +144,19 @@ CLUSTER_MUTATIONS = (
         patches=((Observer, "_answering", _answer_nothing),),
         rates=Rates(mute=0.004),
         profile=(("brokers", 3), ("steps", 2_000), ("asks", True)),
+    ),
+    Mutation(
+        name="cluster: a topic that was created again is taken for the one before",
+        patches=((Manifest, "topics_gone", lambda *_: set[str]()),),
+        rates=Rates(),
+        profile=(
+            ("brokers", 2),
+            ("partitions", (2, 2)),
+            ("queries", 1),
+            ("is_rewritten", True),
+            ("administrators", 2),
+            ("steps", 2_000),
+        ),
     ),
     Mutation(
         name="cluster: everybody is dead",

@@ -119,9 +119,7 @@ class Profile:
     pace: Pace
     brokers: int
     partitions: tuple[int, ...]
-    """Partitions of each initial topic; the first topic is never deleted, and the query writes to
-    it.
-    """
+    """Partitions of each initial topic; the first topic is never deleted."""
     config: dict[str, str]
     """Configuration of each initial topic."""
     idempotent: int
@@ -150,6 +148,8 @@ class Profile:
     steps: int
     segment_blocks: int
     """Size of a segment of the log, in blocks; 0: the log is in objects."""
+    is_rewritten: bool
+    """True if the query writes to a topic that is deleted and created again."""
     has_worker: bool
     """True if brokers publish by a process of their own."""
     has_mirror: bool
@@ -221,6 +221,7 @@ class Profile:
             has_worker=chance.random() < 0.4,
             has_mirror=_peek(chance) < 0.2,
             asks=_peek(chance) * 10 % 1 < 0.7,
+            is_rewritten=bool(others) and not clone and _peek(chance) * 100 % 1 < 0.5,
         )
 
 
@@ -339,12 +340,10 @@ class World:
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
         self.read_names = [*self.topic_names, *([MIRROR] if profile.has_mirror else [])]
         self.mortal_topics = [] if profile.clone else self.topic_names[1:]
-        self.written: set[tuple[str, str, int]] = set()
-        """Topic, sender and number of each query batch that was acked."""
+        self.written: dict[tuple[str, str, int], Counter[int]] = {}
+        """Rows by partition of each query batch that was acked: topic id, sender and number."""
         self.stagings: dict[bytes, int] = {}
         """Values that a query staged together, by value."""
-        self.sizes: dict[tuple[str, int, int, int], int] = {}
-        """Rows that each task of a query stages, by sender, batch, partition and task."""
         self._brokers: list[SimulatedBroker] = []
         self._misjudged: list[str] = []
         """Violations of `check_dead`."""
@@ -388,12 +387,9 @@ class World:
                 return each
         return self.find_broker() if broker_id < 0 else None
 
-    def topic_id_of(self, topic: str) -> str:
-        return self._metadata().topics[topic].topic_id
-
     def is_replaced(self, broker: SimulatedBroker) -> bool:
         """Returns true if a newer epoch than the broker's has been opened."""
-        leadership, metadata = broker.leadership, self._metadata()
+        leadership, metadata = broker.leadership, self.metadata()
         if leadership is None:
             return False
         is_newest = metadata.brokers[leadership.broker].epoch == leadership.epoch
@@ -407,7 +403,7 @@ class World:
         """Returns true if the topic's deletion is finished."""
         if any(not call.done and call.broker.alive for call in self.deletions):
             return False
-        return all(known.topic_id != topic_id for known in self._metadata().topics.values())
+        return all(known.topic_id != topic_id for known in self.metadata().topics.values())
 
     def broker_of(self, process: Process) -> SimulatedBroker:
         """The broker that is this process."""
@@ -485,10 +481,10 @@ class World:
         clock = self.scheduler.clock
         return [
             (name, known.topic_id, table.TopicTable(self.disk.base, name, clock=clock).refresh())
-            for name, known in self._metadata().topics.items()
+            for name, known in self.metadata().topics.items()
         ]
 
-    def _metadata(self) -> ClusterMetadata:
+    def metadata(self) -> ClusterMetadata:
         """The newest version, as a new reader and one that has followed all of them agree."""
         stored = frozenset(path for path in self.disk.base._objects if path.startswith("meta/"))
         if self._followed is None or self._followed[0] != stored:
@@ -598,7 +594,7 @@ class World:
                 topic=MIRROR, partitions=2, config={"mirror.source": "a source"}
             )
             self._ask(first, "create a mirror", functools.partial(create, request))
-            self.history.mirrors.add(self._metadata().topics[MIRROR].topic_id)
+            self.history.mirrors.add(self.metadata().topics[MIRROR].topic_id)
 
     def _populate(self) -> None:
         profile = self.profile
@@ -607,7 +603,8 @@ class World:
         for number in range(profile.simple):
             self._clients.append(Producer(self, f"simple{number}", idempotent=False))
         for number in range(profile.queries):
-            self._clients.append(Query(self, f"query{number}", self.topic_names[0]))
+            topic = self.topic_names[self.profile.is_rewritten]
+            self._clients.append(Query(self, f"query{number}", topic))
         if profile.has_mirror:
             self._clients.append(Mirror(self, "mirror", MIRROR))
         for number in range(profile.consumers):
@@ -782,7 +779,7 @@ class World:
     # -------------------------------------------------------------------------- the checks
 
     def _check(self) -> None:
-        metadata = self._metadata()
+        metadata = self.metadata()
         self._check_logs(metadata)
         self._check_batches(metadata)
         self._check_bounds()
@@ -824,12 +821,12 @@ class World:
         """Checks that each batch of a query exists once and whole in its topic, and in no other."""
         found: Counter[tuple[str, str, int, int]] = Counter()
         stagings: dict[tuple[str, str, int], int] = {}
-        whole: set[tuple[str, int]] = set()
+        whole: set[Place] = set()
         for name, known in metadata.topics.items():
             for partition in range(known.partition_count):
                 place = known.topic_id, partition
                 if self.history.is_whole(place):
-                    whole.add((name, partition))
+                    whole.add(place)
                 for row in self.history.rows(place):
                     value = Value.decode(row.value)
                     staging = self.stagings.get(row.value)
@@ -837,16 +834,17 @@ class World:
                         continue
                     what = f"{name}: batch {value.nonce} of {value.sender}"
                     ensure(value.sender.endswith(f"@{name}"), what)
-                    found[name, value.sender, value.nonce, partition] += 1
+                    found[known.topic_id, value.sender, value.nonce, partition] += 1
                     before = stagings.setdefault((name, value.sender, value.nonce), staging)
                     ensure(before == staging, f"{what} was staged as {before} and as {staging}")
-        for name, sender, batch in self.written:
+        for (topic_id, sender, batch), rows in self.written.items():
             for partition in (0, 1):
-                wanted = sum(self.sizes.get((sender, batch, partition, task), 0) for task in (0, 1))
-                count = found[name, sender, batch, partition]
+                wanted = rows[partition]
+                count = found[topic_id, sender, batch, partition]
                 ensure(
-                    count == wanted or (name, partition) not in whole,
-                    f"batch {batch} of {sender} has {count} rows in {name}-{partition}: {wanted}",
+                    count == wanted or (topic_id, partition) not in whole,
+                    f"batch {batch} of {sender} has {count} rows in {topic_id}-{partition}:"
+                    f" {wanted}",
                 )
         drivers = [each for each in self._clients if isinstance(each, Query)]
         for sender in {each.sender for each in drivers}:

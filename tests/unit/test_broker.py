@@ -1258,7 +1258,10 @@ def stage(
     writer = manifest.StagingWriter(rig.store, query=query, batch=batch, clock=rig.clock)
     for topic, partition, rows in sections:
         writer.add(topic, partition, rows)
-    found = manifest.Manifest(query=query, batch=batch, sections=tuple(writer.finish()), kind=kind)
+    ids = {name: each.topic_id for name, each in rig.meta.reload().topics.items()}
+    found = manifest.Manifest(
+        query=query, batch=batch, sections=tuple(writer.finish()), kind=kind, topic_ids=ids
+    )
     return flight_messages.AppendStaged(manifest=manifest.write(rig.store, found, rig.clock).path)
 
 

@@ -703,7 +703,7 @@ def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualCl
     """A query that resumes after weeks stages its batch again; its earlier drivers are refused."""
     late = []
     for attempt in range(3):
-        assert manifest.open_attempt(rig.store, "q", 1) == attempt
+        assert manifest.open_attempt(rig.store, "q", 1, {}) == attempt
         writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=clock, attempt=attempt)
         writer.add("t", 0, payload([f"run {attempt}"]))
         sections = tuple(writer.finish())
@@ -774,7 +774,7 @@ def test_old_refusals_are_removed_from_the_last(rig: Rig, clock: ManualClock) ->
     """An interrupted sweep leaves no refusal that a later sweep would miss."""
     for attempt in range(3):
         manifest.refuse(rig.store, "staging/q/1", clock=clock, attempt=attempt)
-    assert manifest.open_attempt(rig.store, "q", 1) == 3
+    assert manifest.open_attempt(rig.store, "q", 1, {}) == 3
     clock.advance(limits.BATCH_MEMORY_SECONDS + 1)
     refused = errors.StorageUnavailable(operation="delete", path="staging", reason="a fault")
     faulty(rig, Fault(operation="delete", error=refused, count=3, prefix="staging"))
@@ -783,7 +783,7 @@ def test_old_refusals_are_removed_from_the_last(rig: Rig, clock: ManualClock) ->
         clock.advance(SWEEP)
         rig.janitor.tick()
         left.append(paths(rig.store, "staging"))
-        assert manifest.open_attempt(rig.store, "q", 1) == len(left[-1])
+        assert manifest.open_attempt(rig.store, "q", 1, {}) == len(left[-1])
     assert left == [["q/1/manifest.json"], []]
 
 

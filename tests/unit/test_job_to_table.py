@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import DoubleType, IntegerType, StructType
 
 import sparklog
-from sparklog import errors
+from sparklog import Log, errors
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.to_table import Table, _Job, check_names
 from sparklog.jobs.windows import Checkpoint
@@ -28,14 +28,44 @@ def test_a_window_that_was_not_finished_gives_the_columns(
     monkeypatch.setattr(_Job, "_write", lambda _, __, plan, ___, **____: written.append(plan))
     with sparklog.connect(tmp_path / "root") as log:
         log.create_topic("t", partitions=1)
-        spark: Any = None
-        source = Source(root=str(tmp_path / "root"), topic="t")
-        table = Table(path="/t", name=None)
-        job = _Job(log, spark, source, table, None, upsert=None, has_origin=False, adds_fields=True)
-        job._fields = StructType()
+        job = _job(log, tmp_path / "root")
         job.run(kept, "name", plan, max_records=1, every_seconds=None)
     assert written == [plan]
     assert job._fields == _FIELDS
+
+
+def test_a_topic_that_is_created_again_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first records are not those that this job has written, although they have their offsets.
+
+    A read that was planned before finds it out, too.
+    """
+    kept = Checkpoint(str(tmp_path / "checkpoint"))
+    with sparklog.connect(tmp_path / "root") as log:
+
+        def create_again(_seconds: float) -> None:
+            log.delete_topic("t")
+            log.create_topic("t", partitions=1)
+            with log.producer() as producer:
+                producer.send("t", b"new", partition=0)
+
+        monkeypatch.setattr("sparklog.jobs.to_table.time.sleep", create_again)
+        log.create_topic("t", partitions=1)
+        job = _job(log, tmp_path / "root")
+        with pytest.raises(errors.TopicChanged):
+            job.run(kept, "name", None, max_records=1, every_seconds=1.0)
+    assert kept.last() == (None, True)
+
+
+def _job(log: Log, root: Path) -> _Job:
+    """A run without Spark, of topic t."""
+    spark: Any = None
+    source = Source(root=str(root), topic="t", topic_id=log.describe("t").topic_id)
+    table = Table(path="/t", name=None)
+    job = _Job(log, spark, source, table, None, upsert=None, has_origin=False, adds_fields=True)
+    job._fields = StructType()
+    return job
 
 
 def fields(*names: str) -> StructType:

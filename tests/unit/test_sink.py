@@ -43,6 +43,7 @@ from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
 from sparklog.storage import manifest, staging_sweep
 from sparklog.storage.manifest import Section, StagingWriter
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import Row, rows_of_root
 
@@ -369,12 +370,19 @@ def test_an_earlier_spark_writes_batches(log: Log, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ once
 
 
+def target(store: LocalStore, topic: str) -> WriteTarget:
+    """A topic of the root as it is now."""
+    topics = MetadataStore(store, clock=SystemClock()).reload().topics
+    found = manifest.destinations({topic: topics[topic]})
+    return WriteTarget(root=store.uri, storage={}, topic=topic, topics=found)
+
+
 class Sink:
     """One batch of a query, staged and committed as Spark would."""
 
     def __init__(self, root: Path, query: str = "query", batch: int = 0) -> None:
         self.store = LocalStore(root)
-        self.target = WriteTarget(root=self.store.uri, storage={}, topic="t", counts={"t": 2})
+        self.target = target(self.store, "t")
         self.query = query
         self.batch = batch
 
@@ -485,7 +493,7 @@ def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_s
         log.flush_to_table()
         sink.store.delete([f"staging/query/0/{name}" for name in sink.files()])
     other = Sink(tmp_path)
-    other.target = WriteTarget(root=sink.store.uri, storage={}, topic="u", counts={"u": 2})
+    other.target = target(sink.store, "u")
     with pytest.raises(errors.BadRequest, match="written to t before, and now goes to u"):
         other.commit(other.stage("b"))
     assert log.read("u").num_rows == 0
@@ -560,6 +568,7 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     def sweep(*, is_published: bool) -> int:
         return staging_sweep.sweep(
             sink.store,
+            topics=dict,
             is_published=lambda *_: is_published,
             abandoned_seconds=0.0,
             clock=SystemClock(),
@@ -594,6 +603,7 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
     assert (
         staging_sweep.sweep(
             LocalStore(tmp_path),
+            topics=dict,
             is_published=lambda *_: True,
             abandoned_seconds=3600.0,
             clock=SystemClock(),
@@ -666,5 +676,5 @@ def test_a_failing_task_takes_its_files_along(
 
 def test_no_broker_is_asked_for_nothing(tmp_path: Path) -> None:
     """An empty commit starts no broker; its root need not even have one."""
-    commits.commit(str(tmp_path), {}, query="q", batch=0, sections=list[Section]())
+    commits.commit(str(tmp_path), {}, query="q", batch=0, sections=list[Section](), topics={})
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from sparklog.sources import offsets, reader, tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
-from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, Pinned
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import (
@@ -406,6 +406,19 @@ def test_bounds_name_every_partition(trimmed: World, asked: dict[int, int]) -> N
         trimmed.planner().resolve(
             "startingOffsets", {"t": asked}, otherwise=LATEST, late_is_latest=False
         )
+
+
+def test_pinned_bounds_are_of_one_topic(trimmed: World) -> None:
+    """Offsets with the id of a topic that is gone are not those of the one that there is now."""
+    for topic_id in (trimmed.root.topic_id("t"), "gone"):
+        asked = Pinned({"t": topic_id}, {"t": {0: 6, 1: 2}})
+        planner = trimmed.planner(fail=False)
+        if topic_id == "gone":
+            with pytest.raises(errors.TopicChanged):
+                planner.resolve("o", asked, otherwise=LATEST, late_is_latest=False)
+        else:
+            found = planner.resolve("o", asked, otherwise=LATEST, late_is_latest=False)
+            assert found == position(topic_id, 6, 2)
 
 
 @pytest.mark.parametrize("offset", [4, 11])

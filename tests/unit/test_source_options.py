@@ -10,7 +10,7 @@ import pytest
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.sources.options import COLUMNS, CORRUPT, LogLocation, parse
-from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, OfGroup
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, OfGroup, Pinned
 
 GIVEN = {"root": "memory://x", "subscribe": "b, a"}
 
@@ -258,6 +258,17 @@ def test_a_start_or_end_may_count_from_the_end() -> None:
     options = parse(GIVEN | {"startingOffsets": " -100", "endingOffsets": "-3"})
     assert (options.starting, options.ending) == (FromEnd(100), FromEnd(3))
     options.check_batch()
+
+
+def test_offsets_may_be_those_of_a_checkpoint() -> None:
+    """As a line of its folder `offsets` has them, with the id of the topic."""
+    line = '{"a": {"id": "5f", "offsets": {"0": 3}, "from": {"0": 1}}}'
+    options = parse(GIVEN | {"startingOffsets": line, "endingOffsets": line})
+    assert options.starting == options.ending == Pinned({"a": "5f"}, {"a": {0: 3}})
+    options.check_batch()
+    latest = parse(GIVEN | {"startingOffsets": '{"a": {"id": "5f", "offsets": {"0": -1}}}'})
+    with pytest.raises(errors.BadOption, match="no records"):
+        latest.check_batch()
 
 
 @pytest.mark.parametrize(

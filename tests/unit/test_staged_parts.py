@@ -22,6 +22,7 @@ from tests.support.brokers import Rig, RigOptions, payload, rows_of_table
 
 MEMBER = RigOptions(is_member=True)
 DAY = 24 * 3600.0
+BATCH = manifest.Manifest(query="q", batch=0)
 PARTITIONS = range(4)
 Members = tuple[Rig, Rig]
 
@@ -80,12 +81,21 @@ class Driver:
         return list(self.rigs)
 
     def stage(
-        self, rows: Mapping[int, str], *, batch: int = 0, query: str = "q", **columns: Any
+        self,
+        rows: Mapping[int, str],
+        *,
+        batch: int = 0,
+        query: str = "q",
+        attempt: int = 0,
+        topic: str = "t",
+        **columns: Any,
     ) -> list[manifest.Section]:
         """Stages a row for each of some partitions."""
-        writer = manifest.StagingWriter(self.store, query=query, batch=batch, clock=self.clock)
+        writer = manifest.StagingWriter(
+            self.store, query=query, batch=batch, clock=self.clock, attempt=attempt
+        )
         for number, value in rows.items():
-            writer.add("t", number, payload([value], **columns))
+            writer.add(topic, number, payload([value], **columns))
         return writer.finish()
 
     def commit(
@@ -97,14 +107,24 @@ class Driver:
         kind: BatchKind = BatchKind.NUMBERED,
         **columns: Any,
     ) -> None:
-        sections = self.stage(rows, batch=batch, query=query, **columns)
-        commits.commit("root", {}, query=query, batch=batch, sections=sections, kind=kind)
+        topics = self.topics()
+        attempt = manifest.open_attempt(self.store, query, batch, topics)
+        sections = self.stage(rows, batch=batch, query=query, attempt=attempt, **columns)
+        commits.commit(
+            "root", {}, query=query, batch=batch, sections=sections, topics=topics, kind=kind
+        )
+
+    def topics(self) -> manifest.Destinations:
+        return manifest.destinations(MetadataStore(self.store, clock=self.clock).reload().topics)
 
     def decide(self, rows: Mapping[int, str], **batch: Any) -> str:
         """Stages a batch and puts its manifest, as a driver that dies then."""
         sections = tuple(self.stage(rows, **batch))
         decided = manifest.Manifest(
-            query=batch.get("query", "q"), batch=batch.get("batch", 0), sections=sections
+            query=batch.get("query", "q"),
+            batch=batch.get("batch", 0),
+            sections=sections,
+            topic_ids={"t": self.topics()["t"].topic_id},
         )
         return manifest.write(self.store, decided, self.clock).path
 
@@ -147,6 +167,16 @@ def _led(rig: Rig) -> list[int]:
     return sorted(rig.partition_table.topic("t").partitions)
 
 
+def recreate(members: Members, partitions: int) -> None:
+    """Deletes t, and creates a topic of that name, which both members lead."""
+    first, second = members
+    first.broker.topics.delete("t")
+    for rig in members:
+        rig.reconciler.tick()
+    first.create("t", partitions)
+    second.reconciler.tick()
+
+
 def sweep(members: Members, clock: ManualClock, seconds: float) -> None:
     """Publishes everything, lets time pass, and has the controller sweep."""
     for rig in members:
@@ -164,7 +194,7 @@ def test_each_leader_appends_its_part(members: Members, driver: Driver) -> None:
     driver.commit(_everywhere("a"))
     assert rows(members) == _each_once(b"a")
     assert sorted(driver.asked) == [1, 2]
-    receipt = manifest.find_receipt(driver.store, "staging/q/0")
+    receipt = manifest.find_receipt(driver.store, BATCH)
     assert receipt is not None
     assert receipt.ranges == {"t": dict.fromkeys(PARTITIONS, (0, 1))}
     driver.commit(_everywhere("b"), batch=1)
@@ -198,6 +228,94 @@ def test_a_rerun_completes_what_is_missing(
         move(first, second, *_led(first)[:1])
     driver.commit(_everywhere("x"))
     assert rows(members) == _each_once(b"a")
+
+
+@pytest.mark.parametrize("partitions", [4, 1])
+def test_a_topic_that_is_created_again_gets_the_batch(
+    members: Members, driver: Driver, clock: ManualClock, *, partitions: int
+) -> None:
+    """A receipt of the topic that was deleted is none of the new one, which may be smaller."""
+    driver.commit(_everywhere("a"))
+    driver.commit({0: "named"}, query="n", kind=BatchKind.NAMED)
+    recreate(members, partitions)
+    whole = dict.fromkeys(range(partitions), "a")
+    for _ in range(2):
+        driver.commit(whole)
+        driver.commit({0: "named"}, query="n", kind=BatchKind.NAMED)
+    assert rows(members) == {0: [b"a", b"named"], **{n: [b"a"] for n in range(1, partitions)}}
+    driver.commit(whole, batch=1)
+    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, limits.PARTS_KEPT_SECONDS + limits.SWEEP_EVERY_SECONDS)
+    driver.commit(whole, batch=1)
+    assert rows(members)[0] == [b"a", b"named", b"a"]
+
+
+def test_a_manifest_without_ids_is_understood(members: Members, driver: Driver) -> None:
+    """The receipt of an older release names them, or a partition that does not exist shows it."""
+    driver.commit(_everywhere("a"))
+    undone = driver.decide(_everywhere("b"), query="undone")
+    for path in (BATCH.path, undone):
+        decoded = msgspec.json.decode(driver.store.get(path))
+        del decoded["topic_ids"]
+        driver.store.put(path, msgspec.json.encode(decoded))
+    driver.commit(_everywhere("x"))
+    assert rows(members) == _each_once(b"a")
+    recreate(members, 1)
+    driver.commit({0: "a"})
+    driver.commit({0: "b"}, query="undone")
+    assert rows(members) == {0: [b"a", b"b"]}
+
+
+def test_rows_for_a_deleted_topic_go_with_it(
+    members: Members, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topics that still exist have the batch; a warning names the others."""
+    first, second = members
+    first.create("u", 1)
+    second.reconciler.tick()
+    decided = driver.stage({0: "a"}) + driver.stage({0: "a"}, topic="u")
+    topics = driver.topics()
+    ids = {name: each.topic_id for name, each in topics.items()}
+    manifest.write(
+        driver.store,
+        manifest.Manifest(query="q", batch=0, sections=tuple(decided), topic_ids=ids),
+        driver.clock,
+    )
+    recreate(members, 4)
+    for _ in range(2):
+        rerun = driver.stage({0: "b"}) + driver.stage({0: "b"}, topic="u")
+        topics = driver.topics()
+        commits.commit("root", {}, query="q", batch=0, sections=rerun, topics=topics)
+        assert "batch 0 of q for topic t are not written" in caplog.text
+        caplog.clear()
+    assert rows(members) == {number: [] for number in PARTITIONS}
+    leader = next(rig for rig in members if rig.partition_table.topic("u").partitions)
+    assert leader.read("u", partition=0) == [(0, b"a")]
+
+
+def test_a_broker_that_is_behind_does_not_judge(members: Members, driver: Driver) -> None:
+    """A topic that it does not know yet is not one that is gone: the driver asks again."""
+    first, second = members
+    first.broker.topics.delete("t")
+    first.reconciler.tick()
+    first.create("t", 4)
+    path = driver.decide(_everywhere("a"))
+    with pytest.raises(errors.MetadataChanged):
+        second.broker.staged.append(AppendStaged(manifest=path))
+    for rig in members:
+        rig.reconciler.tick()
+    driver.commit(_everywhere("x"))
+    assert rows(members) == _each_once(b"a")
+
+
+def test_a_batch_of_a_topic_that_is_gone_is_refused(members: Members, driver: Driver) -> None:
+    """It was created again between staging and commit: another run stages for the new one."""
+    path = driver.decide(_everywhere("a"))
+    recreate(members, 4)
+    with pytest.raises(errors.BadRequest, match="was staged for t before"):
+        members[0].broker.staged.append(AppendStaged(manifest=path))
+    driver.commit(_everywhere("b"))
+    assert rows(members) == _each_once(b"b")
 
 
 def test_one_leader_may_get_everything(members: Members, driver: Driver) -> None:
@@ -244,7 +362,7 @@ def test_a_leader_that_is_down_is_waited_for(
     waited_seconds = clock.monotonic() - began
     assert waited_seconds == pytest.approx(limits.SPARK_PATIENCE_SECONDS, rel=0.05)
     assert "Appended so far" in caught.value.__notes__[0]
-    assert manifest.find_receipt(driver.store, "staging/q/0") is None
+    assert manifest.find_receipt(driver.store, BATCH) is None
     driver.down = set()
     driver.commit(_everywhere("x"))
     assert rows(members) == _each_once(b"a")
@@ -387,10 +505,11 @@ def test_what_another_leader_would_refuse_is_refused_first(
 ) -> None:
     """No part of such a batch is appended then."""
     first, second = members
+    topics = driver.topics()
     sections = driver.stage({_led(first)[0]: "a"}, batch=7)
     sections += [msgspec.structs.replace(each, partition=9) for each in sections]
     with pytest.raises(errors.UnknownPartition):
-        commits.commit("root", {}, query="q", batch=7, sections=sections)
+        commits.commit("root", {}, query="q", batch=7, sections=sections, topics=topics)
     first.broker.topics.alter(
         AlterTopic(topic="t", config={"message.timestamp.before.max.ms": "1000"})
     )
@@ -399,7 +518,7 @@ def test_what_another_leader_would_refuse_is_refused_first(
     sections = driver.stage({_led(first)[0]: "new"}, batch=8)
     sections += driver.stage({_led(second)[0]: "old"}, batch=8, timestamp=[0])
     with pytest.raises(errors.BadTimestamp):
-        commits.commit("root", {}, query="q", batch=8, sections=sections)
+        commits.commit("root", {}, query="q", batch=8, sections=sections, topics=topics)
     assert rows(members) == {number: [] for number in PARTITIONS}
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -51,7 +51,7 @@ from sparklog.storage.manifest import Manifest, Receipt, Section
 from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchKind, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
@@ -517,6 +517,7 @@ class Janitor:
         try:
             staging_sweep.sweep(
                 self._store,
+                topics=lambda: manifest.destinations(self._meta.reload().topics),
                 is_published=self._is_published,
                 abandoned_seconds=self._settings.staging_abandoned_seconds,
                 clock=self._clock,
@@ -538,31 +539,38 @@ class Janitor:
         if receipt is not None:
             is_over = self._has_received(topics, receipt)
             return is_over and not self._partition_table.is_staged(batch_id)
-        if any(self._is_led_elsewhere(topics, each) for each in batch.sections):
+        gone = batch.topics_gone(manifest.destinations(topics))
+        sections = [each for each in batch.sections if each.topic not in gone]
+        if any(self._is_led_elsewhere(topics, each) for each in sections):
             return False  # their leader may need the files for its table
         alive = [topic for each in topics.values() if (topic := self._ours(each))]
         forgotten_us = self._clock.now_us() - round(memory_seconds(batch.kind) * 1e6)
         is_over = (
             any(topic.spark_batches.is_past(batch_id) for topic in alive)
             or (batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us)
-            or self._have(topics, batch)
-            or all(self._is_gone(topics, each) for each in batch.sections)
+            or self._have(topics, batch_id, sections)
+            or not sections  # their topics were deleted
         )
         # Checked last: a batch that is appended after this check is not over.
         return is_over and not self._partition_table.is_staged(batch_id)
 
-    def _have(self, topics: Mapping[str, TopicMetadata], batch: Manifest) -> bool:
+    def _have(
+        self,
+        topics: Mapping[str, TopicMetadata],
+        batch_id: BatchId,
+        sections: Iterable[Section],
+    ) -> bool:
         """Returns whether a partition of the batch has more than a part of it: then all have it.
 
         Parts need a receipt. Without one, the driver still has to ask for the batch.
         """
-        for section in batch.sections:
+        for section in sections:
             known = topics.get(section.topic)
             topic = self._ours(known) if known is not None else None
             partition = topic.partitions.get(section.partition) if topic is not None else None
             if partition is not None:
                 with self._partition_table.lock:
-                    found = partition.batches.find(batch.batch_id)
+                    found = partition.batches.find(batch_id)
                 if found is not None and not found.kind.is_part:
                     return True
         return False
@@ -585,11 +593,6 @@ class Janitor:
             return False
         topic = self._ours(known)
         return topic is None or section.partition not in topic.partitions
-
-    def _is_gone(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
-        """Returns whether the metadata lacks the partition; another broker may have created it."""
-        known = topics.get(section.topic)
-        return known is None or section.partition >= known.partition_count
 
     def _ours(self, known: TopicMetadata) -> Topic | None:
         return self._partition_table.by_id(known.topic_id)

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -79,12 +80,27 @@ class Source(Protocol):
 
 
 def _ranges_frame(
-    spark: SparkSession, source: str, options: Mapping[str, str], parts: Ranges, tasks: int
+    spark: SparkSession,
+    source: str,
+    options: Mapping[str, str],
+    parts: Ranges,
+    tasks: int,
+    ids: Mapping[str, str] = MappingProxyType({}),
 ) -> DataFrame:
-    """Returns the records of `parts`; the options of both connectors have the same names."""
+    """Returns the records of `parts`; the options of both connectors have the same names.
+
+    `ids`: of topics whose offsets these are, for a source that checks them.
+    """
     assigned = {topic: sorted(each) for topic, each in parts.items()}
-    starts = {t: {str(n): r.start for n, r in each.items()} for t, each in parts.items()}
-    ends = {t: {str(n): r.until for n, r in each.items()} for t, each in parts.items()}
+    starts: dict[str, Any] = {
+        t: {str(n): r.start for n, r in each.items()} for t, each in parts.items()
+    }
+    ends: dict[str, Any] = {
+        t: {str(n): r.until for n, r in each.items()} for t, each in parts.items()
+    }
+    for topic in ids.keys() & parts.keys():
+        for bound in (starts, ends):
+            bound[topic] = {"id": ids[topic], "offsets": bound[topic]}
     given = {
         "assign": _json(assigned),
         "startingOffsets": _json(starts),
@@ -343,6 +359,8 @@ class LogSource:
     def __init__(self, root: str) -> None:
         self._root = root
         self._log = sparklog.connect(root, detached=True)
+        self._ids: dict[str, str] = {}
+        """The id of each topic when it was last looked at."""
         self.cluster = f"sparklog:{self._log.cluster().cluster_id}"
 
     def close(self) -> None:
@@ -356,6 +374,7 @@ class LogSource:
         for name in names:
             with contextlib.suppress(errors.UnknownTopic):
                 info = self._log.describe(name)
+                self._ids[name] = info.topic_id
                 found[name] = SourceTopic(
                     topic=name,
                     topic_id=info.topic_id,
@@ -387,7 +406,7 @@ class LogSource:
         return _group_offsets(self._log, group)
 
     def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
-        return _ranges_frame(spark, "sparklog", {"root": self._root}, parts, tasks)
+        return _ranges_frame(spark, "sparklog", {"root": self._root}, parts, tasks, self._ids)
 
 
 def _group_offsets(log: Log, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
