@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import typer
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.cli.maintenance import print_finding
 from sparklog.cli.shared import ExitCode, RootOption, root_metadata
@@ -31,7 +31,7 @@ from sparklog.sources import tasks
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.liveness import Heartbeat, read_heartbeats
 from sparklog.storage.objects import Store, open_store
-from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.storage.snapshot import GapCause, Slice, TableSnapshot
 from sparklog.storage.verify import SliceReport, check_slice
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ _ATTEMPTS: Final = 3
 """Plans of the same offsets, of which a file may be compacted before it is read."""
 _TASK_BYTES: Final = 128 * 2**20
 _ENTRY_BYTES: Final = 2**20
-_report_decoder = msgspec.json.Decoder(SliceReport)
 """The cost of opening a file or an entry, in bytes that are read meanwhile."""
+_report_decoder = msgspec.json.Decoder(SliceReport)
 
 
 def check_slices(
@@ -52,13 +52,19 @@ def check_slices(
     *,
     reads_all: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields a report for each slice, which come with the ends of their partitions' tables."""
+    """Yields a report for each slice.
+
+    `batches` have the slice, the end of its partition's table, and the offset below which gaps of
+    the partition are explained.
+    """
     store = open_store(root, storage)
     for batch in batches:
         reports = []
-        for data, end in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for data, end, explained in zip(
+            *(column.to_pylist() for column in batch.columns), strict=True
+        ):
             (piece,) = tasks.decode(data)
-            found = check_slice(store, piece, end=end, reads_all=reads_all)
+            found = check_slice(store, piece, end=end, explained=explained, reads_all=reads_all)
             reports.append(msgspec.json.encode(found))
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], ["report"])
 
@@ -81,7 +87,9 @@ def verify(
     allow_gaps: Annotated[
         bool,
         typer.Option(
-            "--allow-gaps", help="Missing offsets are no fault: a DELETE was run on the table."
+            "--allow-gaps",
+            help="Missing offsets are no fault: a DELETE was run on the table, and no broker knows"
+            " of it.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -212,7 +220,7 @@ class _Verification:
         current = dict(snapshots)
         for attempt in range(_ATTEMPTS):
             slices = [
-                (piece, current[name].ends[partition])
+                (piece, current[name].ends[partition], self._explained(current[name], partition))
                 for name, partition, start, end in waiting
                 for piece in self._plan(current[name], name, partition, start, end)
             ]
@@ -251,16 +259,17 @@ class _Verification:
         return self._follower.plan(name, snapshot, partition, start, end)
 
     def _checked(
-        self, spark: SparkSession, slices: list[tuple[Slice, int]], check: Any
+        self, spark: SparkSession, slices: list[tuple[Slice, int, int]], check: Any
     ) -> Iterator[SliceReport]:
         if not slices:
             return
         size = sum(
-            _ENTRY_BYTES + sum(file.size_bytes for file in piece.files) for piece, _ in slices
+            _ENTRY_BYTES + sum(file.size_bytes for file in piece.files) for piece, *_ in slices
         )
         count = max(-(-size // _TASK_BYTES), min(len(slices), 2 * parallelism(spark)))
-        rows = [(bytearray(tasks.encode([piece])), end) for piece, end in slices]
-        frame = spark.createDataFrame(rows, "slice BINARY, end BIGINT").repartition(count)
+        rows = [(bytearray(tasks.encode([piece])), *bounds) for piece, *bounds in slices]
+        columns = "slice BINARY, end BIGINT, explained BIGINT"
+        frame = spark.createDataFrame(rows, columns).repartition(count)
         for row in frame.mapInArrow(check, "report BINARY").collect():
             yield _report_decoder.decode(row["report"])
 
@@ -283,47 +292,66 @@ class _Verification:
                     self._fail(name, fault.what, fault.advice)
             is_whole = (name, partition) not in lost and not any(each.faults for each in found)
             if is_whole:
+                explained = self._explained(snapshot, partition)
                 missing += self.check_gaps(
-                    name, snapshot.config, partition, (start, ends[name, partition]), found
+                    name, partition, (start, ends[name, partition]), found, explained=explained
                 )
         self.rows += count
-        gaps = f", {missing:,} offsets without a record" if missing else ""
-        said = f"{snapshot.partitions} partitions, {count:,} records{gaps}"
+        said = f"{snapshot.partitions} partitions, {count:,} records"
+        if missing:
+            causes = ", ".join(sorted(_causes(snapshot)))
+            said += f", {missing:,} offsets without a record{f' ({causes})' if causes else ''}"
         self._add(name, CheckState.OK, said, "")
 
     def check_gaps(
         self,
         name: str,
-        config: Mapping[str, str],
         partition: int,
         bounds: tuple[int, int],
         found: Iterable[SliceReport],
+        *,
+        explained: int,
     ) -> int:
-        """Returns the number of offsets without a record, which are reported if it is a fault."""
+        """Returns the number of offsets without a record; reports those that are not explained.
+
+        `explained`: the offset below which all are.
+        """
         at, end = bounds
         gaps: list[tuple[int, int]] = []
-        missing = 0
+        missing = without = 0
+
+        def add(first: int, until: int) -> None:
+            """Adds a gap between slices."""
+            nonlocal missing, without
+            without += until - first
+            first = max(first, explained)
+            if first < until:
+                gaps.append((first, until))
+                missing += until - first
+
         for report in found:
             if report.rows and report.last >= at:  # others are below a log start that moved
-                if report.first > at:
-                    gaps.append((at, report.first))
-                    missing += report.first - at
+                add(at, max(report.first, at))
                 gaps += report.gaps
                 missing += report.missing
+                without += report.missing + report.explained
                 at = report.last + 1
-        if at < end:
-            gaps.append((at, end))
-            missing += end - at
-        may_have = self._allow_gaps or _explains_gaps(config)
-        if missing and not may_have:
+        add(at, max(end, at))
+        if missing:
             first, last = gaps[0][0], gaps[0][1] - 1
             self._fail(
                 name,
                 f"{name}-{partition}: {missing:,} offsets have no record, first {first} to {last}",
-                "if a DELETE was run on the table, which DESCRIBE HISTORY shows, give"
-                " --allow-gaps; otherwise restore the table",
+                "restore the table; if a DELETE was run on it, which DESCRIBE HISTORY shows, and no"
+                " broker knows of it, give --allow-gaps",
             )
-        return missing
+        return without
+
+    def _explained(self, snapshot: TableSnapshot, partition: int) -> int:
+        """Returns the offset below which gaps of the partition are explained."""
+        if self._allow_gaps or _makes_gaps(snapshot.config):
+            return limits.OFFSET_MAX
+        return max((snapshot.gaps.get((partition, each), 0) for each in GapCause), default=0)
 
     def _fail(self, name: str, said: str, advice: str) -> None:
         self._add(name, CheckState.FAIL, said, advice)
@@ -332,8 +360,18 @@ class _Verification:
         self.findings.append(CheckResult(check=name, state=state, found=said, advice=advice))
 
 
-def _explains_gaps(config: Mapping[str, str]) -> bool:
-    """Returns whether a topic has gaps by nature: it is compacted, or mirrors another one."""
+def _causes(snapshot: TableSnapshot) -> set[str]:
+    """Returns the causes of gaps that the table notes."""
+    said = {
+        GapCause.SOURCE: "mirrored",
+        GapCause.COMPACTION: "compacted by key",
+        GapCause.ENGINE: "removed by another engine",
+    }
+    return {said[cause] for _, cause in snapshot.gaps}
+
+
+def _makes_gaps(config: Mapping[str, str]) -> bool:
+    """Returns whether new gaps are legal: the topic is compacted, or mirrors another one."""
     return "compact" in config.get("cleanup.policy", "").split(",") or bool(
         config.get(MIRROR_SOURCE)
     )

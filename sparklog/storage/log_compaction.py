@@ -54,9 +54,9 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import data_file, file_compaction, restoring
+from sparklog.storage import data_file, file_compaction, gaps, restoring
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.snapshot import GapCause, TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
     TopicTable,
@@ -354,10 +354,16 @@ def _is_committed(
         is_wanted = _is_as_it_was(table, each, paths)
         if not is_wanted:
             return None
+        cause = GapCause.COMPACTION
+        until = max(each.end, snapshot.gaps.get((each.partition, cause), 0))
         return TableChange(
             adds=step.adds,
             removes=step.removes,
-            txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **step.txns},
+            txns={
+                maintenance_app_id(each.topic_id): snapshot.version + 1,
+                gaps.app_id(each.topic_id, each.partition, cause): until,
+                **step.txns,
+            },
             data_change=False,
             drops_rows=True,
             operation="COMPACT KEYS",

@@ -37,7 +37,23 @@ from collections.abc import Mapping
 from sparklog import errors, limits
 from sparklog.storage import delta_log, restoring
 from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, is_our_file
+
+
+def note_gaps(table: TopicTable) -> None:
+    """Commits why offsets have no record, where another engine has removed rows; else nothing.
+
+    The commit of that engine is kept for days only. Raises like `TopicTable.commit`.
+    """
+    if not table.unnoted_gaps():
+        return
+
+    def decide(_snapshot: TableSnapshot) -> TableChange | None:
+        txns = table.unnoted_gaps()
+        return TableChange(txns=txns, operation="NOTE GAPS") if txns else None
+
+    table.commit(decide)
 
 
 def checkpoint_due(table: TopicTable, *, every: int = limits.TABLE_CHECKPOINT_EVERY) -> bool:

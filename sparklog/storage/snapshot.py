@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -55,6 +55,21 @@ class TableFile:
         return self.newest_us if earliest_us is None or earliest_us < 0 else earliest_us
 
 
+class GapCause(enum.StrEnum):
+    """Causes of offsets that have no record. The values are part of the format."""
+
+    SOURCE = "source"
+    """The topic is or was a mirror, and its source has no record there."""
+    COMPACTION = "compaction"
+    """A later record had the same key."""
+    ENGINE = "engine"
+    """Another engine has removed rows of the table."""
+
+
+Gaps: TypeAlias = Mapping[tuple[int, GapCause], int]
+"""The offset below which a cause explains gaps, by partition and cause."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
     """A part of a data file that is read as a whole; both bounds of its offsets are included."""
@@ -84,6 +99,8 @@ class TableSnapshot:
     """Per partition, ordered by first offset; those without statistics come first."""
     creator: tuple[int, int] | None = None
     """The id and the epoch of the broker that created it; None: an older release did."""
+    gaps: Gaps = field(default_factory=lambda: MappingProxyType({}))
+    """See `storage.gaps`."""
 
 
 # ------------------------------------------------------------------------------ the WAL

@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import delta_log
+from sparklog.storage import delta_log, gaps
 from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from sparklog.storage.objects import (
     ObjectMissing,
@@ -50,7 +50,7 @@ from sparklog.storage.objects import (
     claim_all,
     in_parallel,
 )
-from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, GapCause, Gaps, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
 TOPIC_ID: Final = "sparklog.topicId"
@@ -331,6 +331,10 @@ def _end(files: Iterable[TableFile]) -> int:
     return max((file.last + 1 for file in files if file.last is not None), default=0)
 
 
+def _is_ours(txn: Txn) -> bool:
+    return txn.app_id.startswith("sparklog/")
+
+
 class _Replay:
     """The state of the log. Accepts every commit in turn; `snapshot` checks the result.
 
@@ -360,6 +364,7 @@ class _Replay:
         """The reason why sparklog does not support a partition's files, by its number."""
         self._unusable: dict[str, str] = {}
         self._unknown: frozenset[str] = frozenset()
+        self._gaps: Gaps = {}
 
     @property
     def topic_id(self) -> str | None:
@@ -373,13 +378,7 @@ class _Replay:
             self.metadata = actions.metadata or self.metadata
             self._set_topic(_topic_of(self.protocol, self.metadata))
         self._unknown |= actions.unknown
-        preparations = _preparations(self.topic_id or "")
-        for txn in actions.txns:
-            self.txns[txn.app_id] = txn
-            if txn.app_id.startswith(preparations):
-                self.preparations[txn.app_id] = txn.version
-            if (number := self._partition_of(txn.app_id)) is not None:
-                self._changed.add(number)
+        self._apply_txns(actions.txns)
         gone: dict[int, set[str]] = {}
         come: dict[int, list[TableFile]] = {}
         for remove in actions.removes:
@@ -398,8 +397,49 @@ class _Replay:
                 self._unusable[path] = str(error)
             else:
                 come.setdefault(file.partition, []).append(file)
+        if self.topic_id is not None and not any(map(_is_ours, actions.txns)):
+            self._find_removed_rows(self.topic_id, gone, come)
         for partition in gone.keys() | come.keys():
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
+
+    def _apply_txns(self, txns: Iterable[Txn]) -> None:
+        topic_id = self.topic_id or ""
+        preparations = _preparations(topic_id)
+        for txn in txns:
+            self.txns[txn.app_id] = txn
+            if txn.app_id.startswith(preparations):
+                self.preparations[txn.app_id] = txn.version
+            if (number := self._partition_of(txn.app_id)) is not None:
+                self._changed.add(number)
+            if (cause := gaps.of_app_id(topic_id, txn.app_id)) is not None:
+                self._add_gaps(*cause, txn.version)
+
+    def _find_removed_rows(
+        self,
+        topic_id: str,
+        gone: Mapping[int, set[str]],
+        come: Mapping[int, list[TableFile]],
+    ) -> None:
+        """Notes gaps that another engine has made. Each commit of ours that does has a `txn`."""
+        for partition, paths in gone.items():
+            files = [file for file in self._files.get(partition, ()) if file.path in paths]
+            end = self._end_of(topic_id, partition)
+            until = gaps.removed_below(files, come.get(partition, ()), end)
+            if until:
+                self._add_gaps(partition, GapCause.ENGINE, until)
+
+    def _add_gaps(self, partition: int, cause: GapCause, until: int) -> None:
+        known = self._gaps.get((partition, cause), 0)
+        self._gaps = {**self._gaps, (partition, cause): max(known, until)}
+
+    def unnoted_gaps(self) -> dict[str, int]:
+        """Returns the `txn` of gaps that were found and that no commit names, by `app_id`."""
+        found = {gaps.app_id(self.topic_id or "", *each): at for each, at in self._gaps.items()}
+        return {
+            app_id: until
+            for app_id, until in found.items()
+            if app_id.endswith(GapCause.ENGINE) and until > self.offset(app_id)
+        }
 
     def _set_topic(self, topic: _Topic) -> None:
         if topic.topic_id != self.topic_id:
@@ -409,6 +449,10 @@ class _Replay:
                 for app_id, txn in self.txns.items()
                 if app_id.startswith(preparations)
             }
+            self._gaps = {}
+            for app_id, txn in self.txns.items():
+                if (cause := gaps.of_app_id(topic.topic_id or "", app_id)) is not None:
+                    self._add_gaps(*cause, txn.version)
         self._topic = topic
         self._ends = [0] * topic.partitions
         self._starts = [0] * topic.partitions
@@ -458,6 +502,7 @@ class _Replay:
             ends=tuple(self._ends),
             starts=tuple(self._starts),
             files=tuple(self._files_in_order),
+            gaps=self._gaps,
         )
 
     def _update_partitions(self) -> None:
@@ -633,6 +678,11 @@ class TopicTable:
     def txn(self, app_id: str) -> Txn | None:
         """Returns the `txn` of `app_id` in the last read version."""
         return self._replay.txns.get(app_id)
+
+    def unnoted_gaps(self) -> dict[str, int]:
+        """Returns the `txn` to commit for rows that other engines have removed, by `app_id`."""
+        with self._lock:
+            return self._replay.unnoted_gaps()
 
     def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
         """Returns the newest batch of each Spark query, and all keys, in the last read version.

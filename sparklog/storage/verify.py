@@ -54,21 +54,29 @@ class SliceReport(msgspec.Struct, frozen=True, kw_only=True):
     first: int = -1
     last: int = -1
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Ranges of offsets without a row between `first` and `last`, the first ones of them."""
+    """Ranges of offsets without a row between `first` and `last`, the first ones of them.
+
+    Without those below the offset that explains them.
+    """
     missing: int = 0
     """The number of offsets in all these ranges."""
+    explained: int = 0
+    """The number of other offsets without a row between `first` and `last`."""
     faults: list[Fault] = msgspec.field(default_factory=list)
     gone: str = ""
     """A file or object that does not exist: plan again."""
 
 
-def check_slice(store: Store, piece: Slice, *, end: int, reads_all: bool) -> SliceReport:
+def check_slice(
+    store: Store, piece: Slice, *, end: int, explained: int, reads_all: bool
+) -> SliceReport:
     """Checks the rows of a slice, and the files that have them.
 
     Args:
         store: the store with the slice's files or object.
         piece: a slice of a whole file, of files that overlap, or of an entry.
         end: the end of the partition's table.
+        explained: the offset below which gaps are explained.
         reads_all: reads all columns with their checksums, instead of offsets and timestamps.
 
     Raises `StorageUnavailable`.
@@ -102,15 +110,20 @@ def check_slice(store: Store, piece: Slice, *, end: int, reads_all: bool) -> Sli
             )
         )
     offsets = offsets[np.searchsorted(offsets, piece.first) : np.searchsorted(offsets, piece.end)]
-    steps = np.diff(offsets)
-    holes = np.flatnonzero(steps > 1)
+    begins, ends = offsets[:-1] + 1, offsets[1:]
+    without = int(np.maximum(ends - begins, 0).sum())
+    begins = np.maximum(begins, explained)
+    holes = np.flatnonzero(begins < ends)
+    begins, ends = begins[holes], ends[holes]
+    unexplained = int((ends - begins).sum())
     return msgspec.structs.replace(
         report,
         rows=len(offsets),
         first=int(offsets[0]) if len(offsets) else -1,
         last=int(offsets[-1]) if len(offsets) else -1,
-        gaps=[(int(offsets[at]) + 1, int(offsets[at + 1])) for at in holes[:_SHOWN]],
-        missing=int((steps[holes] - 1).sum()),
+        gaps=list(zip(begins[:_SHOWN].tolist(), ends[:_SHOWN].tolist(), strict=True)),
+        missing=unexplained,
+        explained=without - unexplained,
         faults=faults,
     )
 

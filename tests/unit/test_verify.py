@@ -8,18 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import sparklog
-from sparklog.clock import Clock, SystemClock
+from sparklog import limits
+from sparklog.clock import Clock, ManualClock, SystemClock
+from sparklog.formats.flight_messages import AlterTopic
 from sparklog.jobs.verify import _Verification
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
-from sparklog.storage.snapshot import WalPosition
+from sparklog.storage.snapshot import GapCause, Gaps, TableSnapshot, WalPosition
+from sparklog.storage.table import TopicTable
 from sparklog.storage.verify import SliceReport, check_slice
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, flip
@@ -27,7 +31,7 @@ from tests.unit.test_kept_offsets import keep, mirror
 
 
 def check(
-    store: Store, clock: Clock, topic: str = "t", *, reads_all: bool = False
+    store: Store, clock: Clock, topic: str = "t", *, explained: int = 0, reads_all: bool = False
 ) -> list[SliceReport]:
     """Checks all slices of a topic of one partition."""
     follower = RootFollower(store, clock=clock)
@@ -35,8 +39,14 @@ def check(
     ends = follower.ends(snapshot)
     slices = follower.plan(topic, snapshot, 0, snapshot.starts[0], ends[0])
     return [
-        check_slice(store, piece, end=snapshot.ends[0], reads_all=reads_all) for piece in slices
+        check_slice(store, piece, end=snapshot.ends[0], explained=explained, reads_all=reads_all)
+        for piece in slices
     ]
+
+
+def _snapshot(rig: Rig, topic: str) -> TableSnapshot:
+    """Returns the table as its broker has it."""
+    return rig.partition_table.topic(topic).table.refresh()
 
 
 def check_table(root: Path, *, reads_all: bool = False) -> list[SliceReport]:
@@ -174,20 +184,78 @@ def test_a_mirror_has_gaps(rig: Rig, store: MemoryStore) -> None:
 # ------------------------------------------------------------------------------ gaps
 
 
-def test_gaps_are_faults_unless_they_are_explained(root: Path) -> None:
-    """A compacted topic and a mirror have some; a plain one has them after a DELETE only."""
+@pytest.mark.parametrize(("explained", "lost"), [(0, 7), (3, 4), (5, 2), (12, 0)])
+def test_gaps_are_faults_unless_they_are_explained(root: Path, explained: int, lost: int) -> None:
+    """Those below the offset that explains them are none, and all are counted."""
     later = check_table(root)[1:]
-    cases: list[tuple[bool, dict[str, str], int]] = [
-        (False, {}, 2),
-        (True, {}, 0),
-        (False, {"cleanup.policy": "delete,compact"}, 0),
-        (False, {"mirror.source": "kafka"}, 0),
+    job = _Verification(LocalStore(str(root)), SystemClock(), allow_gaps=False)
+    assert job.check_gaps("t", 0, (0, 12), later, explained=explained) == 7
+    assert [each.found.split(",")[0] for each in job.findings] == [
+        f"t-0: {lost} offsets have no record" for _ in range(bool(lost))
     ]
-    for allowed, config, count in cases:
-        job = _Verification(LocalStore(str(root)), SystemClock(), allow_gaps=allowed)
-        for end, missing in ((10, 5), (12, 7)):
-            assert job.check_gaps("t", config, 0, (0, end), later) == missing
-        assert len(job.findings) == count
+
+
+@pytest.mark.parametrize(
+    ("allowed", "config", "gaps", "explained"),
+    [
+        (False, {}, {}, 0),
+        (True, {}, {}, limits.OFFSET_MAX),
+        (False, {"cleanup.policy": "delete,compact"}, {}, limits.OFFSET_MAX),
+        (False, {"mirror.source": "kafka"}, {}, limits.OFFSET_MAX),
+        (False, {}, {(1, GapCause.ENGINE): 9}, 0),
+        (False, {}, {(0, GapCause.ENGINE): 9, (0, GapCause.SOURCE): 20}, 20),
+    ],
+)
+def test_what_explains_gaps(
+    store: MemoryStore,
+    clock: Clock,
+    allowed: bool,
+    config: dict[str, str],
+    gaps: Gaps,
+    explained: int,
+) -> None:
+    """A compacted topic and a mirror may have some anywhere, any other where its table notes it."""
+    Rig(store, clock)
+    job = _Verification(store, clock, allow_gaps=allowed)
+    snapshot = TableSnapshot(version=1, topic_id="", partitions=1, config=config, gaps=gaps)
+    assert job._explained(snapshot, 0) == explained
+
+
+def test_gaps_outlast_the_configuration(rig: Rig, store: MemoryStore) -> None:
+    """A mirror that was cut over has the gaps of its source; a later one is a loss."""
+    mirror(rig)
+    keep(rig, [3, 4, 9], 0, 12)
+    rig.publish()
+    rig.broker.topics.alter(AlterTopic(topic="m", config={"mirror.source": None}))
+    rig.append(["a"], topic="m")
+    rig.publish()
+    assert dict(_snapshot(rig, "m").gaps) == {(0, GapCause.SOURCE): 12}
+    reports = check(store, rig.clock, "m", explained=12)
+    assert [(each.missing, each.explained) for each in reports if each.rows > 1] == [(0, 4)]
+
+
+def test_rows_that_another_engine_removes_are_noted(tmp_path: Path) -> None:
+    """By the janitor, once, and for good; rows that it rewrites or compacts are all there."""
+    rig = Rig(LocalStore(tmp_path), ManualClock())
+    rig.create("t", 1)
+    for text in "abc":
+        rig.append([text, text])
+        rig.publish()
+    folder = str(tmp_path / "topics/t")
+    deltalake.DeltaTable(folder).optimize.compact()
+    assert not _snapshot(rig, "t").gaps
+    deltalake.DeltaTable(folder).delete("offset = 3")
+    rig.append(["d"])
+    rig.publish()
+    expected = {(0, GapCause.ENGINE): 6}
+    assert dict(_snapshot(rig, "t").gaps) == expected
+    rig.janitor.tick()
+    version = _snapshot(rig, "t").version
+    rig.janitor.tick()
+    assert _snapshot(rig, "t").version == version
+    table = TopicTable(rig.store, "t", clock=rig.clock)
+    assert dict(table.refresh().gaps) == expected
+    assert not table.unnoted_gaps()
 
 
 # ------------------------------------------------------------------------------ metadata
@@ -249,7 +317,7 @@ def test_a_log_start_that_moves_while_files_are_read(root: Path) -> None:
         SliceReport(topic="t", partition=0, start=a, end=b, rows=b - a, first=a, last=b - 1)
         for a, b in ((0, 40), (90, 120))
     ]
-    assert job.check_gaps("t", {}, 0, (100, 120), found) == 0
+    assert job.check_gaps("t", 0, (100, 120), found, explained=0) == 0
     assert not job.findings
 
 

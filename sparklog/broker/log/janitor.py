@@ -383,6 +383,7 @@ class Janitor:
         if topic_id is None:
             return
         self._update_starts(table)
+        maintenance.note_gaps(table)
         now = self._clock.monotonic()
         if maintenance.checkpoint_due(table, every=self._settings.table_checkpoint_every):
             try:

@@ -36,9 +36,16 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.clock import Clock
-from sparklog.storage import restoring
+from sparklog.storage import gaps, restoring
 from sparklog.storage.objects import ObjectMissing, Store, SyncFailed, put_together
-from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
+from sparklog.storage.snapshot import (
+    BatchId,
+    BatchKind,
+    GapCause,
+    Located,
+    TableFile,
+    TableSnapshot,
+)
 from sparklog.storage.table import (
     TableChange,
     TopicTable,
@@ -146,9 +153,14 @@ class _Commit:
             return None
         self.landed = True
         ends = {end_app_id(topic.topic_id, run.partition): run.end for run in runs}
+        sparse = {
+            gaps.app_id(topic.topic_id, run.partition, GapCause.SOURCE): run.end
+            for run in runs
+            if any(each.entry.rows < each.entry.count for each in run.entries)
+        }
         return TableChange(
             adds=tuple(self._pending.files),
-            txns={**ends, **_batch_txns(topic, runs, self.table)},
+            txns={**ends, **sparse, **_batch_txns(topic, runs, self.table)},
             preparation=self._pending.preparation,
         )
 
