@@ -59,6 +59,7 @@ from sparklog.storage.liveness import (
     LeaderState,
     LeaderWatch,
     Phase,
+    heartbeat_time_us,
     readiness,
 )
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata
@@ -621,6 +622,7 @@ class Agent:
                 self._publisher,
                 clock=clock,
                 after_seconds=limits.CONFIRM_AFTER_SECONDS,
+                store_now_us=lambda: heartbeat_time_us(store, self._leadership.broker),
             ).confirm,
             clock=clock,
             bounds=WalCleanerLimits(

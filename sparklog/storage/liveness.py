@@ -95,6 +95,14 @@ def read_heartbeat(store: Store, broker: int) -> Heartbeat | None:
         return None
 
 
+def heartbeat_time_us(store: Store, broker: int) -> int:
+    """Returns when the broker's heartbeat was last put, by the store's clock; 0: never."""
+    try:
+        return store.stat(_path(broker)).modified_us
+    except ObjectMissing:
+        return 0
+
+
 def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
     """Returns the newest heartbeat of every broker of the root; skips unreadable ones."""
     ids = [int(name) for stat in store.list_after("heartbeats") if (name := _id_of(stat.name))]

@@ -9,11 +9,18 @@ would commit files that no longer exist. A manifest whose topics are all gone en
 Of a batch that several brokers have appended, the files are removed an hour after the receipt was
 put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
 later batch is staged; of a write with a key, for 30 days.
+
+A sweep lists all staged objects at once, and reads only manifests that may have something to do: it
+remembers the batches that are done and kept for a rerun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
@@ -30,102 +37,176 @@ created for the batch exists by then. And with the receipt, if several brokers h
 """
 
 
-def sweep(
-    store: Store,
-    *,
-    topics: Callable[[], Destinations],
-    is_published: IsPublished,
-    abandoned_seconds: float,
-    clock: Clock,
-) -> int:
-    """Removes the files of published and abandoned batches, and empty folders.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A batch that is done: only its manifest and its receipt are left, for a rerun."""
 
-    `topics` returns those that exist when it is called. Returns the number of files. An error with
-    one batch (`BadRequest` or of the store) is raised after all others are swept. Folders of other
-    origin are ignored.
-    """
-    swept = 0
-    failure: errors.SparklogError | None = None
-    folders = [
-        f"{manifest.FOLDER}/{query}/{batch}"
-        for query in store.folders(manifest.FOLDER)
-        for batch in store.folders(f"{manifest.FOLDER}/{query}")
-        if batch.isdecimal()
-    ]
-    for folder in folders:
-        try:
-            gone = _unneeded(
-                store,
-                folder,
-                topics=topics,
-                is_published=is_published,
-                abandoned_seconds=abandoned_seconds,
-                clock=clock,
-            )
-            # Manifests are removed last: without one, the other files would seem to wait for it. Of
-            # these the last attempt's is first: a refusal after a missing one is not found.
-            manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
-            store.delete([f"{folder}/{name}" for name in gone if name not in manifests])
-            for name in reversed(manifests):
-                store.delete([f"{folder}/{name}"])
-            swept += len(gone)
-            store.remove_folder(folder)
-        except errors.SparklogError as error:
-            failure = failure or error
-    for query in store.folders(manifest.FOLDER):
-        store.remove_folder(f"{manifest.FOLDER}/{query}")
-    if failure is not None:
-        raise failure
-    return swept
+    names: frozenset[str]
+    decided: Manifest
+    """With one section of each topic."""
 
 
-def _unneeded(
-    store: Store,
-    folder: str,
-    *,
-    topics: Callable[[], Destinations],
-    is_published: IsPublished,
-    abandoned_seconds: float,
-    clock: Clock,
-) -> list[str]:
-    """Returns the names in the folder to remove; refuses an abandoned attempt first."""
-    stats = store.list_after(folder)
-    manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
-    newest = max((manifest.attempt_of(stat.name) for stat in stats), default=0)
-    attempt = 0
-    while (decided := manifests.get(manifest.name(attempt))) is not None:
-        found = manifest.load(store, f"{folder}/{decided.name}")
-        is_void = not found.refused and found.is_void(topics())
-        if not found.refused and not (is_void and newest > attempt):
-            receipts = [stat for stat in stats if stat.name == manifest.receipt_name(attempt)]
-            receipt = manifest.find_receipt(store, found) if receipts else None
-            if receipts and not _are_old(receipts, limits.PARTS_KEPT_SECONDS, clock):
-                return []  # a leader may have published rows that it has not confirmed
-            if not is_published(found, decided.modified_us, receipt):
-                return []
-            names = {stat.name for stat in stats}
-            if receipts and not is_void and _may_run_again(store, found, receipts, clock):
-                # With earlier, refused attempts: without them their drivers could decide again.
-                names -= {*manifests, *filter(manifest.is_receipt, names)}
+class StagingSweep:
+    """Sweeps the staged batches of a root. One caller at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        topics: Callable[[], Destinations],
+        is_published: IsPublished,
+        abandoned_seconds: float,
+        clock: Clock,
+        sweeps_receipts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`topics` returns those that exist when it is called. `sweeps_receipts`: whether this
+        broker sweeps batches that several have appended; one broker is enough.
+        """
+        self._store = store
+        self._topics = topics
+        self._is_published = is_published
+        self._abandoned_seconds = abandoned_seconds
+        self._clock = clock
+        self._sweeps_receipts = sweeps_receipts
+        self._kept: dict[str, _Kept] = {}
+        """By folder."""
+        self._last = ""
+        """The folder after which the next call begins, because this one was stopped."""
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
+        """Removes the files of published and abandoned batches, and empty folders.
+
+        Returns the number of files. An error with one batch (`BadRequest` or of the store) is
+        raised after all others are swept. Folders of other origin are ignored.
+        """
+        swept = 0
+        failure: errors.SparklogError | None = None
+        folders = self._listed()
+        newest = _newest(folders)
+        topics = self._topics()
+        self._kept = {folder: each for folder, each in self._kept.items() if folder in folders}
+        for folder in sorted(folders, key=lambda folder: (folder <= self._last, folder)):
+            if should_stop():
+                break
+            self._last = folder
+            query, _, number = folder.rpartition("/")
+            is_newest = int(number) == newest[query]
+            if self._stays(folder, folders[folder], topics, is_newest=is_newest):
+                continue
+            try:
+                swept += self._sweep(folder, folders[folder], is_newest=is_newest)
+            except errors.SparklogError as error:
+                failure = failure or error
+        else:
+            self._last = ""
+        self._remove_empty_folders()
+        if failure is not None:
+            raise failure
+        return swept
+
+    def _listed(self) -> dict[str, list[Stat]]:
+        """Returns the objects of each batch by its folder, with their names in it."""
+        found: dict[str, list[Stat]] = defaultdict(list)
+        for stat in self._store.walk(manifest.FOLDER):
+            path = stat.name.split("/")
+            if len(path) == 3 and path[1].isdecimal():
+                folder = f"{manifest.FOLDER}/{path[0]}/{path[1]}"
+                found[folder].append(replace(stat, name=path[2]))
+        return found
+
+    def _stays(
+        self, folder: str, stats: list[Stat], topics: Destinations, *, is_newest: bool
+    ) -> bool:
+        """Returns whether nothing has changed about a batch that is done and kept for a rerun."""
+        kept = self._kept.get(folder)
+        if kept is None or {stat.name for stat in stats} != kept.names:
+            return False
+        if kept.decided.is_void(topics):
+            return False
+        name = manifest.receipt_name(kept.decided.attempt)
+        (receipt,) = (stat for stat in stats if stat.name == name)
+        return _may_run_again(kept.decided, receipt, self._clock, is_newest=is_newest)
+
+    def _sweep(self, folder: str, stats: list[Stat], *, is_newest: bool) -> int:
+        gone = self._unneeded(folder, stats, is_newest=is_newest)
+        # Manifests are removed last: without one, the other files would seem to wait for it. Of
+        # these the last attempt's is first: a refusal after a missing one is not found.
+        manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
+        self._store.delete([f"{folder}/{name}" for name in gone if name not in manifests])
+        for name in reversed(manifests):
+            self._store.delete([f"{folder}/{name}"])
+        self._store.remove_folder(folder)
+        return len(gone)
+
+    def _unneeded(self, folder: str, stats: list[Stat], *, is_newest: bool) -> list[str]:
+        """Returns the names in the folder to remove; refuses an abandoned attempt first."""
+        manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
+        newest = max(manifest.attempt_of(stat.name) for stat in stats)
+        attempt = 0
+        while (decided := manifests.get(manifest.name(attempt))) is not None:
+            found = manifest.load(self._store, f"{folder}/{decided.name}")
+            is_void = not found.refused and found.is_void(self._topics())
+            if not found.refused and not (is_void and newest > attempt):
+                return self._published(folder, stats, found, is_void=is_void, is_newest=is_newest)
+            attempt += 1
+        files = [stat for stat in stats if stat.name not in manifests]
+        open_ones = [stat for stat in files if manifest.attempt_of(stat.name) >= attempt]
+        if open_ones and _are_old(open_ones, self._abandoned_seconds, self._clock):
+            manifest.refuse(self._store, folder, clock=self._clock, attempt=attempt)
+        gone = [stat.name for stat in files if manifest.attempt_of(stat.name) < attempt]
+        if not open_ones and _are_old(stats, limits.BATCH_MEMORY_SECONDS, self._clock):
+            gone += manifests
+        return gone
+
+    def _published(
+        self, folder: str, stats: list[Stat], found: Manifest, *, is_void: bool, is_newest: bool
+    ) -> list[str]:
+        """Returns the names to remove of a batch that is decided: none until it is published."""
+        names = {stat.name: stat for stat in stats}
+        decided_us = names[manifest.name(found.attempt)].modified_us
+        put = names.get(manifest.receipt_name(found.attempt))
+        if put is None:
+            return sorted(names) if self._is_published(found, decided_us, None) else []
+        if not self._sweeps_receipts():
+            return []
+        if not _are_old([put], limits.PARTS_KEPT_SECONDS, self._clock):
+            return []  # a leader may have published rows that it has not confirmed
+        receipt = manifest.find_receipt(self._store, found)
+        if not self._is_published(found, decided_us, receipt):
+            return []
+        if is_void or not _may_run_again(found, put, self._clock, is_newest=is_newest):
             return sorted(names)
-        attempt += 1
-    files = [stat for stat in stats if stat.name not in manifests]
-    open_ones = [stat for stat in files if manifest.attempt_of(stat.name) >= attempt]
-    if open_ones and _are_old(open_ones, abandoned_seconds, clock):
-        manifest.refuse(store, folder, clock=clock, attempt=attempt)
-    gone = [stat.name for stat in files if manifest.attempt_of(stat.name) < attempt]
-    if not open_ones and _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock):
-        gone += manifests
-    return gone
+        # With earlier, refused attempts: without them their drivers could decide again.
+        kept = {each for each in names if manifest.is_manifest(each) or manifest.is_receipt(each)}
+        sections = {each.topic: each for each in found.sections}
+        decided = msgspec.structs.replace(found, sections=tuple(sections.values()))
+        self._kept[folder] = _Kept(names=frozenset(kept), decided=decided)
+        return sorted(names.keys() - kept)
+
+    def _remove_empty_folders(self) -> None:
+        if self._store.is_local:
+            for query in self._store.folders(manifest.FOLDER):
+                for batch in self._store.folders(f"{manifest.FOLDER}/{query}"):
+                    if batch.isdecimal():
+                        self._store.remove_folder(f"{manifest.FOLDER}/{query}/{batch}")
+                self._store.remove_folder(f"{manifest.FOLDER}/{query}")
 
 
-def _may_run_again(store: Store, found: Manifest, receipts: list[Stat], clock: Clock) -> bool:
+def _newest(folders: Iterable[str]) -> dict[str, int]:
+    """Returns the number of the newest batch of each query, by the query's folder."""
+    found: dict[str, int] = {}
+    for folder in folders:
+        query, _, number = folder.rpartition("/")
+        found[query] = max(found.get(query, 0), int(number))
+    return found
+
+
+def _may_run_again(found: Manifest, receipt: Stat, clock: Clock, *, is_newest: bool) -> bool:
     """Returns whether a rerun would look for the decision of a batch that is done."""
     if found.kind is BatchKind.NUMBERED:
-        batches = store.folders(f"{manifest.FOLDER}/{found.query}")
-        return not any(each.isdecimal() and int(each) > found.batch for each in batches)
+        return is_newest
     is_named = found.kind is BatchKind.NAMED
-    return is_named and not _are_old(receipts, limits.BATCH_MEMORY_SECONDS, clock)
+    return is_named and not _are_old([receipt], limits.BATCH_MEMORY_SECONDS, clock)
 
 
 def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:

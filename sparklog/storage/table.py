@@ -791,6 +791,37 @@ class TopicTable:
                 if each[1] <= until and self._unconfirmed.get(version) == each:
                     del self._unconfirmed[version]  # not noted again meanwhile
 
+    def ends_before(self, horizon_us: int) -> dict[int, int]:
+        """Returns ends of partitions that were committed before that time, by the store's clock.
+
+        They may be lower than the ends then; none if the newest commits are too many or are gone.
+        Raises `CorruptObject` and the errors of the store.
+        """
+        with self._lock:
+            version, ends = self._snapshot.version, dict(enumerate(self._snapshot.ends))
+            first = max(version - limits.OLD_COMMITS, 0)
+            stats = self.store.list_after(self.log_folder, delta_log.commit_name(first))
+            names = {delta_log.commit_name(each): each for each in range(first, version + 1)}
+            times = {names[stat.name]: stat.modified_us for stat in stats if stat.name in names}
+            old = [each for each, modified_us in times.items() if modified_us < horizon_us]
+            if not old:
+                return {}
+            for each in range(max(old) + 1, version + 1):
+                try:
+                    data = self.store.get(self._commit_path(each))
+                except ObjectMissing:
+                    return {}
+                for add in delta_log.decode_commit(data, self._commit_path(each)).adds:
+                    file = delta_log.file_of(add)
+                    known = ends.get(file.partition, 0)
+                    ends[file.partition] = min(known, 0 if file.first is None else file.first)
+            return ends
+
+    def forget_read_backs(self) -> None:
+        """Drops the commits that `confirm` would read back: for a broker that publishes none."""
+        with self._lock:
+            self._unconfirmed.clear()
+
     def _checksum(self, version: int) -> int | None:
         """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""
         try:

@@ -148,6 +148,8 @@ class Profile:
     steps: int
     segment_blocks: int
     """Size of a segment of the log, in blocks; 0: the log is in objects."""
+    is_brief: bool
+    """True if brokers live for moments."""
     is_rewritten: bool
     """True if the query writes to a topic that is deleted and created again."""
     has_worker: bool
@@ -221,6 +223,7 @@ class Profile:
             has_worker=chance.random() < 0.4,
             has_mirror=_peek(chance) < 0.2,
             asks=_peek(chance) * 10 % 1 < 0.7,
+            is_brief=_peek(chance) * 1_000 % 1 < 0.08,
             is_rewritten=bool(others) and not clone and _peek(chance) * 100 % 1 < 0.5,
         )
 
@@ -626,7 +629,7 @@ class World:
                 odds = self.chance.random()
                 if not alive or (len(alive) < self.profile.brokers and odds < 0.2):
                     self._start_broker(check_alive=self.chance.random() < 0.3)
-                elif odds > 0.97 and alive[0].serving:
+                elif odds > (0.6 if self.profile.is_brief else 0.97) and alive[0].serving:
                     alive[0].stop()
                 self.scheduler.sleep(self.chance.uniform(0.05, 0.6))
 

@@ -144,6 +144,7 @@ class Rig:
             self.publisher,
             clock=clock,
             after_seconds=options.confirm_after_seconds,
+            store_now_us=clock.now_us,
         )
         self.wal_cleaner = WalCleaner(
             store,
@@ -249,7 +250,7 @@ class Rig:
 
     def maintain_on(self, store: Store) -> None:
         """Makes the janitor, and with it the views of all tables, use another view of the store."""
-        self.janitor._store = store
+        self.janitor._store = self.janitor._staging._store = store
         for topic in self.partition_table.topics():
             topic.table.store = store
 

@@ -41,10 +41,11 @@ from sparklog.sinks.datasink import StagedTask, WriteTarget
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
-from sparklog.storage import manifest, staging_sweep
+from sparklog.storage import manifest
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
+from sparklog.storage.staging_sweep import StagingSweep
 from tests.support.brokers import Row, rows_of_root
 
 TYPES: Mapping[str, pa.DataType] = {
@@ -566,13 +567,13 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     assert values_of(log) == ["a"]
 
     def sweep(*, is_published: bool) -> int:
-        return staging_sweep.sweep(
+        return StagingSweep(
             sink.store,
             topics=dict,
             is_published=lambda *_: is_published,
             abandoned_seconds=0.0,
             clock=SystemClock(),
-        )
+        ).run()
 
     assert sweep(is_published=False) == 0
     log.flush_to_table()
@@ -601,13 +602,13 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
     (tmp_path / "staging/dead/7").mkdir(parents=True)
     log.flush_to_table()
     assert (
-        staging_sweep.sweep(
+        StagingSweep(
             LocalStore(tmp_path),
             topics=dict,
             is_published=lambda *_: True,
             abandoned_seconds=3600.0,
             clock=SystemClock(),
-        )
+        ).run()
         == 20
     )
     left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "staging").rglob("*"))

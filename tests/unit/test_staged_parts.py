@@ -587,6 +587,37 @@ def test_a_decision_stays_while_it_may_be_asked_for(
     ] * 4
 
 
+def test_batches_that_are_kept_cost_no_requests(
+    members: Members, driver: Driver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep lists all of them, and reads only what has changed, or belongs to a deleted topic."""
+    for number in range(5):
+        driver.commit(_everywhere("a"), query=f"q{number}")
+    sweep(members, clock, 2 * limits.PARTS_KEPT_SECONDS)
+    assert driver.files() == ["appended.json"] * 5 + ["manifest.json"] * 5
+    asked: list[str] = []
+    for name in ("get", "stat", "list_after", "folders"):
+        of_store = getattr(MemoryStore, name)
+
+        def note(store: MemoryStore, path: str, *rest: Any, of_store: Any = of_store) -> Any:
+            asked.extend([path] if path.startswith("staging") else [])
+            return of_store(store, path, *rest)
+
+        monkeypatch.setattr(MemoryStore, name, note)
+    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    assert [path for path in asked if path != "staging"] == []
+    driver.commit(_everywhere("b"), query="q3", batch=1)
+    asked.clear()
+    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    assert asked
+    assert {path.split("/")[1] for path in asked} == {"q3"}
+    members[0].broker.topics.delete("t")
+    for _ in range(2):
+        members[0].reconciler.tick()
+        sweep(members, clock, 2 * limits.PARTS_KEPT_SECONDS)
+    assert driver.files() == []
+
+
 @pytest.mark.parametrize("kind", [BatchKind.NAMED, BatchKind.UNNAMED])
 def test_a_single_write_is_swept_in_time(
     members: Members, driver: Driver, clock: ManualClock, kind: BatchKind

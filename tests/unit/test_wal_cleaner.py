@@ -759,3 +759,44 @@ def run_steps(kinds: Sequence[WalKind], taken: list[tuple[str, int, int]]) -> No
     } - {(rig.leadership.broker, rig.leadership.epoch)}:
         (fence,) = paths(model.store, wal.folder(broker, epoch))
         assert fence.isdigit()
+
+
+def test_brokers_that_live_for_seconds_free_their_epochs(clock: ManualClock) -> None:
+    """None lives until a checkpoint, a check of its files, or a deletion is due; with records."""
+    options = RigOptions(
+        hot_bytes=0,
+        confirm_after_seconds=10.0,
+        wal_cleaner=dataclasses.replace(EAGER, checkpoint_every_objects=1_000),
+    )
+    rig = Rig(MemoryStore(clock, is_local=True), clock, options=options)
+    rig.create("t", 1)
+    most_open = most_kept = 0
+    for life in range(40):
+        rig.append([f"{life}"])
+        rig.publish()
+        rig.wal_cleaner.tick()
+        clock.advance(4.0)
+        rig = rig.successor()
+        most_open = max(most_open, len(open_ids(rig.meta)))
+        folders = [paths(rig.store, f"wal/1/{name}") for name in rig.store.folders("wal/1")]
+        most_kept = max(most_kept, sum(len(names) > 1 for names in folders))  # a fence stays
+    assert most_open <= limits.INHERITED_EPOCHS + 2
+    assert most_kept <= most_open + limits.CLOSED_EPOCHS + 2
+    assert [value for _, value in rig.read()] == [b"%d" % life for life in range(40)]
+
+
+@pytest.mark.parametrize(("seconds", "confirmed"), [((11.0, 1.0), 1), ((1.0, 1.0), 0)])
+def test_only_old_commits_of_a_predecessor_are_confirmed_at_once(
+    clock: ManualClock, seconds: tuple[float, ...], confirmed: int
+) -> None:
+    """A VACUUM that began before a young one may still take its file."""
+    options = RigOptions(hot_bytes=0, confirm_after_seconds=10.0)
+    rig = Rig(MemoryStore(clock, is_local=True), clock, options=options)
+    rig.create("t", 1)
+    for each in seconds:
+        rig.append(["a"])
+        rig.publish()
+        clock.advance(each)
+    rig = rig.successor()
+    rig.confirmer.confirm()
+    assert rig.partition_table.unconfirmed_count == len(seconds) - confirmed

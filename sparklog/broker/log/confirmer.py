@@ -10,7 +10,7 @@ that was written again is checked as well. On an object store our commits are re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
 
 import structlog
@@ -42,10 +42,14 @@ class Confirmer:
         *,
         clock: Clock,
         after_seconds: float,
+        store_now_us: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`after_seconds`: the time from a commit to the check of its files."""
+        """`after_seconds`: the time from a commit to the check of its files. `store_now_us` returns
+        a recent time by the clock of a local store.
+        """
         self._store = store
         self._after_seconds = after_seconds
+        self._store_now_us = store_now_us
         self._partition_table = partition_table
         self._publisher = publisher
         self._clock = clock
@@ -100,12 +104,27 @@ class Confirmer:
             ends = {each.number: each.published for each in topic.partitions.values()}
             is_crowded = self._partition_table.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
         now = self._clock.monotonic()  # the commits up to these ends are all older
-        samples = self._published_ends.setdefault(topic.topic_id, deque([(now, {})]))
+        samples = self._published_ends.get(topic.topic_id)
+        if samples is None:
+            samples = deque([(now, self._old_ends(topic))])
+            self._published_ends[topic.topic_id] = samples
         if now - samples[-1][0] >= self._after_seconds / _SAMPLES or len(samples) == 1:
             samples.append((now, ends))
         while len(samples) > 1 and samples[1][0] <= now - self._after_seconds:
             samples.popleft()
         return (now, ends) if is_crowded else samples[0]
+
+    def _old_ends(self, topic: Topic) -> dict[int, int]:
+        """Returns ends that were published long enough ago, by brokers before this one.
+
+        A broker that lives for less than `after_seconds` would confirm nothing, and neither would
+        those after it. The times of commits are those of the store, as is the time now. An object
+        store has no local clock, and its commits would have to be read back.
+        """
+        if not self._store.is_local or not topic.unconfirmed:
+            return {}
+        horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
+        return topic.table.ends_before(horizon_us)
 
     def _confirm(self, topic: Topic) -> None:
         until, ends = self._ends_to_confirm(topic)

@@ -45,13 +45,13 @@ from sparklog.storage import (
     maintenance,
     manifest,
     retention,
-    staging_sweep,
 )
 from sparklog.storage.manifest import Manifest, Receipt, Section
 from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.staging_sweep import StagingSweep
 from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
@@ -137,6 +137,14 @@ class Janitor:
         self._is_busy = False
         self._measured_at, self._measured_bytes = clock.monotonic(), 0
         self._staging_due = self._first_sweep(manifest.FOLDER)
+        self._staging = StagingSweep(
+            store,
+            topics=lambda: manifest.destinations(self._meta.reload().topics),
+            is_published=self._is_published,
+            abandoned_seconds=settings.staging_abandoned_seconds,
+            clock=clock,
+            sweeps_receipts=is_controller,
+        )
 
     def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Maintains the topics whose turn it is, for a limited time."""
@@ -160,7 +168,7 @@ class Janitor:
                 break
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
-            self._sweep_staging()
+            self._sweep_staging(should_stop)
             self._sweep_deleted(should_stop)
             if self._is_controller():
                 self._sweep_temporaries()
@@ -209,6 +217,8 @@ class Janitor:
         state.due["look"] = now + self._quiet_seconds
         state.commits = 0
         if not self._owns(topic):
+            if not topic.partitions:
+                state.table.forget_read_backs()  # nothing of ours waits for them
             self._try(topic, state, "starts", self._follow_starts, is_over)
             return
         if topic.is_compacted and not state.backoff.is_waiting("keys"):
@@ -514,15 +524,9 @@ class Janitor:
         if has_rested and not maintenance.has_files(table):
             self._emptied.add(name)
 
-    def _sweep_staging(self) -> None:
+    def _sweep_staging(self, should_stop: Callable[[], bool]) -> None:
         try:
-            staging_sweep.sweep(
-                self._store,
-                topics=lambda: manifest.destinations(self._meta.reload().topics),
-                is_published=self._is_published,
-                abandoned_seconds=self._settings.staging_abandoned_seconds,
-                clock=self._clock,
-            )
+            self._staging.run(should_stop)
         except SyncFailed:
             raise
         except Exception as error:

@@ -10,6 +10,10 @@ of our own epoch holds its producer states.
 A checkpoint has the sequence of our newest object, so each object has one checkpoint at most. If
 the newest checkpoint was put before everything below it was published, and no more records come,
 the writer appends an object without records; the checkpoint after it frees the older objects.
+
+Brokers that live for seconds never reach the time of a checkpoint or of a deletion. So one that
+inherits several epochs puts its first checkpoint at once, and of many closed epochs the older ones
+are deleted at the start.
 """
 
 from __future__ import annotations
@@ -121,6 +125,7 @@ class WalCleaner:
         self._began_at = clock.monotonic()
         # Objects of closed epochs are deleted after a grace, whichever broker closed the epochs.
         self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
+        self._is_crowd_deleted = False
         self._known_open: set[tuple[int, int]] | None = None
         """The open epochs of the last tick as controller; None if this broker was not it."""
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
@@ -165,6 +170,8 @@ class WalCleaner:
         done = self._newest.sequence if self._newest else -1
         if self._partition_table.applied_sequence <= done:
             return False
+        if self._newest is None and len(self._inherited) >= limits.INHERITED_EPOCHS:
+            return True
         seconds = self._clock.monotonic() - self._checkpoint_at
         return seconds >= self._bounds.checkpoint_every_seconds or (
             self._appender.checkpoint_is_due(done, objects=self._bounds.checkpoint_every_objects)
@@ -234,12 +241,25 @@ class WalCleaner:
         self._known_open = now
 
     def _delete_closed(self) -> None:
+        if not self._is_crowd_deleted:
+            self._is_crowd_deleted = True
+            self._delete(besides=limits.CLOSED_EPOCHS)
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:
-            paths = self._wal.retired(self._open_epochs)
-            self._store.delete(paths)
-            for folder in sorted({path.rpartition("/")[0] for path in paths}):
-                self._store.remove_folder(folder)
+            self._delete()
             self._delete_closed_at = None
+
+    def _delete(self, *, besides: int = 0) -> None:
+        """Deletes what is left of closed epochs, `besides` the newest ones of each broker."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for path in self._wal.retired(self._open_epochs):
+            folder = path.rpartition("/")[0]
+            of_broker = found.setdefault(folder.rpartition("/")[0], {})
+            of_broker.setdefault(folder, []).append(path)
+        for of_broker in found.values():
+            folders = sorted(of_broker)  # the names sort like epochs
+            for folder in folders[: len(folders) - besides] if besides else folders:
+                self._store.delete(of_broker[folder])
+                self._store.remove_folder(folder)
 
     def _open_epochs(self) -> set[tuple[int, int]]:
         return {(each.broker, each.epoch) for each in self._meta.refresh().open_epochs}
