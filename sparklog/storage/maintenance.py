@@ -33,12 +33,16 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from sparklog import errors, limits
 from sparklog.storage import delta_log, restoring
-from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, is_our_file
+from sparklog.storage.table import TableChange, TopicTable, is_our_file, table_folder
+
+_EMPTIED: Final = "_emptied"
+"""The note in the folder of a deleted topic. Engines ignore names that begin with `_`."""
 
 
 def note_gaps(table: TopicTable) -> None:
@@ -198,6 +202,30 @@ def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRA
 def has_files(table: TopicTable) -> bool:
     """Returns whether data files of ours exist, active or not; lists all files."""
     return any(is_our_file(stat.name) for stat in table.store.walk(table.folder))
+
+
+def note_emptied(table: TopicTable) -> None:
+    """Notes that only the Delta log is left of a deleted topic, and will be at this version."""
+    table.store.put(f"{table.folder}/{_EMPTIED}", b"%d" % table.snapshot.version)
+
+
+def is_emptied(store: Store, topic: str) -> bool:
+    """Returns whether only the Delta log is left of a deleted topic, by a note of an earlier sweep.
+
+    The log has no newer version than the noted one: commits are removed oldest first, so the next
+    one is missing only if it was never made.
+    """
+    folder = table_folder(topic)
+    try:
+        version = int(store.get(f"{folder}/{_EMPTIED}").to_pybytes())
+        store.stat(f"{folder}/{delta_log.LOG_FOLDER}/{delta_log.commit_name(version)}")
+    except (ObjectMissing, ValueError):
+        return False
+    try:
+        store.stat(f"{folder}/{delta_log.LOG_FOLDER}/{delta_log.commit_name(version + 1)}")
+    except ObjectMissing:
+        return True
+    return False
 
 
 def has_rested(table: TopicTable, *, grace_seconds: float) -> bool:

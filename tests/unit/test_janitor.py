@@ -616,6 +616,47 @@ def test_a_late_file_of_a_deleted_topic_is_removed(rig: Rig, clock: ManualClock)
     assert file not in paths(rig.store, "topics/gone")
 
 
+def test_a_successor_knows_that_a_deleted_topic_is_swept(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start looks at the note of its folder, until a topic of that name is there again."""
+    rig.create("gone")
+    rig.broker.topics.delete("gone")
+
+    def sweep(rig: Rig) -> int:
+        """The requests of a sweep for the deleted topic."""
+        asked: list[str] = []
+        with monkeypatch.context() as noted:
+            for name in ("get", "stat", "list_after", "walk"):
+                of_store = getattr(MemoryStore, name)
+
+                def note(
+                    store: MemoryStore, path: str, *rest: Any, of_store: Any = of_store
+                ) -> Any:
+                    asked.extend([path] if path.startswith("topics/gone") else [])
+                    return of_store(store, path, *rest)
+
+                noted.setattr(MemoryStore, name, note)
+            clock.advance(SWEEP)
+            rig.janitor.tick()
+        return len(asked)
+
+    assert sweep(rig) > 5
+    assert sweep(rig) == 0
+    rig = rig.successor()
+    assert sweep(rig) == 3
+    assert sweep(rig) == 0
+    rig.create("gone")
+    rig.append(["a"], topic="gone")
+    rig.publish()
+    rig = rig.successor()
+    rig.broker.topics.delete("gone")
+    assert sweep(rig) > 5
+    for _ in range(3):
+        sweep(rig)
+    assert not any(name.endswith(".parquet") for name in paths(rig.store, "topics/gone"))
+
+
 def new_topic(rig: Rig) -> tuple[str, int]:
     """Lets the successor create a topic. Returns its name and its last partition."""
     rig.create("new")

@@ -590,7 +590,7 @@ def test_a_decision_stays_while_it_may_be_asked_for(
 def test_batches_that_are_kept_cost_no_requests(
     members: Members, driver: Driver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep lists all of them, and reads only what has changed, or belongs to a deleted topic."""
+    """A sweep lists all of them, and reads those that have changed, or are of a deleted topic."""
     for number in range(5):
         driver.commit(_everywhere("a"), query=f"q{number}")
     sweep(members, clock, 2 * limits.PARTS_KEPT_SECONDS)

@@ -510,6 +510,10 @@ class Janitor:
         The controller removes the files.
         """
         if name not in self._cleared:
+            if maintenance.is_emptied(self._store, name):
+                self._cleared.add(name)
+                self._emptied.add(name)
+                return
             self._finish_deletion(name)
         table = self._open_table(name)
         if table.refresh().topic_id is not None:
@@ -522,6 +526,7 @@ class Janitor:
         maintenance.sweep_orphans(table, grace_seconds=grace_seconds)
         has_rested = maintenance.has_rested(table, grace_seconds=grace_seconds)
         if has_rested and not maintenance.has_files(table):
+            maintenance.note_emptied(table)
             self._emptied.add(name)
 
     def _sweep_staging(self, should_stop: Callable[[], bool]) -> None:

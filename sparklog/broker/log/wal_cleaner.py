@@ -249,7 +249,7 @@ class WalCleaner:
             self._delete_closed_at = None
 
     def _delete(self, *, besides: int = 0) -> None:
-        """Deletes what is left of closed epochs, `besides` the newest ones of each broker."""
+        """Deletes the objects of closed epochs, `besides` those of each broker's newest ones."""
         found: dict[str, dict[str, list[str]]] = {}
         for path in self._wal.retired(self._open_epochs):
             folder = path.rpartition("/")[0]
