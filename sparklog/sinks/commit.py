@@ -40,12 +40,23 @@ def commit(
     sections: Sequence[Section],
     topics: Destinations,
     kind: BatchKind = BatchKind.NUMBERED,
+    fails_on_different_rerun: bool = False,
 ) -> None:
     """Appends the batch, including any part that an earlier run has left undone.
 
-    `topics` has at least those of the sections. Raises `BadRequest` if the batch was given up or is
-    in other topics, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
+    Raises `BadRequest` if the batch was given up, is in other topics, or was decided with other
+    numbers of rows, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
     after these two.
+
+    Args:
+        root: the root.
+        storage: options of its store.
+        query: the query of the batch.
+        batch: its number.
+        sections: the rows that the tasks have staged.
+        topics: at least those of the sections, as they were when the batch began.
+        kind: how the batch may be repeated.
+        fails_on_different_rerun: whether other numbers of rows are an error, or a warning.
     """
     store = open_store(root, storage)
     ours = Manifest(
@@ -63,6 +74,7 @@ def commit(
     store.delete({section.path for section in sections if section.rows} - kept)
     if decided is not None:
         _check_topics(ours, {section.topic for section in decided.sections})
+        _check_rows(ours, decided, topics, fails=fails_on_different_rerun)
     if decided is not None and not decided.sections:
         return
     receipt = None if decided is ours else manifest.find_receipt(store, ours)
@@ -195,6 +207,44 @@ def _check_topics(ours: Manifest, appended: Collection[str]) -> None:
             f" before, and now goes to {_named(wanted)}: nothing of it was written. Two queries"
             " seem to share a checkpoint, or two writes a name: give this one its own"
         )
+
+
+def _check_rows(ours: Manifest, decided: Manifest, topics: Destinations, *, fails: bool) -> None:
+    """Raises `BadRequest` if the batch was decided with other numbers of rows, and ours has some.
+
+    A query that is started again reads the same records for a batch. Another query with a copy of
+    its checkpoint does not, and its rows would be dropped.
+    """
+    wanted = _rows(ours)
+    known = _rows(decided)
+    for name in decided.topics_gone(topics):
+        known.pop(name, None)
+        wanted.pop(name, None)
+    if not wanted or wanted == known:
+        return
+    reason = (
+        f"batch {ours.batch} of query {ours.query} was written before with {_counted(known)}, and"
+        f" now has {_counted(wanted)}, which are not written. If another query has a copy of this"
+        " query's checkpoint, give each one its own, or a topic of its own. If the query does not"
+        " give the same rows for a batch each time, set failOnDifferentRerun=false: the rows that"
+        " were written first stay"
+    )
+    if fails:
+        raise errors.BadRequest(reason=reason)
+    _log.warning("%s", reason)
+
+
+def _rows(batch: Manifest) -> dict[str, int]:
+    """Returns the number of rows by topic."""
+    found: dict[str, int] = {}
+    for each in batch.sections:
+        found[each.topic] = found.get(each.topic, 0) + each.rows
+    return found
+
+
+def _counted(rows: Mapping[str, int]) -> str:
+    counts = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())]
+    return ", ".join(counts) or "no rows"
 
 
 def _named(topics: Iterable[str]) -> str:

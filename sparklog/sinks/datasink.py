@@ -85,6 +85,7 @@ class WriteTarget:
     topic: str | None
     topics: Destinations
     as_json: bool = False
+    fails_on_different_rerun: bool = False
     ranges: OffsetRanges | None = None
 
 
@@ -117,6 +118,7 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
         topic=options.topic,
         topics=found,
         as_json=options.as_json,
+        fails_on_different_rerun=options.fails_on_different_rerun,
         ranges=options.ranges,
     )
 
@@ -230,6 +232,7 @@ class BatchWriter(DataSourceArrowWriter):
             sections=sections,
             topics=target.topics,
             kind=self._kind,
+            fails_on_different_rerun=target.fails_on_different_rerun,
         )
 
     @sentence_first
@@ -260,6 +263,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 batch=staged[0].batch,
                 sections=_sections(staged),
                 topics=self._target.topics,
+                fails_on_different_rerun=self._target.fails_on_different_rerun,
             )
 
     @sentence_first

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sparklog import errors
-from sparklog.sinks.options import ONCE
+from sparklog.sinks.options import DIFFERENT_RERUN, ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +55,7 @@ def write_batch(
     """
     _check_options(options)
     query_id = _query_id(frame.sparkSession, query_name or name)
-    given = {"root": root, "topic": topic, **options}
+    given = {DIFFERENT_RERUN: "true", "root": root, "topic": topic, **options}
     writer = frame.write.format("sparklog").mode("append")
     for option, value in given.items():
         if value is not None:

@@ -6,6 +6,7 @@
 | `valueFormat` | `binary` | `binary`: the column `value` as it is; `json`: one JSON object of all columns but `key`, `topic`, `partition`, `headers` and `timestamp` |
 | `txnAppId` | none | batch only: a write with this name and `txnVersion` to a root, or to the topic, is applied once, for the lifetime of the topic |
 | `txnVersion` | none | batch only: a whole number from 0 up; set both or neither |
+| `failOnDifferentRerun` | stream: `true`; batch: `false` | whether a batch that is repeated with another number of rows fails |
 | `idempotencyKey` | none | batch only: a write with this name to a root, or to the topic, is applied once within 30 days; the newest 50,000 names of a topic are remembered |
 | `offsets` | `assign` | `assign`: the broker gives records their offsets; `keep`: batch only: rows keep those of the columns `partition` and `offset`, in a topic that is a mirror |
 | `offsetRanges` | none | with `offsets` = `keep`: the offsets that the write covers, rows or not, first and end of each partition: `{"orders": {"0": [0, 1000]}}` |
@@ -32,7 +33,16 @@ _WHERE: Final = 'the sink format("sparklog")'
 ONCE: Final = ("txnAppId", "txnVersion", "idempotencyKey")
 """Options that identify a batch write."""
 
-_KNOWN: Final = ("topic", "valueFormat", *ONCE, "offsets", "offsetRanges", "includeHeaders")
+DIFFERENT_RERUN: Final = "failOnDifferentRerun"
+_KNOWN: Final = (
+    "topic",
+    "valueFormat",
+    *ONCE,
+    DIFFERENT_RERUN,
+    "offsets",
+    "offsetRanges",
+    "includeHeaders",
+)
 _OF_SPARK: Final = ("checkpointLocation", "queryName")
 _NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]{1,200}")
 _QUERY_LENGTH: Final = 250
@@ -51,6 +61,8 @@ class SinkOptions:
     """Identity of a batch write, together with `batch`, if the user has named it."""
     batch: int
     kind: BatchKind
+    fails_on_different_rerun: bool
+    """True if a batch that is repeated with other numbers of rows is an error."""
     ranges: OffsetRanges | None
     """The offsets that the write covers, if rows keep theirs."""
     moved: str | None
@@ -73,6 +85,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         query=query,
         batch=batch,
         kind=_kind(options, streaming=streaming),
+        fails_on_different_rerun=options.flag(DIFFERENT_RERUN, default=streaming),
         ranges=_ranges(options, topic, streaming=streaming),
         moved=options.moved,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import subprocess
@@ -450,6 +451,28 @@ def test_a_rerun_drives_the_manifest_that_stands(log: Log, tmp_path: Path) -> No
             *([sink.stage(rerun)] if rerun else []),
         )
     assert values_of(log) == ["decided 0", "decided 1"]
+
+
+@pytest.mark.parametrize("rows", [("x",), ("x", "y", "z")])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_batch_with_other_rows_is_no_rerun(
+    log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: tuple[str, ...], fails: bool
+) -> None:
+    """It is one of a query with a copy of the checkpoint, unless the user says that rows differ."""
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage("a"), sink.stage("b"))
+    copy = Sink(tmp_path)
+    copy.target = dataclasses.replace(copy.target, fails_on_different_rerun=fails)
+    said = f"written before with 2 rows for t, and now has {len(rows)} rows for t"
+    if fails:
+        with pytest.raises(errors.BadRequest, match=said):
+            copy.commit(copy.stage(*rows))
+    else:
+        copy.commit(copy.stage(*rows))
+        assert said in caplog.text
+    copy.commit(copy.stage("c", "d"))
+    copy.commit(copy.stage())
+    assert sorted(values_of(log)) == ["a", "b"]
 
 
 def test_an_empty_batch_leaves_nothing(log: Log, tmp_path: Path) -> None:
