@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -31,6 +33,27 @@ class ThreadClock(Clock, Protocol):
         May return earlier; None: there is no deadline.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment by both clocks: the monotonic one stands still while a machine sleeps."""
+
+    monotonic_seconds: float = -math.inf
+    wall_us: int = 0
+
+    @classmethod
+    def now(cls, clock: Clock) -> Moment:
+        return cls(clock.monotonic(), clock.now_us())
+
+    def age_seconds(self, clock: Clock) -> float:
+        """Returns the time since then. The wall clock also counts a machine's suspension."""
+        since_us = clock.now_us() - self.wall_us
+        return max(clock.monotonic() - self.monotonic_seconds, since_us / 1e6)
+
+
+NEVER: Final = Moment()
+"""Longer ago than anything."""
 
 
 class SystemClock:

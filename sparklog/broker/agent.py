@@ -622,7 +622,11 @@ class Agent:
                 self._publisher,
                 clock=clock,
                 after_seconds=limits.CONFIRM_AFTER_SECONDS,
-                store_now_us=lambda: heartbeat_time_us(store, self._leadership.broker),
+                store_now_us=(
+                    functools.partial(heartbeat_time_us, store, self._leadership.broker)
+                    if self._leadership.inherited
+                    else None
+                ),
             ).confirm,
             clock=clock,
             bounds=WalCleanerLimits(

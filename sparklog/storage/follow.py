@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sparklog import errors, limits
-from sparklog.clock import Clock
+from sparklog.clock import NEVER, Clock, Moment
 from sparklog.storage import wal
 from sparklog.storage.cluster import open_cluster
 from sparklog.storage.metadata import ClusterMetadata
@@ -42,7 +42,7 @@ class RootFollower:
         self._tails: dict[tuple[str, int], tuple[Located, ...]] = {}
         self._joined: dict[tuple[str, int], tuple[int, int]] = {}
         """For each tail the number of entries and the offset that it was joined from."""
-        self._listed_at = -float("inf")
+        self._listed = NEVER
 
     # -------------------------------------------------------------------------- looking
 
@@ -61,7 +61,7 @@ class RootFollower:
         judged: set[tuple[int, int]] = set()
         while True:
             failure: errors.SparklogError | None = None
-            began = self._clock.monotonic()
+            began = Moment.now(self._clock)
             try:
                 self._read_wals(names)
                 snapshots = self._read_tables(names)
@@ -69,12 +69,11 @@ class RootFollower:
                 failure = error
             else:
                 joined = [self._join(snapshot) for snapshot in snapshots.values()]
-                seconds = self._clock.monotonic() - began
-                if all(joined) and seconds < limits.TRIM_GRACE_SECONDS:
+                if all(joined) and began.age_seconds(self._clock) < limits.TRIM_GRACE_SECONDS:
                     return snapshots
             # Missing entries were published and trimmed, or are in an epoch that was closed or
             # opened meanwhile. A refresh that took too long may have missed both. List all again.
-            self._listed_at = -float("inf")
+            self._listed = NEVER
             # Brokers may start and end at each attempt; only a failure with the same epochs counts.
             epochs = {each.id for each in self.metadata.open_epochs}
             attempts = attempts + 1 if epochs == judged else 1
@@ -90,8 +89,8 @@ class RootFollower:
         An object exists for at least `TRIM_GRACE_SECONDS`, so more frequent probing misses none.
         After half of that time the folders are listed again.
         """
-        began = self._clock.monotonic()
-        relist = began - self._listed_at > limits.TRIM_GRACE_SECONDS / 2
+        began = Moment.now(self._clock)
+        relist = self._listed.age_seconds(self._clock) > limits.TRIM_GRACE_SECONDS / 2
         metadata = self._meta.refresh()
         wanted = {metadata.topic(name).topic_id for name in names}
         if not wanted <= self._followed:
@@ -113,7 +112,7 @@ class RootFollower:
                 for located in each.located:
                     self._add(located)
         if relist:  # only after all folders are listed
-            self._listed_at = began
+            self._listed = began
 
     def _add(self, located: Located) -> None:
         entry = located.entry

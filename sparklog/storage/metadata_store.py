@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 
 from sparklog import errors, limits
-from sparklog.clock import Clock
+from sparklog.clock import NEVER, Clock, Moment
 from sparklog.storage import metadata_format
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_format import Delta
@@ -73,27 +73,13 @@ class _Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
-    monotonic_seconds: float = -float("inf")
-    wall_us: int = 0
-
-    def age_seconds(self, clock: Clock) -> float:
-        """Returns the time since then. The wall clock also counts a machine's suspension."""
-        since_us = clock.now_us() - self.wall_us
-        return max(clock.monotonic() - self.monotonic_seconds, since_us / 1e6)
-
-
-_NEVER: Final = _Moment()
-
-
-@dataclass(frozen=True, slots=True)
 class _Look:
     """The newest version, as one look at the store found it. Moments are those of its begin."""
 
     newest: ClusterMetadata
-    listed: _Moment = _NEVER
+    listed: Moment = NEVER
     """The last listing that the look relies on."""
-    at: _Moment = _NEVER
+    at: Moment = NEVER
 
     def may_probe(self, clock: Clock) -> bool:
         """Returns whether no version that follows `newest` can have been pruned."""
@@ -142,7 +128,7 @@ class MetadataStore:
 
         Raises `CorruptObject` and the errors of the store.
         """
-        began, look = self._now(), self._look
+        began, look = Moment.now(self._clock), self._look
         if look.newest.version and look.may_probe(self._clock):
             newest = self._probe(look.newest)
             # If this process was suspended meanwhile, the probed version may have been pruned.
@@ -153,7 +139,7 @@ class MetadataStore:
     def reload(self) -> ClusterMetadata:
         """Returns the newest version by listing, whatever is known. Raises as `refresh`."""
         for _ in range(_ATTEMPTS):
-            began, known = self._now(), self.current
+            began, known = Moment.now(self._clock), self.current
             listing = self._list()
             if not listing.deltas:
                 return known
@@ -168,9 +154,6 @@ class MetadataStore:
         raise errors.CorruptObject(
             path=_path(listing.deltas[-1]), check=f"it does not descend from {base}"
         )
-
-    def _now(self) -> _Moment:
-        return _Moment(self._clock.monotonic(), self._clock.now_us())
 
     def _adopt(self, look: _Look) -> ClusterMetadata:
         """Keeps what `look` found, unless another thread's look knows more."""
@@ -330,7 +313,7 @@ class MetadataStore:
         or if the look took so long that it proves nothing.
         """
         path = _path(after.version)
-        began, newest = self._now(), None
+        began, newest = Moment.now(self._clock), None
         with contextlib.suppress(ObjectMissing):
             newest = self._follow(after, self._list(after.version))
         if began.age_seconds(self._clock) >= limits.META_LOOK_SECONDS:

@@ -144,7 +144,7 @@ class Rig:
             self.publisher,
             clock=clock,
             after_seconds=options.confirm_after_seconds,
-            store_now_us=clock.now_us,
+            store_now_us=clock.now_us if self.leadership.inherited else None,
         )
         self.wal_cleaner = WalCleaner(
             store,

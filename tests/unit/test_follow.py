@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import MemoryStore, NoFaults
@@ -164,6 +164,28 @@ def test_a_reader_that_pauses_looks_again(store: MemoryStore, clock: ManualClock
     pausing.meanwhile, pausing.armed = hand_over, True
     expected = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
     assert rows_followed(follower, store) == expected
+
+
+def test_a_reader_whose_machine_slept_sees_the_end(store: MemoryStore, clock: ManualClock) -> None:
+    """The objects that it would look for next were trimmed meanwhile, which is not their end."""
+
+    class Suspended(ManualClock):
+        def monotonic(self) -> float:
+            return 0.0
+
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    rig.append(["a"])
+    asleep = Suspended(clock.now_us())
+    follower = RootFollower(store, clock=asleep)
+    assert rows_followed(follower, store) == [(0, b"a")]
+    for text in "bc":
+        rig.append([text])
+        rig.publish()
+        rig.trim()
+    rig.append(["d"])
+    asleep.advance(limits.TRIM_GRACE_SECONDS)
+    assert rows_followed(follower, store) == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
 
 
 def test_brokers_that_come_and_go_end_no_look(store: MemoryStore, clock: ManualClock) -> None:

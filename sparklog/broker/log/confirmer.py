@@ -42,10 +42,10 @@ class Confirmer:
         *,
         clock: Clock,
         after_seconds: float,
-        store_now_us: Callable[[], int] = lambda: 0,
+        store_now_us: Callable[[], int] | None = None,
     ) -> None:
         """`after_seconds`: the time from a commit to the check of its files. `store_now_us` returns
-        a recent time by the clock of a local store.
+        a recent time by the clock of a local store, for a broker that has predecessors.
         """
         self._store = store
         self._after_seconds = after_seconds
@@ -121,7 +121,7 @@ class Confirmer:
         those after it. The times of commits are those of the store, as is the time now. An object
         store has no local clock, and its commits would have to be read back.
         """
-        if not self._store.is_local or not topic.unconfirmed:
+        if self._store_now_us is None or not self._store.is_local or not topic.unconfirmed:
             return {}
         horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
         return topic.table.ends_before(horizon_us)
