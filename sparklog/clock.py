@@ -37,7 +37,7 @@ class ThreadClock(Clock, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment by both clocks: the monotonic one stands still while a machine sleeps."""
+    """A moment by both clocks: the monotonic one stops while a machine sleeps."""
 
     monotonic_seconds: float = -math.inf
     wall_us: int = 0

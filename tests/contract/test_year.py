@@ -13,10 +13,13 @@ from typing import Final
 import pytest
 
 from sparklog.clock import ManualClock
+from sparklog.formats.flight_messages import AppendStaged
 from sparklog.settings import JanitorSettings
+from sparklog.storage import manifest
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.objects import MemoryStore
-from tests.support.brokers import Rig, RigOptions
+from sparklog.storage.manifest import Manifest, Receipt, StagingWriter
+from sparklog.storage.objects import DelayedStore, MemoryStore, Store
+from tests.support.brokers import Rig, RigOptions, payload
 from tests.support.processes import MIB, resident_bytes
 
 YEAR_SECONDS: Final = 365 * 24 * 3600.0
@@ -67,7 +70,7 @@ class Year:
     def __init__(self, publishes: int) -> None:
         self.publishes = publishes
         self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+        self.store: Store = MemoryStore(self.clock)
         self.appends = self.published = self.days = self.months = 0
         self.sequences: Counter[tuple[str, int]] = Counter()
         """Records of each idempotent producer in each topic."""
@@ -93,13 +96,17 @@ class Year:
             if days > self.days:
                 self.days = days
                 self.rig.append_staged([(0, [f"day {days}"])], batch=days, topic="events")
+                self.end_day()
             if days > 30 * (self.months + 1):
                 self.months += 1
                 self.restart()
 
+    def end_day(self) -> None:
+        """Does nothing more."""
+
     def restart(self) -> None:
         """Another broker takes over, with its own epoch of the log."""
-        self.rig = self.rig.successor()
+        self.rig = self.rig.successor(store=self.store)
 
     def _append(self) -> None:
         self.appends += 1
@@ -140,6 +147,40 @@ class Year:
             follower.plan(topic, snapshot, 0, first, end)
 
 
+class Habits(Year):
+    """A year in which, each day, a topic and a query end, and the broker restarts three times."""
+
+    def __init__(self, publishes: int) -> None:
+        super().__init__(publishes)
+        self.counted = self.store = DelayedStore(self.store, 0.0, self.clock)
+        self.restart()
+
+    def end_day(self) -> None:
+        self.rig.create(f"of{self.days}", 1)
+        self.rig.append(["a"], topic=f"of{self.days}")
+        if self.days > 3:
+            self.rig.broker.topics.delete(f"of{self.days - 3}")
+        writer = StagingWriter(self.store, query=f"q{self.days}", batch=0, clock=self.clock)
+        writer.add("events", 0, payload(["of a query"]))
+        topic_ids = {"events": self.rig.partition_table.topic("events").topic_id}
+        batch = Manifest(
+            query=f"q{self.days}", batch=0, sections=tuple(writer.finish()), topic_ids=topic_ids
+        )
+        manifest.write(self.store, batch, self.clock)
+        reply = self.rig.broker.staged.append(AppendStaged(manifest=batch.path))
+        Receipt(ranges=reply.ranges, topic_ids=topic_ids).put(self.store, batch, self.clock)
+        for _ in range(3):
+            self.clock.advance(1.0)
+            self.restart()
+
+    def day_of_requests(self) -> int:
+        """Returns the requests of a day, with its upkeep."""
+        before, days = self.counted.requests.total(), self.days
+        while self.days == days:
+            self.live(BURST)
+        return self.counted.requests.total() - before
+
+
 def _cpu_ms(run: Callable[[], None]) -> float:
     began = time.thread_time()
     run()
@@ -176,3 +217,21 @@ def test_a_year_of_publishes_costs_no_more_at_its_end() -> None:
     print(young.objects, old.objects, young.costs, old.costs, sep="\n")  # noqa: T201
     for name, cost in old.costs.items():
         assert cost <= 1.2 * young.costs[name], name
+
+
+@pytest.mark.soak(mode="limits")
+@pytest.mark.timeout(3_600)
+def test_a_year_of_ends_costs_no_more_at_its_end() -> None:
+    """Topics are deleted, queries end, and a thousand brokers restart: requests and starts stay."""
+    found = []
+    year = Habits(2_000)
+    for part in (0.1, 1.0):
+        year.live(round(2_000 * part) - year.published)
+        costs = year.moment().costs
+        found.append(
+            costs | {"requests": statistics.median(year.day_of_requests() for _ in range(5))}
+        )
+    print(year.rig.leadership.epoch, *found, sep="\n")  # noqa: T201
+    young, old = found
+    for name in ("start", "MiB", "requests"):
+        assert old[name] <= 1.2 * young[name], name

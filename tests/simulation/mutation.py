@@ -34,9 +34,11 @@ class Mutation:
     def change(self, profile: Profile) -> Profile:
         """Returns the profile with this mutation's rates and other requirements.
 
-        It has no mirror unless the mutation requires one, and segments only on a local disk.
+        It has no mirror, no query of a topic that is deleted and no brief brokers unless the
+        mutation requires them, and segments only on a local disk.
         """
-        required: dict[str, Any] = {"has_mirror": False, **dict(self.profile)}
+        usual = {"has_mirror": False, "is_rewritten": False, "is_brief": False}
+        required: dict[str, Any] = {**usual, **dict(self.profile)}
         if not required.get("is_local", profile.is_local):
             required["segment_blocks"] = 0
         return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **required)

@@ -229,7 +229,7 @@ MUTATIONS = (
         name="a lost publishing process has put no commit",
         patches=((publish_process, "PutUnresolved", _refuse),),
         rates=Rates(lost_answer=0.2),
-        profile=(("has_worker", True),),
+        profile=(("has_worker", True), ("steps", 1_500)),
     ),
     Mutation(
         name="producers are not remembered",
@@ -286,7 +286,7 @@ MUTATIONS = (
         name="a preparation is not renewed",
         patches=((TopicTable, "renew", _always(None)),),
         rates=Rates(),
-        profile=(*_LARGE, ("readers", 0), ("steps", 400)),
+        profile=(*_LARGE, ("readers", 0), ("steps", 1_000)),
     ),
     Mutation(
         name="files that are prepared become too old",
