@@ -511,7 +511,9 @@ class Query(Client):
     def _try_to_adopt(
         self, decision: manifest.Manifest, *, may_be_refused: bool = False
     ) -> flight_messages.AppendStagedReply | None:
-        """The answer, or None where there was none."""
+        """The answer, or None where there was none. A batch without rows needs no append."""
+        if not decision.sections:
+            return flight_messages.AppendStagedReply(ranges={}, skipped=True)
         if self.world.profile.is_cluster:
             return self._adopt_everywhere(decision, may_be_refused=may_be_refused)
         call = self.send("adopt", lambda core: self._adopt(core, decision))
