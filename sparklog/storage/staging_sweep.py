@@ -10,8 +10,9 @@ Of a batch that several brokers have appended, the files are removed an hour aft
 put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
 later batch is staged; of a write with a key, for 30 days.
 
-A sweep lists all staged objects at once, and reads only manifests that may have something to do: it
-remembers the batches that are done and kept for a rerun.
+A sweep lists all staged objects at once, and reads only manifests that may have something to do. It
+remembers those of batches that are done and kept for a rerun, and reads a few of them in each sweep
+until it knows all: there is one for each query that has ended.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 
@@ -35,6 +37,10 @@ IsPublished = Callable[[Manifest, int, Receipt | None], bool]
 Called after the manifest is read, with the time at which it was put, in µs: a partition that was
 created for the batch exists by then. And with the receipt, if several brokers have appended it.
 """
+
+
+_LEARNT: Final = 10
+"""Manifests of kept batches that one sweep reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,8 @@ class StagingSweep:
         self._sweeps_receipts = sweeps_receipts
         self._kept: dict[str, _Kept] = {}
         """By folder."""
+        self._left_to_learn = 0
+        """How many more of the kept batches this call reads."""
         self._last = ""
         """The folder after which the next call begins, because this one was stopped."""
 
@@ -84,6 +92,7 @@ class StagingSweep:
         folders = self._listed()
         newest = _newest(folders)
         topics = self._topics()
+        self._left_to_learn = _LEARNT
         self._kept = {folder: each for folder, each in self._kept.items() if folder in folders}
         for folder in sorted(folders, key=lambda folder: (folder <= self._last, folder)):
             if should_stop():
@@ -119,6 +128,9 @@ class StagingSweep:
     ) -> bool:
         """Returns whether nothing has changed about a batch that is done and kept for a rerun."""
         kept = self._kept.get(folder)
+        if kept is None and is_newest and _is_done(stats):
+            self._left_to_learn -= 1
+            return self._left_to_learn < 0
         if kept is None or {stat.name for stat in stats} != kept.names:
             return False
         if kept.decided.is_void(topics):
@@ -171,9 +183,10 @@ class StagingSweep:
             return []
         if not _are_old([put], limits.PARTS_KEPT_SECONDS, self._clock):
             return []  # a leader may have published rows that it has not confirmed
-        receipt = manifest.find_receipt(self._store, found)
-        if not self._is_published(found, decided_us, receipt):
-            return []
+        if not _is_done(stats):
+            receipt = manifest.find_receipt(self._store, found)
+            if not self._is_published(found, decided_us, receipt):
+                return []
         if is_void or not _may_run_again(found, put, self._clock, is_newest=is_newest):
             return sorted(names)
         # With earlier, refused attempts: without them their drivers could decide again.
@@ -190,6 +203,14 @@ class StagingSweep:
                     if batch.isdecimal():
                         self._store.remove_folder(f"{manifest.FOLDER}/{query}/{batch}")
                 self._store.remove_folder(f"{manifest.FOLDER}/{query}")
+
+
+def _is_done(stats: list[Stat]) -> bool:
+    """Returns whether only the decision about a batch and its receipt are left: it is published."""
+    names = [stat.name for stat in stats]
+    return any(map(manifest.is_receipt, names)) and all(
+        manifest.is_manifest(name) or manifest.is_receipt(name) for name in names
+    )
 
 
 def _newest(folders: Iterable[str]) -> dict[str, int]:
