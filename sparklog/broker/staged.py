@@ -95,19 +95,28 @@ class StagedBatches:
         Raises `BadRequest` if these are all, and `MetadataChanged` if this broker does not know yet
         which topics there are.
         """
+        names = {section.topic for section in staged.sections}
         known: dict[str, Destination] = {}
-        for name in {section.topic for section in staged.sections}:
-            topic = self._partition_table.topic(name)
-            known[name] = Destination(topic.topic_id, topic.count)
+        for name in names:
+            try:
+                topic = self._partition_table.topic(name)
+            except errors.UnknownTopic:
+                if name not in staged.topic_ids:
+                    raise
+            else:
+                known[name] = Destination(topic.topic_id, topic.count)
         gone = staged.topics_gone(known)
         if not gone:
             return staged
-        newest = MetadataStore(self._store, clock=self._clock).reload().topics
-        for name in gone:
-            now = newest.get(name)
-            if now is None or (now.topic_id, now.partition_count) != known[name]:
-                raise errors.MetadataChanged
-        if gone == known.keys():
+        newest = manifest.destinations(
+            MetadataStore(self._store, clock=self._clock).reload().topics
+        )
+        if any(newest.get(name) != known.get(name) for name in gone):
+            raise errors.MetadataChanged
+        for name in gone - known.keys():
+            if gone == names:
+                raise errors.UnknownTopic(topic=name)
+        if gone == names:
             raise errors.BadRequest(
                 reason=f"batch {staged.batch} of {staged.query} was staged for"
                 f" {', '.join(sorted(known))} before that was deleted and created again: start the"

@@ -206,14 +206,15 @@ class _Replay:
             part = whole.between(starts, ends)
             self._source.describe(log)  # these offsets may be of another topic, and its times
             if part.count:
-                self._target.check(name, self._name)
                 late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
                 time.sleep(max(-late, 0.0))
+                self._target.check(name, self._name)
                 written = self._write(part, at, speed, txnAppId=name, txnVersion=str(number))
                 count += written
                 behind = f", {late:.1f} s late" if late > _WINDOW_SECONDS else ""
                 echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")
             starts, at = ends, until
+        self._target.check(name, self._name)
         return count
 
     def _time_bounds(self, part: Range) -> tuple[datetime, datetime] | None:

@@ -298,10 +298,14 @@ class _Verification:
                 )
         self.rows += count
         said = f"{snapshot.partitions} partitions, {count:,} records"
+        state, advice = CheckState.OK, ""
         if missing:
             causes = ", ".join(sorted(_causes(snapshot)))
             said += f", {missing:,} offsets without a record{f' ({causes})' if causes else ''}"
-        self._add(name, CheckState.OK, said, "")
+            if any(cause is GapCause.ENGINE for _, cause in snapshot.gaps):
+                state = CheckState.WARN
+                advice = "DESCRIBE HISTORY shows the DELETE, or the RESTORE to an older version"
+        self._add(name, state, said, advice)
 
     def check_gaps(
         self,

@@ -84,7 +84,8 @@ def commit(
         connection = _connect(root, tuple(sorted(storage.items()))).connection
         reply = append_everywhere(connection, ours.path)
         if reply.topic_ids:
-            receipt = manifest.Receipt(ranges=reply.ranges, topic_ids=reply.topic_ids)
+            ranges = {name: reply.ranges[name] for name in reply.topic_ids if name in reply.ranges}
+            receipt = manifest.Receipt(ranges=ranges, topic_ids=reply.topic_ids)
             receipt.put(store, ours, SystemClock())
         is_repeated, holders = reply.skipped, set(reply.ranges)
     if is_repeated:
@@ -223,11 +224,11 @@ def _check_rows(ours: Manifest, decided: Manifest, topics: Destinations, *, fail
     if not wanted or wanted == known:
         return
     reason = (
-        f"batch {ours.batch} of query {ours.query} was written before with {_counted(known)}, and"
+        f"batch {ours.batch} of query {ours.query} was decided before with {_counted(known)}, and"
         f" now has {_counted(wanted)}, which are not written. If another query has a copy of this"
         " query's checkpoint, give each one its own, or a topic of its own. If the query does not"
         " give the same rows for a batch each time, set failOnDifferentRerun=false: the rows that"
-        " were written first stay"
+        " were staged first count"
     )
     if fails:
         raise errors.BadRequest(reason=reason)

@@ -191,7 +191,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     def holders(self, topics: Destinations) -> set[str]:
         """Returns the topics that have rows of the batch and are among `topics`, which exist."""
         ids = {name: each.topic_id for name, each in topics.items()}
-        return {name for name in self.ranges if ids.get(name) == self.topic_ids[name]}
+        return {name for name in self.ranges if ids.get(name, "") == self.topic_ids.get(name)}
 
     def put(self, store: Store, of: Manifest, clock: Clock) -> None:
         """Puts it beside the manifest. Raises like `claim`."""
@@ -204,14 +204,21 @@ _manifest_decoder = msgspec.json.Decoder(Manifest)
 
 
 def find_receipt(store: Store, of: Manifest) -> Receipt | None:
-    """Returns the receipt of a batch, if there is one. Raises `CorruptObject`."""
-    path = f"{folder(of.query, of.batch)}/{receipt_name(of.attempt)}"
-    try:
-        return _receipt_decoder.decode(store.get(path))
-    except ObjectMissing:
-        return None
-    except msgspec.MsgspecError as error:
-        raise errors.CorruptObject(path=path, check=str(error)) from error
+    """Returns the receipt of a batch, if there is one. Raises `CorruptObject`.
+
+    Older releases put that of any attempt under the first one's name.
+    """
+    for attempt in dict.fromkeys((of.attempt, 0)):
+        path = f"{folder(of.query, of.batch)}/{receipt_name(attempt)}"
+        try:
+            found = _receipt_decoder.decode(store.get(path))
+        except ObjectMissing:
+            continue
+        except msgspec.MsgspecError as error:
+            raise errors.CorruptObject(path=path, check=str(error)) from error
+        if attempt == of.attempt or of.topic_ids in ({}, found.topic_ids):
+            return found
+    return None
 
 
 def folder(query: str, batch: int) -> str:

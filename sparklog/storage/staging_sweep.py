@@ -4,7 +4,8 @@ A batch with a manifest is removed only after all of it is published. A batch wi
 get its manifest from a slow driver. So before its files are removed, the sweeper puts a refusal at
 the manifest's path, which a late driver then finds. Files staged after a refusal belong to the next
 attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even later driver
-would commit files that no longer exist. A manifest whose topics are all gone ends its attempt, too.
+would commit files that no longer exist. A manifest whose topics were created again ends its
+attempt, too, and is kept as long.
 
 Of a batch that several brokers have appended, the files are removed an hour after the receipt was
 put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
@@ -77,7 +78,7 @@ class StagingSweep:
         self._kept: dict[str, _Kept] = {}
         """By folder."""
         self._left_to_learn = 0
-        """How many more of the kept batches this call reads."""
+        """The number of kept batches that this call may still read."""
         self._last = ""
         """The folder after which the next call begins, because this one was stopped."""
 
@@ -100,10 +101,14 @@ class StagingSweep:
             self._last = folder
             query, _, number = folder.rpartition("/")
             is_newest = int(number) == newest[query]
-            if self._stays(folder, folders[folder], topics, is_newest=is_newest):
+            stats = folders[folder]
+            has_receipt = any(manifest.is_receipt(stat.name) for stat in stats)
+            if has_receipt and not self._sweeps_receipts():
+                continue
+            if self._stays(folder, stats, topics, is_newest=is_newest):
                 continue
             try:
-                swept += self._sweep(folder, folders[folder], is_newest=is_newest)
+                swept += self._sweep(folder, stats, topics, is_newest=is_newest)
             except errors.SparklogError as error:
                 failure = failure or error
         else:
@@ -139,8 +144,10 @@ class StagingSweep:
         (receipt,) = (stat for stat in stats if stat.name == name)
         return _may_run_again(kept.decided, receipt, self._clock, is_newest=is_newest)
 
-    def _sweep(self, folder: str, stats: list[Stat], *, is_newest: bool) -> int:
-        gone = self._unneeded(folder, stats, is_newest=is_newest)
+    def _sweep(
+        self, folder: str, stats: list[Stat], topics: Destinations, *, is_newest: bool
+    ) -> int:
+        gone = self._unneeded(folder, stats, topics, is_newest=is_newest)
         # Manifests are removed last: without one, the other files would seem to wait for it. Of
         # these the last attempt's is first: a refusal after a missing one is not found.
         manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
@@ -150,15 +157,21 @@ class StagingSweep:
         self._store.remove_folder(folder)
         return len(gone)
 
-    def _unneeded(self, folder: str, stats: list[Stat], *, is_newest: bool) -> list[str]:
+    def _unneeded(
+        self, folder: str, stats: list[Stat], topics: Destinations, *, is_newest: bool
+    ) -> list[str]:
         """Returns the names in the folder to remove; refuses an abandoned attempt first."""
         manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
-        newest = max(manifest.attempt_of(stat.name) for stat in stats)
         attempt = 0
         while (decided := manifests.get(manifest.name(attempt))) is not None:
             found = manifest.load(self._store, f"{folder}/{decided.name}")
-            is_void = not found.refused and found.is_void(self._topics())
-            if not found.refused and not (is_void and newest > attempt):
+            is_void = False
+            if not found.refused and found.is_void(topics):
+                topics = self._topics()  # they may be newer than the first look
+                is_void = found.is_void(topics)
+            # Where a topic was created again, tasks may stage for the next attempt just now.
+            is_over = found.refused or (is_void and any(map(topics.get, found.topic_ids)))
+            if not is_over:
                 return self._published(folder, stats, found, is_void=is_void, is_newest=is_newest)
             attempt += 1
         files = [stat for stat in stats if stat.name not in manifests]
@@ -179,8 +192,6 @@ class StagingSweep:
         put = names.get(manifest.receipt_name(found.attempt))
         if put is None:
             return sorted(names) if self._is_published(found, decided_us, None) else []
-        if not self._sweeps_receipts():
-            return []
         if not _are_old([put], limits.PARTS_KEPT_SECONDS, self._clock):
             return []  # a leader may have published rows that it has not confirmed
         if not _is_done(stats):

@@ -364,7 +364,7 @@ class _Replay:
         """The reason why sparklog does not support a partition's files, by its number."""
         self._unusable: dict[str, str] = {}
         self._unknown: frozenset[str] = frozenset()
-        self._gaps: Gaps = {}
+        self.gaps: Gaps = {}
 
     @property
     def topic_id(self) -> str | None:
@@ -405,6 +405,7 @@ class _Replay:
     def _apply_txns(self, txns: Iterable[Txn]) -> None:
         topic_id = self.topic_id or ""
         preparations = _preparations(topic_id)
+        causes: dict[tuple[int, GapCause], int] = {}
         for txn in txns:
             self.txns[txn.app_id] = txn
             if txn.app_id.startswith(preparations):
@@ -412,7 +413,8 @@ class _Replay:
             if (number := self._partition_of(txn.app_id)) is not None:
                 self._changed.add(number)
             if (cause := gaps.of_app_id(topic_id, txn.app_id)) is not None:
-                self._add_gaps(*cause, txn.version)
+                causes[cause] = max(txn.version, causes.get(cause, 0))
+        self.add_gaps(causes)
 
     def _find_removed_rows(
         self,
@@ -421,25 +423,29 @@ class _Replay:
         come: Mapping[int, list[TableFile]],
     ) -> None:
         """Notes gaps that another engine has made. Each commit of ours that does has a `txn`."""
+        found: dict[tuple[int, GapCause], int] = {}
         for partition, paths in gone.items():
             files = [file for file in self._files.get(partition, ()) if file.path in paths]
             end = self._end_of(topic_id, partition)
             until = gaps.removed_below(files, come.get(partition, ()), end)
             if until:
-                self._add_gaps(partition, GapCause.ENGINE, until)
+                found[partition, GapCause.ENGINE] = until
+        self.add_gaps(found)
 
-    def _add_gaps(self, partition: int, cause: GapCause, until: int) -> None:
-        known = self._gaps.get((partition, cause), 0)
-        self._gaps = {**self._gaps, (partition, cause): max(known, until)}
+    def add_gaps(self, more: Gaps) -> None:
+        """Adds causes; offsets only rise."""
+        risen = {each: until for each, until in more.items() if until > self.gaps.get(each, 0)}
+        if risen:
+            self.gaps = {**self.gaps, **risen}
 
     def unnoted_gaps(self) -> dict[str, int]:
         """Returns the `txn` of gaps that were found and that no commit names, by `app_id`."""
-        found = {gaps.app_id(self.topic_id or "", *each): at for each, at in self._gaps.items()}
-        return {
-            app_id: until
-            for app_id, until in found.items()
-            if app_id.endswith(GapCause.ENGINE) and until > self.offset(app_id)
+        found = {
+            gaps.app_id(self.topic_id or "", *each): until
+            for each, until in self.gaps.items()
+            if each[1] is GapCause.ENGINE
         }
+        return {app_id: until for app_id, until in found.items() if until > self.offset(app_id)}
 
     def _set_topic(self, topic: _Topic) -> None:
         if topic.topic_id != self.topic_id:
@@ -449,10 +455,10 @@ class _Replay:
                 for app_id, txn in self.txns.items()
                 if app_id.startswith(preparations)
             }
-            self._gaps = {}
+            self.gaps = {}
             for app_id, txn in self.txns.items():
                 if (cause := gaps.of_app_id(topic.topic_id or "", app_id)) is not None:
-                    self._add_gaps(*cause, txn.version)
+                    self.add_gaps({cause: txn.version})
         self._topic = topic
         self._ends = [0] * topic.partitions
         self._starts = [0] * topic.partitions
@@ -502,7 +508,7 @@ class _Replay:
             ends=tuple(self._ends),
             starts=tuple(self._starts),
             files=tuple(self._files_in_order),
-            gaps=self._gaps,
+            gaps=self.gaps,
         )
 
     def _update_partitions(self) -> None:
@@ -795,27 +801,28 @@ class TopicTable:
         """Returns ends of partitions that were committed before that time, by the store's clock.
 
         They may be lower than the ends then; none if the newest commits are too many or are gone.
-        Raises `CorruptObject` and the errors of the store.
+        Raises the errors of the store.
         """
-        with self._lock:
-            version, ends = self._snapshot.version, dict(enumerate(self._snapshot.ends))
-            first = max(version - limits.OLD_COMMITS, 0)
-            stats = self.store.list_after(self.log_folder, delta_log.commit_name(first))
-            names = {delta_log.commit_name(each): each for each in range(first, version + 1)}
-            times = {names[stat.name]: stat.modified_us for stat in stats if stat.name in names}
-            old = [each for each, modified_us in times.items() if modified_us < horizon_us]
-            if not old:
+        snapshot = self._snapshot
+        version, ends = snapshot.version, dict(enumerate(snapshot.ends))
+        first = max(version - limits.OLD_COMMITS, 0)
+        stats = self.store.list_after(self.log_folder, delta_log.commit_name(first))
+        names = {delta_log.commit_name(each): each for each in range(first, version + 1)}
+        times = {names[stat.name]: stat.modified_us for stat in stats if stat.name in names}
+        old = [each for each, modified_us in times.items() if modified_us < horizon_us]
+        if not old:
+            return {}
+        for each in range(max(old) + 1, version + 1):
+            try:
+                data = self.store.get(self._commit_path(each))
+                adds = delta_log.decode_commit(data, self._commit_path(each)).adds
+                files = [delta_log.file_of(add) for add in adds]
+            except (ObjectMissing, errors.Corrupt, ValueError):
                 return {}
-            for each in range(max(old) + 1, version + 1):
-                try:
-                    data = self.store.get(self._commit_path(each))
-                except ObjectMissing:
-                    return {}
-                for add in delta_log.decode_commit(data, self._commit_path(each)).adds:
-                    file = delta_log.file_of(add)
-                    known = ends.get(file.partition, 0)
-                    ends[file.partition] = min(known, 0 if file.first is None else file.first)
-            return ends
+            for file in files:
+                known = ends.get(file.partition, 0)
+                ends[file.partition] = min(known, 0 if file.first is None else file.first)
+        return ends
 
     def forget_read_backs(self) -> None:
         """Drops the commits that `confirm` would read back: for a broker that publishes none."""
@@ -945,6 +952,8 @@ class TopicTable:
                         return False
                     replay = self._beginning()
                     replay.apply(version, actions)
+                    if replay.topic_id == self._replay.topic_id:
+                        replay.add_gaps(self._replay.gaps)  # also those that are not noted yet
                     self._replay = replay
                     self._forget_old_tombstones()
                     self._is_synced = False

@@ -463,7 +463,7 @@ def test_a_batch_with_other_rows_is_no_rerun(
     sink.commit(sink.stage("a"), sink.stage("b"))
     copy = Sink(tmp_path)
     copy.target = dataclasses.replace(copy.target, fails_on_different_rerun=fails)
-    said = f"written before with 2 rows for t, and now has {len(rows)} rows for t"
+    said = f"decided before with 2 rows for t, and now has {len(rows)} rows for t"
     if fails:
         with pytest.raises(errors.BadRequest, match=said):
             copy.commit(copy.stage(*rows))

@@ -293,6 +293,43 @@ def test_rows_for_a_deleted_topic_go_with_it(
     assert leader.read("u", partition=0) == [(0, b"a")]
 
 
+def test_a_deleted_topic_takes_its_rows_along(
+    members: Members, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other topics of the batch get theirs, and each rerun finds it done."""
+    first, second = members
+    first.create("u", 4)
+    second.reconciler.tick()
+    topics = driver.topics()
+    ids = {name: each.topic_id for name, each in topics.items()}
+
+    def stage() -> tuple[manifest.Section, ...]:
+        return tuple(
+            section
+            for topic in ("t", "u")
+            for section in driver.stage(_everywhere("a"), topic=topic)
+        )
+
+    decided = manifest.Manifest(query="q", batch=0, sections=stage(), topic_ids=ids)
+    path = manifest.write(driver.store, decided, driver.clock).path
+    first.broker.staged.append(AppendStaged(manifest=path))  # of both topics, and then it dies
+    first.broker.topics.delete("t")
+    for rig in members:
+        rig.reconciler.tick()
+    for _ in range(2):
+        sections = driver.stage(_everywhere("x"), topic="u")
+        commits.commit("root", {}, query="q", batch=0, sections=sections, topics=driver.topics())
+    found = {
+        number: [value for _, value in rig.read(partition=number, topic="u")]
+        for rig in members
+        for number in rig.partition_table.topic("u").partitions
+    }
+    assert found == {number: [b"a"] for number in PARTITIONS}
+    ranges = {"t": {0: (0, 1)}, "u": {0: (0, 1)}}
+    partly = manifest.Receipt(ranges=ranges, topic_ids={"u": ids["u"]})
+    assert partly.holders(driver.topics()) == {"u"}
+
+
 def test_a_broker_that_is_behind_does_not_judge(members: Members, driver: Driver) -> None:
     """A topic that it does not know yet is not one that is gone: the driver asks again."""
     first, second = members
@@ -605,6 +642,8 @@ def test_batches_that_are_kept_cost_no_requests(
 
         monkeypatch.setattr(MemoryStore, name, note)
     sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    members[1].janitor._staging._sweeps_receipts = lambda: False  # as no controller
+    members[1].janitor.tick()
     assert [path for path in asked if path != "staging"] == []
     driver.commit(_everywhere("b"), query="q3", batch=1)
     asked.clear()

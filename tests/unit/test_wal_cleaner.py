@@ -785,6 +785,24 @@ def test_brokers_that_live_for_seconds_free_their_epochs(clock: ManualClock) -> 
     assert [value for _, value in rig.read()] == [b"%d" % life for life in range(40)]
 
 
+@pytest.mark.parametrize("closed", [5, 8, 10])
+def test_a_start_deletes_no_epoch_that_was_just_closed(clock: ManualClock, closed: int) -> None:
+    """Readers may have planned to read the newest ones; those beyond are long gone."""
+    rig = Rig(MemoryStore(clock, is_local=True), clock, options=RigOptions(wal_cleaner=EAGER))
+    for _ in range(closed):
+        rig.append(["a"]) if rig.partition_table.topics() else rig.create("t", 1)
+        rig.publish()
+        rig.wal_cleaner.checkpoint()
+        rig.wal_cleaner._close_inherited()
+        rig = rig.successor()
+    rig.append(["a"])
+    rig.publish()
+    rig.wal_cleaner.tick()
+    left = [len(paths(rig.store, f"wal/1/{name}")) > 1 for name in rig.store.folders("wal/1")]
+    assert sum(left) >= min(closed, limits.CLOSED_EPOCHS)
+    assert len(left) - sum(left) <= max(closed - limits.CLOSED_EPOCHS, 0)
+
+
 @pytest.mark.parametrize(("seconds", "confirmed"), [((11.0, 1.0), 1), ((1.0, 1.0), 0)])
 def test_only_old_commits_of_a_predecessor_are_confirmed_at_once(
     clock: ManualClock, seconds: tuple[float, ...], confirmed: int

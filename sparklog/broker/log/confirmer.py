@@ -50,6 +50,7 @@ class Confirmer:
         self._store = store
         self._after_seconds = after_seconds
         self._store_now_us = store_now_us
+        self._began = clock.monotonic()
         self._partition_table = partition_table
         self._publisher = publisher
         self._clock = clock
@@ -123,6 +124,8 @@ class Confirmer:
         """
         if self._store_now_us is None or not self._store.is_local or not topic.unconfirmed:
             return {}
+        if self._clock.monotonic() - self._began > self._after_seconds:
+            return {}  # it confirms what it has published by its own clock
         horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
         return topic.table.ends_before(horizon_us)
 

@@ -125,7 +125,7 @@ class WalCleaner:
         self._began_at = clock.monotonic()
         # Objects of closed epochs are deleted after a grace, whichever broker closed the epochs.
         self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
-        self._is_crowd_deleted = False
+        self._is_first_tick = True
         self._known_open: set[tuple[int, int]] | None = None
         """The open epochs of the last tick as controller; None if this broker was not it."""
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
@@ -150,6 +150,7 @@ class WalCleaner:
         run_each(
             (
                 self._appender.tend,
+                self._delete_crowd,  # before more epochs are closed
                 self._checkpoint_or_confirm,
                 self._close_inherited,
                 self._trim,
@@ -240,16 +241,18 @@ class WalCleaner:
             self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
         self._known_open = now
 
+    def _delete_crowd(self) -> None:
+        if self._is_first_tick:
+            self._is_first_tick = False
+            self._delete(keep_newest=limits.CLOSED_EPOCHS)
+
     def _delete_closed(self) -> None:
-        if not self._is_crowd_deleted:
-            self._is_crowd_deleted = True
-            self._delete(besides=limits.CLOSED_EPOCHS)
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:
             self._delete()
             self._delete_closed_at = None
 
-    def _delete(self, *, besides: int = 0) -> None:
-        """Deletes the objects of closed epochs, `besides` those of each broker's newest ones."""
+    def _delete(self, *, keep_newest: int = 0) -> None:
+        """Deletes the objects of closed epochs, but for so many of each broker's newest ones."""
         found: dict[str, dict[str, list[str]]] = {}
         for path in self._wal.retired(self._open_epochs):
             folder = path.rpartition("/")[0]
@@ -257,7 +260,7 @@ class WalCleaner:
             of_broker.setdefault(folder, []).append(path)
         for of_broker in found.values():
             folders = sorted(of_broker)  # the names sort like epochs
-            for folder in folders[: len(folders) - besides] if besides else folders:
+            for folder in folders[: max(len(folders) - keep_newest, 0)]:
                 self._store.delete(of_broker[folder])
                 self._store.remove_folder(folder)
 
