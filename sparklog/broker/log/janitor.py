@@ -134,6 +134,8 @@ class Janitor:
         """Folders of deleted topics whose tables are empty."""
         self._emptied: set[str] = set()
         """Names of deleted topics of which only the Delta log is left."""
+        self._known: set[str] = set()
+        """Names of topics that lived since the start, or that a sweep has looked at."""
         self._is_busy = False
         self._measured_at, self._measured_bytes = clock.monotonic(), 0
         self._staging_due = self._first_sweep(manifest.FOLDER)
@@ -484,7 +486,11 @@ class Janitor:
             live = self._meta.reload().topics.keys()  # other brokers lead some of them
             self._cleared -= live
             self._emptied -= live
+            self._known |= live
             deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
+            # A start has all that were ever deleted before it.
+            self._known.update(sorted(deleted - self._known)[: limits.DELETED_TOPICS_LEARNT])
+            deleted &= self._known
         except SyncFailed:
             raise
         except Exception as error:
