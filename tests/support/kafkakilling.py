@@ -537,7 +537,7 @@ class Checking:
         assert self._outcomes, "the checker does not end"
         (outcome,) = self._outcomes
         assert isinstance(outcome, RunResult), outcome
-        assert outcome.problems == (), f"seed {self._seed}"
+        assert outcome.problems == (), f"seed {self._seed}: {outcome.problems}"
         assert outcome.history.acked > 0
         assert len(outcome.history.commits) > 0
         found = analyse(outcome.history)
