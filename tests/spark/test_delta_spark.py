@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,7 +147,8 @@ def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: TopicTable
     theirs.delete("partition = 1 and offset = 3")
     assert table.refresh().version == 10  # every tenth version Spark writes a checkpoint
     table.store.delete(f"{table.log_folder}/{version:020d}.json" for version in range(10))
-    assert TopicTable(table.store, "t", clock=table.clock).refresh() == table.snapshot
+    known = dataclasses.replace(table.snapshot, gaps={})  # Spark's checkpoint has none
+    assert TopicTable(table.store, "t", clock=table.clock).refresh() == known
     for _ in range(3):
         publish_rows(table, 0, 5)
     groups = file_compaction.choose(table.snapshot, everything=True)
