@@ -45,8 +45,8 @@ def commit(
     """Appends the batch, including any part that an earlier run has left undone.
 
     Raises `BadRequest` if the batch was given up, is in other topics, or was decided with other
-    numbers of rows, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
-    after these two.
+    numbers of rows, `UnknownTopic` if a topic was deleted meanwhile, `Retriable` if no broker could
+    be reached, and `OutcomeUnknown`: commit again after these two.
 
     Args:
         root: the root.
@@ -54,7 +54,7 @@ def commit(
         query: the query of the batch.
         batch: its number.
         sections: the rows that the tasks have staged.
-        topics: at least those of the sections, as they were when the batch began.
+        topics: those that exist.
         kind: how the batch may be repeated.
         fails_on_different_rerun: whether other numbers of rows are an error, or a warning.
     """
@@ -65,7 +65,7 @@ def commit(
         sections=tuple(sections),
         kind=kind,
         attempt=_attempt(store, query, batch, sections, topics),
-        topic_ids={each.topic: topics[each.topic].topic_id for each in sections},
+        topic_ids=_topic_ids(sections, topics),
     )
     if not sections and not _stands(store, ours.path):
         return
@@ -166,6 +166,13 @@ def _merged(
     for name, of_topic in reply.ranges.items():
         ranges.setdefault(name, {}).update(of_topic)
     return msgspec.structs.replace(reply, ranges=ranges, skipped=known.skipped and reply.skipped)
+
+
+def _topic_ids(sections: Iterable[Section], topics: Destinations) -> dict[str, str]:
+    names = {each.topic for each in sections}
+    for name in names - topics.keys():
+        raise errors.UnknownTopic(topic=name)
+    return {name: topics[name].topic_id for name in names}
 
 
 def _attempt(

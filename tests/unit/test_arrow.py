@@ -102,10 +102,12 @@ WRITE = """
 import pyarrow as pa
 from sparklog import arrow
 from sparklog.sinks import datasink
+from sparklog.storage.manifest import Destination
 
 values = arrow.strings([b"a", b"b", b"c"])
 keyless = pa.nulls(3, pa.string())
-target = datasink.WriteTarget(root=sys.argv[1], storage={}, topic="t", counts={"t": 2})
+topics = {"t": Destination("id", 2)}
+target = datasink.WriteTarget(root=sys.argv[1], storage={}, topic="t", topics=topics)
 for number, key in enumerate([values, keyless]):
     frame = pa.RecordBatch.from_arrays([key, values], names=["key", "value"])
     datasink._stage(target, "query", number, iter([frame]))

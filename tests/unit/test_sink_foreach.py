@@ -73,6 +73,7 @@ def test_a_write_is_known_by_name_query_and_batch() -> None:
         "root": "/log",
         "topic": "t",
         "valueFormat": "json",
+        "failOnDifferentRerun": "true",  # a micro-batch has the same rows when it is repeated
         "txnAppId": "copy.1f-2e",
         "txnVersion": "7",
     }
@@ -82,8 +83,9 @@ def test_a_write_is_known_by_name_query_and_batch() -> None:
 def test_what_is_not_given_is_left_to_the_sink() -> None:
     """The root may come from the environment, and the topic from each row."""
     frame: Any = Frame(Classic("1f"))
-    foreach_batch(name="copy")(frame, 0)
-    assert sorted(frame.given) == ["txnAppId", "txnVersion"]
+    foreach_batch(name="copy", failOnDifferentRerun="false")(frame, 0)
+    assert sorted(frame.given) == ["failOnDifferentRerun", "txnAppId", "txnVersion"]
+    assert frame.given["failOnDifferentRerun"] == "false"
 
 
 @pytest.mark.parametrize("option", ["txnAppId", "txnversion", "idempotencyKey"])
@@ -129,4 +131,5 @@ def test_spark_connect_can_send_it_to_its_server() -> None:
     frame: Any = Frame(Connect(("copy", "1f")))
     sent = cloudpickle.dumps(foreach_batch(name="copy", topic="t"))  # type: ignore[no-untyped-call]
     cloudpickle.loads(sent)(frame, 3)
-    assert frame.given == {"topic": "t", "txnAppId": "copy.1f", "txnVersion": "3"}
+    assert frame.given["topic"] == "t"
+    assert (frame.given["txnAppId"], frame.given["txnVersion"]) == ("copy.1f", "3")

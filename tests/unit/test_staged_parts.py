@@ -330,6 +330,14 @@ def test_a_deleted_topic_takes_its_rows_along(
     assert partly.holders(driver.topics()) == {"u"}
 
 
+def test_a_topic_that_is_deleted_while_its_rows_are_staged(driver: Driver) -> None:
+    """The driver knows it when it commits, and names the topic."""
+    sections = driver.stage({0: "a"})
+    with pytest.raises(errors.UnknownTopic, match="'t'"):
+        commits.commit("root", {}, query="q", batch=0, sections=sections, topics={})
+    assert driver.files() == ["rows"]
+
+
 def test_a_broker_that_is_behind_does_not_judge(members: Members, driver: Driver) -> None:
     """A topic that it does not know yet is not one that is gone: the driver asks again."""
     first, second = members

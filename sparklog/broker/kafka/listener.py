@@ -180,6 +180,8 @@ class KafkaListener:
         measuring = self._loop.create_task(self._measure_loop())
         self._loop.run_forever()
         server.close()
+        # Connections that were accepted just before have no task yet, and would keep the loop open.
+        self._loop.run_until_complete(_two_turns())
         tasks = [watching, measuring, *self._connections, *self._stopping]
         for task in tasks:
             task.cancel()
@@ -460,6 +462,12 @@ def _limit_to_open_files(connections: int) -> int:
 def _metric_name(name: str) -> str:
     """Returns an API's name as Kafka's metrics spell it: `list_offsets` is ListOffsets."""
     return "".join(part.capitalize() for part in name.split("_"))
+
+
+async def _two_turns() -> None:
+    """Lets callbacks run that are due, and those that they add."""
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 def _set_done(waiter: asyncio.Future[None]) -> None:
