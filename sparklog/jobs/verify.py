@@ -355,7 +355,7 @@ class _Verification:
         """Returns the offset below which gaps of the partition are explained."""
         if self._allow_gaps or _makes_gaps(snapshot.config):
             return limits.OFFSET_MAX
-        return max((snapshot.gaps.get((partition, each), 0) for each in GapCause), default=0)
+        return max(snapshot.gaps.get((partition, each), 0) for each in GapCause)
 
     def _fail(self, name: str, said: str, advice: str) -> None:
         self._add(name, CheckState.FAIL, said, advice)

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from sparklog.storage.snapshot import GapCause, TableFile
+from sparklog.storage.delta_log import Txn
+from sparklog.storage.snapshot import GapCause, Gaps, TableFile
 
 _APP_ID: Final = re.compile(r"(\d{1,9})/(?:gaps/([a-z]+)|compacted)")
 
@@ -37,6 +38,15 @@ def of_app_id(topic_id: str, name: str) -> tuple[int, GapCause] | None:
     if named is None or named[2] not in (None, *GapCause):
         return None
     return int(named[1]), GapCause(named[2] or GapCause.COMPACTION)
+
+
+def of_txns(topic_id: str, txns: Iterable[Txn]) -> Gaps:
+    """Returns the causes that the `txn` of a topic name."""
+    found: dict[tuple[int, GapCause], int] = {}
+    for txn in txns:
+        if (cause := of_app_id(topic_id, txn.app_id)) is not None:
+            found[cause] = max(txn.version, found.get(cause, 0))
+    return found
 
 
 def removed_below(gone: Iterable[TableFile], come: Iterable[TableFile], end: int) -> int:

@@ -402,19 +402,16 @@ class _Replay:
         for partition in gone.keys() | come.keys():
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
 
-    def _apply_txns(self, txns: Iterable[Txn]) -> None:
+    def _apply_txns(self, txns: Collection[Txn]) -> None:
         topic_id = self.topic_id or ""
         preparations = _preparations(topic_id)
-        causes: dict[tuple[int, GapCause], int] = {}
         for txn in txns:
             self.txns[txn.app_id] = txn
             if txn.app_id.startswith(preparations):
                 self.preparations[txn.app_id] = txn.version
             if (number := self._partition_of(txn.app_id)) is not None:
                 self._changed.add(number)
-            if (cause := gaps.of_app_id(topic_id, txn.app_id)) is not None:
-                causes[cause] = max(txn.version, causes.get(cause, 0))
-        self.add_gaps(causes)
+        self.add_gaps(gaps.of_txns(topic_id, txns))
 
     def _find_removed_rows(
         self,
@@ -455,10 +452,7 @@ class _Replay:
                 for app_id, txn in self.txns.items()
                 if app_id.startswith(preparations)
             }
-            self.gaps = {}
-            for app_id, txn in self.txns.items():
-                if (cause := gaps.of_app_id(topic.topic_id or "", app_id)) is not None:
-                    self.add_gaps({cause: txn.version})
+            self.gaps = gaps.of_txns(topic.topic_id or "", self.txns.values())
         self._topic = topic
         self._ends = [0] * topic.partitions
         self._starts = [0] * topic.partitions

@@ -177,6 +177,14 @@ def recreate(members: Members, partitions: int) -> None:
     second.reconciler.tick()
 
 
+def second_topic(members: Members, driver: Driver, partitions: int) -> dict[str, str]:
+    """Creates topic u, which both members know. Returns the ids of t and u."""
+    first, second = members
+    first.create("u", partitions)
+    second.reconciler.tick()
+    return {name: each.topic_id for name, each in driver.topics().items()}
+
+
 def sweep(members: Members, clock: ManualClock, seconds: float) -> None:
     """Publishes everything, lets time pass, and has the controller sweep."""
     for rig in members:
@@ -270,12 +278,8 @@ def test_rows_for_a_deleted_topic_go_with_it(
     members: Members, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The topics that still exist have the batch; a warning names the others."""
-    first, second = members
-    first.create("u", 1)
-    second.reconciler.tick()
+    ids = second_topic(members, driver, 1)
     decided = driver.stage({0: "a"}) + driver.stage({0: "a"}, topic="u")
-    topics = driver.topics()
-    ids = {name: each.topic_id for name, each in topics.items()}
     manifest.write(
         driver.store,
         manifest.Manifest(query="q", batch=0, sections=tuple(decided), topic_ids=ids),
@@ -297,11 +301,8 @@ def test_a_deleted_topic_takes_its_rows_along(
     members: Members, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other topics of the batch get theirs, and each rerun finds it done."""
-    first, second = members
-    first.create("u", 4)
-    second.reconciler.tick()
-    topics = driver.topics()
-    ids = {name: each.topic_id for name, each in topics.items()}
+    first, _ = members
+    ids = second_topic(members, driver, 4)
 
     def stage() -> tuple[manifest.Section, ...]:
         return tuple(

@@ -143,6 +143,11 @@ class _Commit:
         self._topic = topic
         self._pending = pending
         self._runs = [each.readable_run for each in pending.written if each.count]
+        self._sparse = {
+            gaps.app_id(topic.topic_id, run.partition, GapCause.SOURCE): run.end
+            for run in self._runs
+            if any(each.entry.rows < each.entry.count for each in run.entries)
+        }
 
     def decide(self, before: TableSnapshot) -> TableChange | None:
         topic, runs = self._topic, self._runs
@@ -153,14 +158,9 @@ class _Commit:
             return None
         self.landed = True
         ends = {end_app_id(topic.topic_id, run.partition): run.end for run in runs}
-        sparse = {
-            gaps.app_id(topic.topic_id, run.partition, GapCause.SOURCE): run.end
-            for run in runs
-            if any(each.entry.rows < each.entry.count for each in run.entries)
-        }
         return TableChange(
             adds=tuple(self._pending.files),
-            txns={**ends, **sparse, **_batch_txns(topic, runs, self.table)},
+            txns={**ends, **self._sparse, **_batch_txns(topic, runs, self.table)},
             preparation=self._pending.preparation,
         )
 
