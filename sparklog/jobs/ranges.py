@@ -71,7 +71,8 @@ class Source:
         Spark raises `TopicChanged` when it plans the read, if the topic was created again.
         """
         starts, ends = (
-            encode_pinned(self.topic, self.topic_id, each) for each in (part.starts, part.ends)
+            encode_pinned({self.topic: each}, {self.topic: self.topic_id})
+            for each in (part.starts, part.ends)
         )
         return (
             spark.read.format("sparklog")

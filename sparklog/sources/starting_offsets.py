@@ -126,9 +126,10 @@ def encode(offsets: Mapping[str, Mapping[int, int]]) -> str:
     return msgspec.json.encode(offsets).decode()
 
 
-def encode_pinned(topic: str, topic_id: str, offsets: Mapping[int, int]) -> str:
-    """Returns the JSON for offsets of the topic with this id alone."""
-    return msgspec.json.encode({topic: TopicOffsets(topic_id, offsets)}).decode()
+def encode_pinned(offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, str]) -> str:
+    """Returns the same for offsets of the topics with these ids alone."""
+    pinned = {topic: TopicOffsets(ids[topic], each) for topic, each in offsets.items()}
+    return msgspec.json.encode(pinned).decode()
 
 
 def encode_partitions(partitions: Mapping[str, list[int]]) -> str:

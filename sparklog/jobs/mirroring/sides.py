@@ -28,6 +28,7 @@ from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
 from sparklog.jobs.running import setting
+from sparklog.sources.starting_offsets import encode, encode_partitions, encode_pinned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,28 +92,18 @@ def _ranges_frame(
 
     `ids`: of topics whose offsets these are, for a source that checks them.
     """
-    assigned = {topic: sorted(each) for topic, each in parts.items()}
-    starts: dict[str, Any] = {
-        t: {str(n): r.start for n, r in each.items()} for t, each in parts.items()
-    }
-    ends: dict[str, Any] = {
-        t: {str(n): r.until for n, r in each.items()} for t, each in parts.items()
-    }
-    for topic in ids.keys() & parts.keys():
-        for bound in (starts, ends):
-            bound[topic] = {"id": ids[topic], "offsets": bound[topic]}
+    starts = {t: {n: r.start for n, r in each.items()} for t, each in parts.items()}
+    ends = {t: {n: r.until for n, r in each.items()} for t, each in parts.items()}
+    are_known = parts.keys() <= ids.keys()
+    encoded = [encode_pinned(each, ids) if are_known else encode(each) for each in (starts, ends)]
     given = {
-        "assign": _json(assigned),
-        "startingOffsets": _json(starts),
-        "endingOffsets": _json(ends),
+        "assign": encode_partitions({topic: sorted(each) for topic, each in parts.items()}),
+        "startingOffsets": encoded[0],
+        "endingOffsets": encoded[1],
         "includeHeaders": "true",
         "minPartitions": str(max(tasks, 1)),
     }
     return spark.read.format(source).options(**options, **given).load().select(*COLUMNS)
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 # ------------------------------------------------------------------------------ Kafka
@@ -487,4 +478,5 @@ class Target:
             for topic, each in parts.items()
         }
         writer = records.write.format("sparklog").mode("append").options(**options)
-        writer.options(root=self.root, offsets="keep", offsetRanges=_json(covered)).save()
+        ranges = msgspec.json.encode(covered).decode()
+        writer.options(root=self.root, offsets="keep", offsetRanges=ranges).save()
