@@ -196,6 +196,7 @@ COMPACT_TARGET_BYTES = 128 * MIB
 COMPACT_GROUPS_TOGETHER = 64  # groups of files that one commit merges,
 COMPACT_TOGETHER_BYTES = 8 * MIB  # of files of all these groups together
 BUSY_BYTES_PER_SECOND = 48 * MIB
+BUSY_AFTER_TAKEOVER_SECONDS = 10.0
 FILES_BEFORE_PATIENCE_ENDS = 2_000
 COMPACT_SETTLED_SECONDS = 3600.0
 COMPACT_KEYS_BYTES = 256 * MIB  # of memory for keys that are compared at a time

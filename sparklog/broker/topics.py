@@ -124,6 +124,8 @@ class TopicAdmin:
         self._should_stop = should_stop
         self._in_doubt: set[str] = set()
         """Names of topics whose creation or deletion may have taken effect, or not."""
+        self._created: dict[str, str] = {}
+        """Names of the topics that this epoch has created, by id: see `_created_and_gone`."""
 
     # -------------------------------------------------------------------------- describing
 
@@ -433,6 +435,7 @@ class TopicAdmin:
         topic = Topic(name, known.topic_id, dict(known.config), table)
         self._add_partitions(topic, table.snapshot, metadata)
         self._partition_table.add_topic(topic)
+        self._created[topic.topic_id] = name
 
     def _add_partitions(
         self, topic: Topic, snapshot: TableSnapshot, metadata: ClusterMetadata
@@ -666,9 +669,27 @@ class TopicAdmin:
         """Finds out which creations and deletions of unknown outcome took effect.
 
         Raises what the store raises; until it answers, such a topic takes no record. A topic that
-        cannot be settled keeps none of the others from it.
+        cannot be settled keeps none of the others from it. Also finishes the deletions by other
+        brokers that only this one can finish.
         """
-        run_each(partial(self._settle, name) for name in sorted(self._in_doubt))
+        run_each(
+            [
+                *(partial(self._settle, name) for name in sorted(self._in_doubt)),
+                *(partial(self._finish_deletion_of, each) for each in self._created_and_gone()),
+            ]
+        )
+
+    def _created_and_gone(self) -> list[str]:
+        """Returns the ids of topics that this broker has created and another one has deleted.
+
+        It may have died before it has emptied the table, which only the creator empties as long as
+        that lives: no other broker could create the topic again.
+        """
+        return [each for each in list(self._created) if self._partition_table.by_id(each) is None]
+
+    def _finish_deletion_of(self, topic_id: str) -> None:
+        self.finish_deletion(self._created[topic_id])
+        del self._created[topic_id]
 
     def _settle(self, name: str) -> None:
         with self._metadata.changing(f"a check whether topic {name} exists"):
@@ -709,6 +730,7 @@ class TopicAdmin:
         except errors.SparklogError as error:
             what = f"deletion of topic {topic.name}: it is gone, but its table is not empty"
             raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
+        self._created.pop(topic.topic_id, None)
 
 
 def _entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -111,6 +112,54 @@ def test_a_lone_member_refuses_a_gap_in_a_topic_that_it_has_just_created(
     rig.append(["a"], producer_sequence=(1, 0, 0))
     with pytest.raises(errors.OutOfOrderSequence):
         rig.append(["c"], producer_sequence=(1, 0, 5))
+
+
+@pytest.mark.parametrize("deleter", ["dies", "fails"])
+def test_a_deletion_that_another_member_leaves_is_finished_by_the_creator(
+    members: Members, monkeypatch: pytest.MonkeyPatch, deleter: str
+) -> None:
+    """Its name is free for every member after the creator's next tick."""
+    first, second = members
+    by = second if deleter == "dies" else first
+
+    def lose_table(_topic: Topic) -> NoReturn:
+        raise errors.OutcomeUnknown(what="deletion", reason="no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(by.broker.topics, "_end", lose_table)
+        with pytest.raises(errors.OutcomeUnknown):
+            by.broker.topics.delete("t")
+    first.reconciler.tick()
+    second.reconciler.tick()
+    with pytest.raises(errors.TopicExists):
+        second.create("t")
+    first.janitor.tick()
+    second.create("t")
+    first.reconciler.tick()
+    first.janitor.tick()
+    assert TopicTable(first.store, "t", clock=first.clock).refresh().creator == (
+        2,
+        second.leadership.epoch,
+    )
+
+
+def test_merging_waits_for_the_backlog_of_partitions_that_came(
+    members: Members, clock: ManualClock
+) -> None:
+    """Clients send what they could not send meanwhile; files are merged when they have done so."""
+    first, second = members
+    first.janitor._settings = msgspec.structs.replace(first.janitor._settings, compact_files=3)
+    number = led_by(first)
+    for value in "cdef":
+        first.append([value], partition=number)
+        first.publish()
+    give(second, first)
+    first.janitor.tick()
+    files = first.partition_table.topic("t").table.refresh().files
+    clock.advance(limits.BUSY_AFTER_TAKEOVER_SECONDS)
+    first.janitor.tick()
+    merged = first.partition_table.topic("t").table.refresh().files
+    assert sum(map(len, merged)) < sum(map(len, files))
 
 
 def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None:

@@ -256,11 +256,16 @@ class Janitor:
                 state.compacting.result()
 
     def _measure_rate(self) -> None:
-        """Decides from the write rate since the last tick whether the broker is busy."""
+        """Decides whether the broker is busy: from the write rate since the last tick.
+
+        It counts as busy right after it has got partitions, too, because their clients come with
+        what they could not send meanwhile.
+        """
         now, written = self._clock.monotonic(), self._partition_table.written_bytes
         seconds = max(now - self._measured_at, 1e-3)
         rate = (written - self._measured_bytes) / seconds
-        self._is_busy = rate > limits.BUSY_BYTES_PER_SECOND
+        is_new = now - self._partition_table.taken_seconds < limits.BUSY_AFTER_TAKEOVER_SECONDS
+        self._is_busy = is_new or rate > limits.BUSY_BYTES_PER_SECOND
         self._measured_at, self._measured_bytes = now, written
 
     def _try_settle_doubts(self) -> None:

@@ -514,6 +514,8 @@ class PartitionTable:
         """Bytes of unpublished staged records."""
         self.written_bytes = 0
         """Bytes of all records ever appended; its rate shows how busy the broker is."""
+        self.taken_seconds = -math.inf
+        """When this broker last got a partition of a predecessor (monotonic seconds)."""
         self.applied_sequence = -1
         """The newest object of our own WAL that this table reflects."""
         self.removed_counts = TopicCounts()

@@ -108,6 +108,8 @@ def restore(
             ):
                 partition.taken_seconds = now_seconds
                 restored[topic.topic_id, partition.number] = topic, partition
+        if restored:
+            partition_table.taken_seconds = now_seconds
         partition_table.restore_states(logs.states(metadata, pasts), restored)
         for (_, number), (topic, partition) in restored.items():
             past = pasts[topic.name][number]
