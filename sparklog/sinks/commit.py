@@ -19,9 +19,10 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
-from sparklog.storage import manifest
+from sparklog.storage import manifest, query_run
 from sparklog.storage.manifest import Destinations, Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
+from sparklog.storage.query_run import QueryRun
 from sparklog.storage.snapshot import BatchKind
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ def commit(
     sections: Sequence[Section],
     topics: Destinations,
     kind: BatchKind = BatchKind.NUMBERED,
+    run: str = "",
     fails_on_different_rerun: bool = False,
 ) -> None:
     """Appends the batch, including any part that an earlier run has left undone.
 
-    Raises `BadRequest` if the batch was given up, is in other topics, or was decided with other
-    numbers of rows, `UnknownTopic` if a topic was deleted meanwhile, `Retriable` if no broker could
-    be reached, and `OutcomeUnknown`: commit again after these two.
+    Raises `BadRequest` if the batch was given up, is in other topics, was decided with other
+    numbers of rows, or is of a run that another one has replaced, `UnknownTopic` if a topic was
+    deleted meanwhile, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
+    after these two.
 
     Args:
         root: the root.
@@ -56,6 +59,7 @@ def commit(
         sections: the rows that the tasks have staged.
         topics: those that exist.
         kind: how the batch may be repeated.
+        run: the run of a streaming query; empty if the write is of none.
         fails_on_different_rerun: whether other numbers of rows are an error, or a warning.
     """
     store = open_store(root, storage)
@@ -66,15 +70,23 @@ def commit(
         kind=kind,
         attempt=_attempt(store, query, batch, sections, topics),
         topic_ids=_topic_ids(sections, topics),
+        run=run,
     )
     if not sections and not _stands(store, ours.path):
         return
+    known = query_run.load(store, query) if run else None
+    if known is not None and run in known.replaced:
+        store.delete(section.path for section in sections if section.rows)
+        raise _replaced(ours, by=known.run)
     decided = _decide(store, ours)
     kept = {section.path for section in decided.sections} if decided else set()
     store.delete({section.path for section in sections if section.rows} - kept)
     if decided is not None:
         _check_topics(ours, {section.topic for section in decided.sections})
+        _check_run(ours, decided, known)
         _check_rows(ours, decided, topics, fails=fails_on_different_rerun)
+    if known is None or known.run != run:
+        _begin(store, ours, known)
     if decided is not None and not decided.sections:
         return
     receipt = None if decided is ours else manifest.find_receipt(store, ours)
@@ -215,6 +227,35 @@ def _check_topics(ours: Manifest, appended: Collection[str]) -> None:
             f" before, and now goes to {_named(wanted)}: nothing of it was written. Two queries"
             " seem to share a checkpoint, or two writes a name: give this one its own"
         )
+
+
+def _check_run(ours: Manifest, decided: Manifest, known: QueryRun | None) -> None:
+    """Raises `BadRequest` if another run decided the batch while ours was writing.
+
+    Only the first batch of a run may have been decided before: by the run that it continues.
+    """
+    continues = known is None or known.run != ours.run or ours.batch <= known.first_batch
+    if not continues and decided.run not in ("", ours.run):
+        raise _replaced(ours, by=decided.run)
+
+
+def _begin(store: Store, ours: Manifest, known: QueryRun | None) -> None:
+    if not ours.run:
+        return
+    if known is None:
+        begun = QueryRun(query=ours.query, run=ours.run, first_batch=ours.batch)
+    else:
+        begun = known.next(ours.run, ours.batch)
+    begun.put(store)
+
+
+def _replaced(ours: Manifest, *, by: str) -> errors.BadRequest:
+    return errors.BadRequest(
+        reason=f"query {ours.query} was started again: its run {by} writes its batches now, and"
+        f" batch {ours.batch} of run {ours.run} was not written. If that run is another query with"
+        " a copy of this one's checkpoint, stop one of them, and give each its own checkpoint, or"
+        " a topic of its own"
+    )
 
 
 def _check_rows(ours: Manifest, decided: Manifest, topics: Destinations, *, fails: bool) -> None:

@@ -4,7 +4,7 @@ Traps of Spark 4.2:
 
 - `commit` and `abort` run in another process than `write`, for a stream with a new writer: all that
   they need is in the tasks' messages.
-- A stream's query and batch are known only inside a task, by its local properties.
+- A stream's query, run and batch are known only inside a task, by its local properties.
 - `abort` also follows a `commit` that failed, perhaps with an effect. So it removes staged files
   only if a task has failed, because then no commit was tried; the sweeper removes the rest.
 """
@@ -44,6 +44,7 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
 
+_JOB_GROUP: Final = "spark.jobGroup.id"
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("sparklog.sinks")
 
@@ -146,6 +147,7 @@ class StagedTask(WriterCommitMessage):
 
     query: str
     batch: int
+    run: str
     encoded: bytes
 
     @property
@@ -181,7 +183,8 @@ def _stage(
     except BaseException:
         staging.discard()
         raise
-    return StagedTask(query=query, batch=batch, encoded=msgspec.msgpack.encode(sections))
+    encoded = msgspec.msgpack.encode(sections)
+    return StagedTask(query=query, batch=batch, run=_run(), encoded=encoded)
 
 
 def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -217,7 +220,8 @@ class BatchWriter(DataSourceArrowWriter):
     @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         target = self._target
-        sections = _sections(_staged(messages))
+        staged = _staged(messages)
+        sections = _sections(staged)
         if target.ranges is not None:
             try:
                 sections = covering(sections, target.ranges)
@@ -232,6 +236,7 @@ class BatchWriter(DataSourceArrowWriter):
             sections=sections,
             topics=target.topics,
             kind=self._kind,
+            run=staged[0].run if staged and self._kind.is_numbered else "",
             fails_on_different_rerun=target.fails_on_different_rerun,
         )
 
@@ -263,6 +268,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 batch=staged[0].batch,
                 sections=_sections(staged),
                 topics=self._target.topics,
+                run=staged[0].run,
                 fails_on_different_rerun=self._target.fails_on_different_rerun,
             )
 
@@ -279,3 +285,18 @@ def _micro_batch() -> tuple[str, int]:
     if query is None or batch is None:
         raise errors.BadRequest(reason="a task of a stream must know its query and its batch")
     return query, int(batch)
+
+
+def _run() -> str:
+    """Returns the id of the streaming query's run that a task is of; empty if it is of none.
+
+    Spark gives the jobs of a run its id as their group. A function of `foreachBatch` may have set
+    another group, which may be anything.
+    """
+    task = TaskContext.get()
+    if task is None or task.getLocalProperty(QUERY_ID) is None:
+        return ""
+    try:
+        return str(uuid.UUID(task.getLocalProperty(_JOB_GROUP)))
+    except (TypeError, ValueError):
+        return ""

@@ -127,6 +127,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: _Natural = 0
     topic_ids: dict[str, str] = {}
     """By the topic's name; empty if an older release put it, and no receipt."""
+    run: str = ""
+    """The query's run that decided it (`query_run`); empty if that is unknown."""
 
     @property
     def path(self) -> str:
@@ -223,12 +225,17 @@ def find_receipt(store: Store, of: Manifest) -> Receipt | None:
 
 def folder(query: str, batch: int) -> str:
     """Returns the folder of a batch. Raises `BadRequest` if the query is not a valid name."""
+    return f"{query_folder(query)}/{batch}"
+
+
+def query_folder(query: str) -> str:
+    """Returns the folder of a query. Raises `BadRequest` if it is not a valid name."""
     if not _QUERY.fullmatch(query):
         raise errors.BadRequest(
             reason=f"The query name {query!r} is invalid: use 1–250 of [a-zA-Z0-9._@-], and no"
             " '.' at the start."
         )
-    return f"{FOLDER}/{query}/{batch}"
+    return f"{FOLDER}/{query}"
 
 
 # ------------------------------------------------------------------------------ attempts

@@ -11,6 +11,8 @@ Of a batch that several brokers have appended, the files are removed an hour aft
 put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
 later batch is staged; of a write with a key, for 30 days.
 
+The note of a query's newest run (`query_run`) is removed when it is 30 days old.
+
 A sweep lists all staged objects at once, and reads only manifests that may have something to do. It
 remembers those of batches that are done and kept for a rerun, and reads a few of them in each sweep
 until it knows all: there is one for each query that has ended.
@@ -27,7 +29,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import manifest
+from sparklog.storage import manifest, query_run
 from sparklog.storage.manifest import Destinations, Manifest, Receipt
 from sparklog.storage.objects import Stat, Store
 from sparklog.storage.snapshot import BatchKind
@@ -90,7 +92,7 @@ class StagingSweep:
         """
         swept = 0
         failure: errors.SparklogError | None = None
-        folders = self._listed()
+        folders, runs = self._listed()
         newest = _newest(folders)
         topics = self._topics()
         self._left_to_learn = _LEARNT
@@ -113,20 +115,28 @@ class StagingSweep:
                 failure = failure or error
         else:
             self._last = ""
+        old = [each for each in runs if _are_old([each], limits.BATCH_MEMORY_SECONDS, self._clock)]
+        self._store.delete([each.name for each in old])
         self._remove_empty_folders()
         if failure is not None:
             raise failure
-        return swept
+        return swept + len(old)
 
-    def _listed(self) -> dict[str, list[Stat]]:
-        """Returns the objects of each batch by its folder, with their names in it."""
-        found: dict[str, list[Stat]] = defaultdict(list)
+    def _listed(self) -> tuple[dict[str, list[Stat]], list[Stat]]:
+        """Returns the objects of each batch by its folder, with their names in it.
+
+        And the notes of runs, with their paths.
+        """
+        batches: dict[str, list[Stat]] = defaultdict(list)
+        runs: list[Stat] = []
         for stat in self._store.walk(manifest.FOLDER):
             path = stat.name.split("/")
             if len(path) == 3 and path[1].isdecimal():
                 folder = f"{manifest.FOLDER}/{path[0]}/{path[1]}"
-                found[folder].append(replace(stat, name=path[2]))
-        return found
+                batches[folder].append(replace(stat, name=path[2]))
+            elif len(path) == 2 and path[1] == query_run.NAME:
+                runs.append(replace(stat, name=f"{manifest.FOLDER}/{stat.name}"))
+        return batches, runs
 
     def _stays(
         self, folder: str, stats: list[Stat], topics: Destinations, *, is_newest: bool

@@ -16,6 +16,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import sparklog
 from sparklog import spark_compat
@@ -23,7 +24,7 @@ from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch
-from sparklog.storage import manifest
+from sparklog.storage import manifest, query_run
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
@@ -72,12 +73,18 @@ def values(log: Log, topic: str = "t") -> list[str]:
 
 
 def staged_files(root: Path) -> list[str]:
-    """Returns the staged files, except manifests."""
+    """Returns the staged files, except manifests and notes of runs."""
     return [
         stat.name
         for stat in LocalStore(root).walk("staging")
-        if not stat.name.endswith("manifest.json")
+        if not stat.name.endswith(("manifest.json", query_run.NAME))
     ]
+
+
+def newest_run(root: Path, query: str) -> str | None:
+    """Returns the newest run of a query that writes to `u`."""
+    found = query_run.load(LocalStore(root), query)
+    return None if found is None else found.run
 
 
 # ------------------------------------------------------------------------------ batch
@@ -315,8 +322,8 @@ def test_json_is_spark_s_own(spark: SparkSession, root: Path, log: Log) -> None:
 # ------------------------------------------------------------------------------ stream
 
 
-def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -> None:
-    """Runs the query that copies new records of `t` to `u`."""
+def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -> StreamingQuery:
+    """Runs the query that copies new records of `t` to `u`, and returns it."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
     target = source.pop("to", "u")
     frame = spark.readStream.format("sparklog").options(**source).load().select("key", "value")
@@ -327,6 +334,7 @@ def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -
         .start()
     )
     assert query.awaitTermination(100)
+    return query
 
 
 @pytest.mark.since("4.1")
@@ -354,9 +362,10 @@ def test_a_batch_that_is_run_again_is_skipped(
     files = staged_files(root)
     for forgotten in (checkpoint / "commits").iterdir():
         forgotten.unlink()
-    copy(spark, root, checkpoint)
+    query = copy(spark, root, checkpoint)
     assert values(log, "u") == values(log, "t")
     assert sorted(staged_files(root)) == sorted(files)
+    assert newest_run(root, f"{query.id}@u") == str(query.runId)
 
 
 @pytest.mark.since("4.1")
@@ -404,13 +413,14 @@ def test_complete_mode_appends_the_whole_result_each_time(
 
 def hand_over(
     spark: SparkSession, root: Path, checkpoint: Path, take: Callable[[DataFrame, int], None]
-) -> None:
-    """Runs the query that passes new records of `t` to `take`, in batches of 20 records."""
+) -> StreamingQuery:
+    """Runs the query that passes new records of `t` to `take`, in batches of 20, and returns it."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
     frame = spark.readStream.format("sparklog").options(**source, **IN_STEPS).load()
     writer = frame.selectExpr("key", "value").writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination(100)
+    return query
 
 
 def test_foreach_batch_writes_each_row_once(
@@ -428,8 +438,9 @@ def test_foreach_batch_writes_each_row_once(
     with pytest.raises(StreamingQueryException, match="the driver dies"):
         hand_over(spark, root, tmp_path / "checkpoint", dying)
     assert values(log, "u") == values(log, "t")
-    hand_over(spark, root, tmp_path / "checkpoint", once)
+    query = hand_over(spark, root, tmp_path / "checkpoint", once)
     assert values(log, "u") == values(log, "t")
+    assert newest_run(root, f"copy.{query.id}@u") == str(query.runId)
     hand_over(spark, root, tmp_path / "another", once)
     assert len(values(log, "u")) == 60
 

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from pyspark.sql.types import (
 import sparklog
 from sparklog import errors, limits
 from sparklog.client.log import Log
-from sparklog.clock import SystemClock
+from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.formats.record import HEADERS
 from sparklog.sinks import commit as commits
@@ -42,7 +43,7 @@ from sparklog.sinks.datasink import StagedTask, WriteTarget
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
-from sparklog.storage import manifest
+from sparklog.storage import manifest, query_run
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
@@ -447,7 +448,7 @@ def test_a_rerun_drives_the_manifest_that_stands(log: Log, tmp_path: Path) -> No
         known = manifest.Manifest(query=sink.query, batch=batch, sections=decided)
         manifest.write(sink.store, known, SystemClock())
         sink.commit(
-            StagedTask(query=sink.query, batch=batch, encoded=b"\x90"),
+            StagedTask(query=sink.query, batch=batch, run="", encoded=b"\x90"),
             *([sink.stage(rerun)] if rerun else []),
         )
     assert values_of(log) == ["decided 0", "decided 1"]
@@ -485,8 +486,10 @@ def test_an_empty_batch_leaves_nothing(log: Log, tmp_path: Path) -> None:
 class FakeTask:
     """The micro-batch properties of a task's context."""
 
-    def __init__(self, query: str, batch: int) -> None:
+    def __init__(self, query: str, batch: int, run: str | None = None) -> None:
         self._properties = {QUERY_ID: query, "streaming.sql.batchId": str(batch)}
+        if run is not None:
+            self._properties["spark.jobGroup.id"] = run
 
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
         return self._properties.get(name)
@@ -505,6 +508,67 @@ def test_a_copied_checkpoint_writes_to_its_own_topic(
         writer.commit([staged], 3)
     assert log.read("t")["value"].to_pylist() == [b"for t"]
     assert log.read("u")["value"].to_pylist() == [b"for u"]
+
+
+class Query:
+    """A run of query `query`, whose micro-batches are one row of topic t."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        self._monkeypatch = monkeypatch
+        self._run = str(uuid.uuid4())
+
+    def write(self, batch: int, value: str) -> None:
+        task = FakeTask("query", batch, self._run)
+        self._monkeypatch.setattr("pyspark.TaskContext.get", lambda: task)
+        given = {"root": str(self._root), "topic": "t"}
+        writer = datasink.stream_writer(given, schema_of("value string"))
+        staged = writer.write(iter([frame(value=[value])]))
+        self._monkeypatch.setattr("pyspark.TaskContext.get", lambda: None)
+        writer.commit([staged], batch)
+
+
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_of_two_queries_with_one_checkpoint_one_is_refused(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_swept: bool
+) -> None:
+    """Batches with equal numbers of rows look alike; their runs differ."""
+    query, copy = Query(tmp_path, monkeypatch), Query(tmp_path, monkeypatch)
+    query.write(0, "a")
+    query.write(1, "b")
+    if is_swept:
+        log.flush_to_table()
+        store = LocalStore(tmp_path)
+        names = [f"staging/{stat.name}" for stat in store.walk("staging")]
+        store.delete(name for name in names if not name.endswith(query_run.NAME))
+    copy.write(1, "b")  # as a query does that is started again
+    with pytest.raises(errors.BadRequest, match="was started again"):
+        query.write(2, "c")
+    copy.write(2, "c")
+    assert values_of(log) == ["a", "b", "c"]
+    again = Query(tmp_path, monkeypatch)
+    again.write(2, "c")
+    again.write(3, "d")
+    for late in (query, copy):
+        with pytest.raises(errors.BadRequest, match="stop one of them"):
+            late.write(3, "e")
+    assert values_of(log) == ["a", "b", "c", "d"]
+    assert len(list(tmp_path.glob("staging/query@t/3/*.arrow"))) <= 1
+
+
+def test_a_run_that_is_overtaken_while_it_writes_is_refused(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that another run decides meanwhile is no repetition of ours."""
+    query, copy = Query(tmp_path, monkeypatch), Query(tmp_path, monkeypatch)
+    query.write(0, "a")
+    begin = commits._begin
+    monkeypatch.setattr(commits, "_begin", lambda *_given: None)
+    copy.write(1, "b")  # it has not noted its run yet
+    monkeypatch.setattr(commits, "_begin", begin)
+    with pytest.raises(errors.BadRequest, match="was started again"):
+        query.write(1, "x")
+    assert values_of(log) == ["a", "b"]
 
 
 @pytest.mark.parametrize("is_swept", [False, True])
@@ -636,6 +700,44 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
     )
     left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "staging").rglob("*"))
     assert left == ["staging/waiting", "staging/waiting/0", waiting]
+
+
+def test_the_run_of_a_query_is_forgotten_after_a_month(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended queries leave nothing; one that still writes notes its run again."""
+    query, store = Query(tmp_path, monkeypatch), LocalStore(tmp_path)
+    clock = ManualClock(SystemClock().now_us() + 1_000_000)
+    query.write(0, "a")
+    log.flush_to_table()
+    sweep = StagingSweep(
+        store, topics=dict, is_published=lambda *_: True, abandoned_seconds=0.0, clock=clock
+    )
+    assert sweep.run() == 2
+    assert query_run.load(store, "query@t") is not None
+    clock.advance(limits.BATCH_MEMORY_SECONDS)
+    assert sweep.run() == 1
+    assert not list((tmp_path / "staging").iterdir())
+    query.write(1, "b")
+    found = query_run.load(store, "query@t")
+    assert found is not None
+    assert (found.first_batch, found.replaced) == (1, ())
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"idempotencyKey": "k"}, {"txnAppId": "copy", "txnVersion": "0"}]
+)
+def test_writes_that_have_no_order_note_no_run(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    """Each micro-batch of a query may write under another name, and would leave a note."""
+    task = FakeTask("query", 3, str(uuid.uuid4()))
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: task)
+    given = {"root": str(tmp_path), "topic": "t", **named}
+    writer = datasink.batch_writer(given, schema_of("value string"), overwrite=False)
+    writer.commit([writer.write(iter([frame(value=["a"])]))])
+    assert values_of(log) == ["a"]
+    assert bool(list(tmp_path.glob("staging/*/run.json"))) is ("txnAppId" in named)
 
 
 def test_a_named_write_is_its_version(log: Log, tmp_path: Path) -> None:
