@@ -229,8 +229,21 @@ class SimulatedBroker:
                 continue  # another broker leads it
             place = info.topic_id, each.partition
             least = self.starts.get(place, 0)
+            if self._has_not_read_table_of(info.topic_id, each.partition):
+                self._world.history.check_start(who, info.topic, place, each.start, 0)
+                continue
             self._world.history.check_start(who, info.topic, place, each.start, least)
             self.starts[place] = each.start
+
+    def _has_not_read_table_of(self, topic_id: str, partition: int) -> bool:
+        """Returns whether the topic is held back since a takeover that did not find its table.
+
+        Its log start is then as old as the predecessor's last checkpoint.
+        """
+        topic = self.partition_table.by_id(topic_id)
+        if topic is None or topic.held_back is None or partition not in topic.partitions:
+            return False
+        return topic.partitions[partition].since_version < 0
 
     def serve(self, core: Broker) -> None:
         """Opens the broker for calls."""
