@@ -906,9 +906,16 @@ class World:
         ensure(not left, f"still staged: {left}")
 
     def may_stay_staged(self, path: str) -> bool:
-        """Returns whether a staged object may be needed for ever: a refusal."""
-        name = path.rpartition("/")[2]
-        return manifest.is_manifest(name) and manifest.load(self.disk.base, path).refused
+        """Returns whether a staged object is kept for 30 days: the end of an attempt.
+
+        An attempt ends by a refusal, and by topics that were created again.
+        """
+        if not manifest.is_manifest(path.rpartition("/")[2]):
+            return False
+        found = manifest.load(self.disk.base, path)
+        topics = self.metadata().topics
+        is_for_another = any(map(topics.get, found.topic_ids))
+        return found.refused or (is_for_another and found.is_void(manifest.destinations(topics)))
 
 
 # ------------------------------------------------------------------------------ determinism
