@@ -188,6 +188,7 @@ TABLE_LOG_KEPT_SECONDS = 24 * 3600.0
 TABLE_LOG_KEPT_VERSIONS = 1_000
 TOMBSTONE_SECONDS = 3600.0  # beyond the grace of removed files
 REPLACED_KEPT_SECONDS = 3600.0  # that no VACUUM removes files that a merge has replaced
+DELETED_NAME_SECONDS = 1.0  # in which no client's mention creates a deleted topic again
 DELETED_TOPICS_LEARNT = 20  # in a sweep, of those that were deleted before the start
 ORPHAN_GRACE_SECONDS = 3600.0
 REMOVED_FILE_GRACE_SECONDS = 600.0

@@ -625,14 +625,6 @@ class Broker:
         topic = self._partition_table.by_id(topic_id)
         return topic.name if topic is not None else None
 
-    def codec_of(self, topic: str) -> str | None:
-        """Returns the topic's `compression.type`, or None where the producer's is kept.
-
-        Raises `UnknownTopic`.
-        """
-        wanted = self._partition_table.topic(topic).compression
-        return wanted[0] if wanted is not None else None
-
     def partition_count(self, topic: str) -> int:
         """Returns the topic's number of partitions. Raises `UnknownTopic`."""
         return self._partition_table.topic(topic).count

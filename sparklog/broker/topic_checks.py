@@ -11,8 +11,8 @@ from sparklog.storage.snapshot import TableSnapshot
 
 INTERNAL_TOPICS: Final = frozenset({consumer_offsets.TOPIC})
 """Topics that only the broker writes to and administers."""
-RESERVED_TOPICS: Final = INTERNAL_TOPICS | {"__transaction_state"}
-"""Names that no client may create: such topics need a configuration that only the broker knows."""
+RESERVED_TOPICS: Final = INTERNAL_TOPICS | {"__cluster_metadata", "__transaction_state"}
+"""Names that no client may create: Kafka's clients take them for topics that Kafka makes itself."""
 
 
 def check_not_internal(topic: str, action: str) -> None:

@@ -180,9 +180,11 @@ class TopicAdmin:
     def create_on_request(self, name: str, *, client: str = "") -> None:
         """Creates a topic that a Kafka client has asked for; `client` names it in the log.
 
-        Raises `UnknownTopic` where `topics.auto_create` is off, and what `create` raises.
+        Raises `UnknownTopic` where `topics.auto_create` is off, or the topic was deleted just now:
+        clients that have used it ask for it once more. Raises what `create` raises.
         """
-        if not self._defaults.auto_create or name in RESERVED_TOPICS - INTERNAL_TOPICS:
+        is_possible = self._defaults.auto_create and name not in RESERVED_TOPICS - INTERNAL_TOPICS
+        if not is_possible or self._partition_table.was_just_removed(name):
             raise errors.UnknownTopic(topic=name)
         if name in INTERNAL_TOPICS:
             self.ensure_offsets_topic()

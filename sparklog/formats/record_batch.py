@@ -196,6 +196,9 @@ def _check_header(header: Header, data: Raw) -> None:
             f"{header.record_count} records, and the last has offset {header.last_offset_delta}"
         )
         raise errors.BadBatch(reason=reason)
+    if header.base_offset:
+        reason = f"a producer's batch begins at offset 0, and this one at {header.base_offset}"
+        raise errors.BadBatch(reason=reason)
     if header.producer_id != _NO_PRODUCER and (
         header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0
     ):

@@ -25,6 +25,10 @@ the time t by a pass that left tombstones below H, its end. A later pass removes
 1. it is the only record of its key among all rows of the pass, including those below it;
 2. it is below H, and t is at least `delete.retention.ms` ago.
 
+The record right below the table's end is no tombstone in this sense: it stays as long as it is the
+last one. Kafka's cleaner leaves the active segment alone, and librdkafka's consumers count on a
+record there: their position ends behind the last record, below the end of a log that ends in a gap.
+
 If tombstones remain when t is that old, H and t become the end and the time of that pass. So a
 tombstone waits for one to two times `delete.retention.ms`, whatever the number of passes.
 
@@ -659,7 +663,9 @@ class _Records:
         offsets, keys = arrow.as_numpy(batch.column("offset")), batch.column("key")
         compared = arrow.as_mask(keys.is_valid()) & (offsets < self._pass.end)
         flags = np.where(compared, _COMPARED, np.uint8(0))
-        flags[compared & arrow.as_mask(batch.column("value").is_null())] |= _TOMBSTONE
+        is_last = offsets == self._pass.table_end - 1
+        is_tombstone = arrow.as_mask(batch.column("value").is_null()) & ~is_last
+        flags[compared & is_tombstone] |= _TOMBSTONE
         flags[offsets < self._pass.progress.horizon] |= _WAITED
         hashes = _hashes(keys)
         self._noted.append(flags)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import random
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from unittest import mock
 
 import confluent_kafka
 import pytest
+from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 
 import sparklog
@@ -24,8 +28,9 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.broker import PartitionStatus
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.groups.messages import GroupError
+from sparklog.broker.kafka import connection
 from sparklog.broker.kafka.apis import offset_fetch
-from sparklog.broker.kafka.registry import WorkerPool
+from sparklog.broker.kafka.registry import APIS, WorkerPool
 from sparklog.clock import SystemClock
 from sparklog.settings import (
     BrokerSettings,
@@ -38,11 +43,13 @@ from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
 from tests.support.batches import Record, built
 from tests.support.brokers import rows_of_root
+from tests.support.kafkamessages import Plain
 from tests.support.kafkarequests import (
     AT_MS,
     batch,
     commit_fields,
     create_fields,
+    fetch_fields,
     produce,
     produce_fields,
 )
@@ -734,38 +741,102 @@ def test_naming_internal_topics_makes_none_of_the_wrong_kind(
     assert log.describe("__consumer_offsets").config == {"cleanup.policy": "compact"}
 
 
-def test_a_fetch_without_zstd_is_refused(agent: Agent) -> None:
-    """A topic in zstd cannot be read in a version of Fetch that does not have zstd."""
+def test_a_fetch_of_zstd_is_answered_in_each_version(agent: Agent) -> None:
+    """A client may read zstd and speak an old version of Fetch: Kafka 4.1 does not guess either."""
     configs = [{"name": "compression.type", "value": "zstd"}]
     with frames(agent) as client:
         client.ask(19, 7, create_fields("z", configs=configs))
         produce(client, "z", 0, batch([b"v"]))
-        for version, expected in (
-            (9, ErrorCode.unsupported_compression_type),
-            (10, ErrorCode.none),
-        ):
-            partition = {
-                "partition": 0,
-                "fetch_offset": 0,
-                "partition_max_bytes": 1 << 20,
-                "current_leader_epoch": -1,
-                "last_fetched_epoch": -1,
-                "log_start_offset": -1,
-            }
-            wanted = {
-                "replica_id": -1,
-                "max_wait": dt.timedelta(0),
-                "min_bytes": 0,
-                "max_bytes": 1 << 20,
-                "isolation_level": 1,
-                "session_id": 0,
-                "session_epoch": -1,
-                "topics": [{"topic": "z", "partitions": [partition]}],
-                "forgotten_topics_data": (),
-                "rack_id": "",
-            }
-            ((found,),) = (each.partitions for each in client.ask(1, version, wanted).responses)
-            assert (found.error_code, found.aborted_transactions) == (expected, ())
+        for version in (4, 9, 10):
+            fields = {**fetch_fields("z", 0, 0), "forgotten_topics_data": ()}
+            reply = client.ask(FETCH, version, fields)
+            ((found,),) = (each.partitions for each in reply.responses)
+            assert found.error_code == ErrorCode.none
+            assert len(found.records) > 0
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        Plain(),
+        Plain(number=1, nulls=True),
+        Plain(number=1, items=1, text="x" * (2**15 - 1)),
+    ],
+    ids=["nothing", "nulls", "long names"],
+)
+def test_requests_that_nobody_means_are_answered(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, plain: Plain
+) -> None:
+    """Each request in each version gets an answer, as from Kafka, and its connection continues.
+
+    Consumers that close send a Fetch without partitions, for example. An error that names what the
+    client has sent is shortened, because the strings of older versions have 32,767 bytes at most.
+    """
+    failures: list[object] = []
+    log = mock.Mock(exception=lambda *_given: failures.append(sys.exc_info()[1]))
+    monkeypatch.setattr(connection, "_log", log)
+    for api in APIS.values():
+        for version in range(api.min_version, api.max_version + 1):
+            body = plain.message(load_request_schema(api.key, version))
+            if hasattr(body, "acks"):
+                body = dataclasses.replace(body, acks=1)  # 0 has no answer
+            with frames(agent) as client:
+                try:
+                    client.ask(api.key, version, body)
+                except AssertionError:
+                    failures.append((api.name, version, "is not answered"))
+    assert not failures
+
+
+def test_an_unknown_version_of_api_versions_is_told_the_known_ones(agent: Agent) -> None:
+    """The reply is one of version 0, and lists nothing else, as Kafka's (KIP-511)."""
+    host, port = agent.kafka_address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), SECONDS) as client:
+        client.sendall(struct.pack(">ihhihb", 11, 18, 99, 7, -1, 0))
+        with client.makefile("rb") as answer:
+            size, number, code, count = struct.unpack(">iihi", answer.read(14))
+            listed = struct.unpack(">hhh", answer.read(6))
+    assert (size, number, code, count) == (16, 7, REFUSED, 1)
+    assert listed == (18, 0, APIS[18].max_version)
+
+
+def test_a_deleted_topic_is_not_created_by_the_next_mention(agent: Agent) -> None:
+    """Clients that have used it ask for it once more; those that need it ask again."""
+    wanted = {
+        "topics": [{"name": "gone", "topic_id": None}],
+        "allow_auto_topic_creation": True,
+        "include_topic_authorized_operations": False,
+    }
+    deletion = {"topics": [{"name": "gone", "topic_id": None}], "timeout": dt.timedelta(seconds=5)}
+
+    def mention(client: Frames) -> ErrorCode:
+        (found,) = client.ask(3, 12, wanted).topics
+        code: ErrorCode = found.error_code
+        return code
+
+    with frames(agent) as client:
+        assert mention(client) == ErrorCode.none
+        (deleted,) = client.ask(20, 6, deletion).responses
+        assert deleted.error_code == ErrorCode.none
+        assert mention(client) == ErrorCode.unknown_topic_or_partition
+        wait_until(lambda: mention(client) == ErrorCode.none, "it is created again")
+
+
+def test_a_transaction_is_refused_with_a_code_that_ends_the_client(agent: Agent) -> None:
+    """librdkafka repeats any other one until its time is over."""
+    wanted = {"key_type": 1, "coordinator_keys": ["tx"]}
+    with frames(agent) as client:
+        (found,) = client.ask(10, 4, wanted).coordinators
+    assert found.error_code == ErrorCode.cluster_authorization_failed
+    assert "no transactions" in found.error_message
+
+
+def test_groups_without_a_name_have_no_offsets_to_delete(agent: Agent) -> None:
+    """Kafka's own answer."""
+    topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+    with frames(agent) as client:
+        found = client.ask(47, 0, {"group_id": "", "topics": topics})
+    assert found.error_code == ErrorCode.invalid_group_id
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ CHANGELOGS: Final = {
 PARTITIONS: Final = (0, 1)
 MINUTE_MS: Final = 60_000
 REFUSED: Final = {
-    "processing.guarantee=exactly_once_v2": "transactions and share groups are not supported",
+    "processing.guarantee=exactly_once_v2": "this broker has no transactions",
     "group.protocol=streams": "The cluster does not support the STREAMS group protocol",
 }
 """By setting: the reason that the program hears."""

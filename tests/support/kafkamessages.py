@@ -19,6 +19,44 @@ def message(schema: Any, at: random.Random, depth: int = 0) -> Any:
     return schema(**fields)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Values of which each field of a message gets the one of its type."""
+
+    number: int = 0
+    """The number, also of milliseconds."""
+    text: str = ""
+    items: int = 0
+    """The number of items of each array."""
+    nulls: bool = False
+    """True for null where that is allowed."""
+
+    def message(self, schema: Any) -> Any:
+        """Returns an entity of that schema."""
+        return schema(**{each.name: self._value(each.type) for each in dataclasses.fields(schema)})
+
+    def _value(self, kind: Any) -> Any:
+        name = getattr(kind, "__name__", "")
+        if get_origin(kind) in (Union, types.UnionType):
+            options = get_args(kind)
+            if type(None) in options and self.nulls:
+                return None
+            return self._value(next(each for each in options if each is not type(None)))
+        if get_origin(kind) is tuple:
+            return (self._value(get_args(kind)[0]),) * self.items
+        if hasattr(kind, "__api_key__"):
+            return self.message(kind)
+        if kind is uuid.UUID:
+            return uuid.UUID(int=self.number)
+        if kind is bytes or name == "Records":
+            return b""
+        if "Timedelta" in name:
+            return kind(dt.timedelta(milliseconds=self.number))
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return next(iter(kind))
+        return kind(self.text if isinstance(kind, type) and issubclass(kind, str) else self.number)
+
+
 def value(kind: Any, at: random.Random, depth: int) -> Any:
     """A value of the type of a field."""
     if get_origin(kind) in (Union, types.UnionType):

@@ -70,8 +70,8 @@ class Frames:
         self._numbers = itertools.count(1)
 
     @staticmethod
-    def frame(key: int, version: int, number: int, fields: Mapping[str, Any]) -> bytes:
-        """A request as it goes over the wire; `number`: its correlation id."""
+    def frame(key: int, version: int, number: int, fields: Any) -> bytes:
+        """A request as it goes over the wire, of fields or kio's message; `number`: its id."""
         schema: Any = load_request_schema(key, version)
         target = io.BytesIO()
         header: Any = schema.__header_schema__
@@ -84,16 +84,17 @@ class Frames:
         }
         taken = {name: value for name, value in given.items() if name in names}
         entity_writer(header)(target, header(**taken))
-        entity_writer(schema)(target, _maker(schema)(fields))
+        body = _maker(schema)(fields) if isinstance(fields, Mapping) else fields
+        entity_writer(schema)(target, body)
         frame = target.getvalue()
         return len(frame).to_bytes(4, "big") + frame
 
-    def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
+    def ask(self, key: int, version: int, fields: Any) -> Any:
         """kio's message of the answer."""
         (answer,) = self.ask_all([(key, version, fields)])
         return answer
 
-    def ask_all(self, requests: Sequence[tuple[int, int, Mapping[str, Any]]]) -> list[Any]:
+    def ask_all(self, requests: Sequence[tuple[int, int, Any]]) -> list[Any]:
         """Sends all requests, (key, version, fields) each, before the first answer is read."""
         numbers = [next(self._numbers) for _ in requests]
         self._socket.sendall(

@@ -72,7 +72,8 @@ def test_api_versions_returns_the_registered_apis() -> None:
         _, size = entity_reader(schema.__header_schema__)(reply, 4)
         body: Any = entity_reader(schema)(reply, 4 + size)[0]
         told = {each.api_key: (each.min_version, each.max_version) for each in body.api_keys}
-        assert told == {api.key: (api.min_version, api.max_version) for api in APIS.values()}
+        served = {api.key: (api.min_version, api.max_version) for api in APIS.values()}
+        assert told == served | {0: (0, served[0][1])}
     for api, version in SERVED:
         load_request_schema(api.key, version)
         load_response_schema(api.key, version)

@@ -397,15 +397,15 @@ def test_what_another_engine_merged_counts_as_dirty(table: TopicTable) -> None:
 
 def test_a_tombstone_waits(table: TopicTable, clock: ManualClock) -> None:
     """It goes when it has been alone for as long as it must, and then all of its key has gone."""
-    add_texts(table, "a1 b1", "a-")
+    add_texts(table, "a1", "a- b1")
     assert compact_all(table) == [1]
-    assert words_of(table) == "1b1 | 2a-"
+    assert words_of(table) == "1a- 2b1"
     clock.advance(DAY_SECONDS - 1)
     assert compact_all(table) == []
     clock.advance(2)
     assert choose(table) == choose(table, everything=True)  # no dirt is needed for it
     assert compact_all(table) == [1]
-    assert words_of(table) == "1b1"
+    assert words_of(table) == "2b1"
     assert table.snapshot.ends == (3,)
     clock.advance(10 * DAY_SECONDS)
     assert compact_all(table) == []
@@ -427,15 +427,15 @@ def test_a_tombstone_waits_from_the_first_pass_that_sees_it(
     table: TopicTable, clock: ManualClock
 ) -> None:
     """One that lies where an earlier pass has ended does not go with those below."""
-    add_texts(table, "a1", "a-")
+    add_texts(table, "a1", "a- z1")
     assert compact_all(table) == [1]
-    add_texts(table, "c-")
+    add_texts(table, "c- z2")
+    clock.advance(DAY_SECONDS + 1)
+    assert compact_all(table) == [2]
+    assert words_of(table) == "3c- 4z2"
     clock.advance(DAY_SECONDS + 1)
     assert compact_all(table) == [1]
-    assert words_of(table) == "2c-"
-    clock.advance(DAY_SECONDS + 1)
-    assert compact_all(table) == [1]
-    assert words_of(table) == ""
+    assert words_of(table) == "4z2"
 
 
 def test_passes_do_not_keep_a_tombstone(table: TopicTable, clock: ManualClock) -> None:
@@ -458,7 +458,7 @@ def test_passes_do_not_keep_a_tombstone(table: TopicTable, clock: ManualClock) -
 def test_a_tombstone_with_an_older_record_stays(table: TopicTable, clock: ManualClock) -> None:
     """Also where the older one has come back, as another engine's restore brings it."""
     old = add(table, ("a", "1"), ("b", "1"))
-    add_texts(table, "a-")
+    add_texts(table, "a- z1")
     compact_all(table)
     clock.advance(DAY_SECONDS + 1)
     (file, tombstone) = table.snapshot.files[0]
@@ -466,23 +466,25 @@ def test_a_tombstone_with_an_older_record_stays(table: TopicTable, clock: Manual
     table.commit(lambda _: TableChange(adds=(restored,), removes=(file,)))
     assert tombstone.first == 2
     assert compact_all(table) == [1]
-    assert words_of(table) == "1b1 | 2a-"
+    assert words_of(table) == "1b1 | 2a- 3z1"
     clock.advance(DAY_SECONDS + 1)
     assert compact_all(table) == [1]
-    assert words_of(table) == "1b1"
+    assert words_of(table) == "1b1 | 3z1"
 
 
-def test_all_of_a_partition_may_go(table: TopicTable, clock: ManualClock) -> None:
-    """A table without rows still knows its end, and continues there."""
+def test_the_last_record_of_a_partition_stays(table: TopicTable, clock: ManualClock) -> None:
+    """A log ends in a record, also if that is a tombstone; it goes once there is a later one."""
     add_texts(table, "a1", "a-")
+    for _ in range(3):
+        clock.advance(2 * DAY_SECONDS)
+        compact_all(table)
+        assert words_of(table) == "1a-"
+    assert choose(table, everything=True) == []  # a quiet topic is not read each day
+    add_texts(table, "b1")
     compact_all(table)
     clock.advance(DAY_SECONDS + 1)
-    compact_all(table)
-    assert table.snapshot.files == ((),)
-    assert TopicTable(table.store, "t", clock=clock).refresh().ends == (2,)
-    add_texts(table, "a2")
-    assert compact_all(table) == [0]
-    assert words_of(table) == "2a2"
+    assert compact_all(table) == [1]
+    assert words_of(table) == "2b1"
 
 
 def test_without_tombstones_nobody_looks_for_them(table: TopicTable, clock: ManualClock) -> None:
@@ -490,9 +492,9 @@ def test_without_tombstones_nobody_looks_for_them(table: TopicTable, clock: Manu
     add_texts(table, "a1 a2")
     compact_all(table)
     assert table.txn(tombstones_app_id(TOPIC_ID, 0)) is None
-    add_texts(table, "a-")
+    add_texts(table, "a- z1")
     compact_all(table)
-    assert mark(table, tombstones_app_id(TOPIC_ID, 0)) == 3
+    assert mark(table, tombstones_app_id(TOPIC_ID, 0)) == 4
     clock.advance(DAY_SECONDS)
     compact_all(table)
     for _ in range(3):
@@ -784,14 +786,14 @@ def test_readers_pass_over_the_gaps(store: MemoryStore, clock: ManualClock) -> N
         clock.advance(1)
     for _ in range(2):
         rig.broker.topics.compact("t")
-    left = [(1, b"1"), (2, b"2")]
+    left = [(1, b"1"), (2, b"2"), (4, None)]
     for start, end in itertools.combinations_with_replacement(range(rig.end() + 1), 2):
         batches = list(rig.broker.read("t", 0, start, end))
         assert rows_of(batches) == [row for row in left if start <= row[0] < end]
         assert (batches[-1].end if batches else end) == end
     assert rows_of_root(store, clock) == rows_of_table(store, clock) == left
     table = TopicTable(store, "t", clock=clock)
-    for second, offset in enumerate((1, 1, 2, -1, -1)):
+    for second, offset in enumerate((1, 1, 2, 4, 4, -1)):
         at_us = began_us + second * 1_000_000
         request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: at_us})
         assert rig.broker.offsets_for_times(request).offsets == {0: offset}

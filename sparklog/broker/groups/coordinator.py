@@ -428,6 +428,9 @@ class Coordinator:
         """Handles OffsetDelete, for topics that no member subscribes to."""
         answer: Future[Errors] = Future()
         wanted = list(partitions)
+        if not group_id:
+            answer.set_result(_same_error(wanted, GroupError.INVALID_GROUP_ID))
+            return answer
         for _ in range(_ATTEMPTS):
             with self._locked():
                 entry = self._existing(group_id)

@@ -58,6 +58,10 @@ LENGTH_BYTES: Final = 4
 _LARGE_BYTES: Final = 4_096
 """The size from which copying bytes costs more than another chunk for the socket."""
 API_VERSIONS: Final = 18
+_TEXTS: Final = frozenset({"error_message", "batch_index_error_message"})
+"""The fields of replies that have an error text."""
+_TEXT_CHARACTERS: Final = 2_000
+"""Far less than fits into a string of the versions before KIP-482: 32,767 bytes."""
 UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
 """The answer to an ApiVersions request of an unknown version, in version 0: the client then asks
 again with a version that is supported (KIP-511)."""
@@ -487,7 +491,7 @@ def _maker(schema: Hashable) -> Callable[[Fields], Any]:
     kind: Any = schema
     makers: dict[str, Callable[[Any], Any] | None] = {}
     for field in dataclasses.fields(kind):
-        makers[field.name] = _maker_of(field.type)
+        makers[field.name] = _cut if field.name in _TEXTS else _maker_of(field.type)
 
     def make(fields: Fields) -> Any:
         values = {}
@@ -498,6 +502,11 @@ def _maker(schema: Hashable) -> Callable[[Fields], Any]:
         return kind(**values)
 
     return make
+
+
+def _cut(text: str) -> str:
+    """Returns an error text, shortened: it may name what the client has sent, however long."""
+    return text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…"
 
 
 def _maker_of(kind: Any) -> Callable[[Any], Any] | None:

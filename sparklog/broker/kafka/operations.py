@@ -36,6 +36,13 @@ ON_TOPIC: Final = _bits(
     _Operation.DESCRIBE_CONFIGS,
     _Operation.ALTER_CONFIGS,
 )
+ON_GROUP: Final = _bits(
+    _Operation.READ,
+    _Operation.DELETE,
+    _Operation.DESCRIBE,
+    _Operation.DESCRIBE_CONFIGS,
+    _Operation.ALTER_CONFIGS,
+)
 ON_CLUSTER: Final = _bits(
     _Operation.CREATE,
     _Operation.ALTER,

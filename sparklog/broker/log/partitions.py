@@ -485,6 +485,8 @@ class PartitionTable:
         """
         self._waiting_partitions = 0
         """The number of partitions with an unpublished entry, of all topics."""
+        self._removed: dict[str, float] = {}
+        """When topics were removed, in monotonic seconds by name; of `DELETED_NAME_SECONDS`."""
         self.topics_version = 0
         """Rises when a topic is added or removed."""
         self.on_leaders: Callable[[], None] = lambda: None
@@ -536,6 +538,19 @@ class PartitionTable:
 
     def has_topic(self, name: str) -> bool:
         return name in self._topics
+
+    def _note_removed(self, name: str) -> None:
+        now = self._clock.monotonic()
+        while self._removed and not self.was_just_removed(next(iter(self._removed))):
+            del self._removed[next(iter(self._removed))]
+        self._removed.pop(name, None)
+        self._removed[name] = now  # the newest last
+
+    def was_just_removed(self, name: str) -> bool:
+        """Returns whether a topic of that name was removed within `DELETED_NAME_SECONDS`."""
+        removed = self._removed.get(name)
+        now = self._clock.monotonic()
+        return removed is not None and now - removed < limits.DELETED_NAME_SECONDS
 
     def by_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
@@ -618,6 +633,7 @@ class PartitionTable:
                 return
             if self._topics.get(topic.name) is topic:
                 del self._topics[topic.name]
+                self._note_removed(topic.name)
             del self._by_id[topic.topic_id]
             self.topics_version += 1
             for of_topic in (self._waiting, self._blocked, self._unconfirmed):

@@ -1,6 +1,8 @@
 """ApiVersions (18): the supported requests and their versions (KIP-511).
 
-There are no supported or finalized features.
+There are no supported or finalized features. Produce is listed from version 0, as in Kafka 4.1,
+though its versions below 3 are refused: librdkafka up to 2.8 compresses by gzip, snappy and lz4
+only for a broker that lists it (KAFKA-18659).
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.kafka.messages import ConstantReply, Fields, Request
+from sparklog.broker.kafka.messages import API_VERSIONS, ConstantReply, Fields, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 _NAME: Final = re.compile("[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """The form of a client's software name and version."""
+_PRODUCE: Final = 0
 
 
 @serves(18, "api_versions", max_version=4, is_blind=True)
@@ -30,17 +33,23 @@ async def _handle(_context: HandlerContext, request: Request) -> Reply:
 
 @functools.cache
 def answer(code: ErrorCode) -> Fields:
-    """Returns the reply, also to an unsupported version: the client then tries another one."""
+    """Returns the reply.
+
+    That to an unsupported version lists ApiVersions alone: the client then tries another version.
+    """
+    listed = sorted(APIS.values(), key=lambda api: api.key)
+    if code == ErrorCode.unsupported_version:
+        listed = [APIS[API_VERSIONS]]
     return ConstantReply(
         {
             "error_code": code,
             "api_keys": [
                 {
                     "api_key": each.key,
-                    "min_version": each.min_version,
+                    "min_version": 0 if each.key == _PRODUCE else each.min_version,
                     "max_version": each.max_version,
                 }
-                for each in sorted(APIS.values(), key=lambda api: api.key)
+                for each in listed
             ],
             "throttle_time": NO_TIME,
         }

@@ -8,6 +8,7 @@ from typing import Final
 from sparklog.broker.groups.messages import GroupError, GroupState
 from sparklog.broker.kafka.error_codes import group_code
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_GROUP
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.consumer_offsets import MemberRecord
@@ -17,17 +18,19 @@ _FIRST_WITH_GROUP_NOT_FOUND: Final = 6
 
 @serves(15, "describe_groups", max_version=6, is_read=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    is_requested = getattr(request.body, "include_authorized_operations", False)
+    operations = ON_GROUP if is_requested else NOT_REQUESTED
     return {
         "throttle_time": NO_TIME,
         "groups": LazyArray(
-            partial(_group, context, request.version),
+            partial(_group, context, request.version, operations),
             tuple(dict.fromkeys(request.body.groups)),
             is_slow=True,  # each may have a thousand members
         ),
     }
 
 
-def _group(context: HandlerContext, version: int, group_id: str) -> Fields:
+def _group(context: HandlerContext, version: int, operations: int, group_id: str) -> Fields:
     group = context.groups.describe(group_id)
     if isinstance(group, GroupError):
         is_missing = group is GroupError.GROUP_ID_NOT_FOUND
@@ -40,6 +43,7 @@ def _group(context: HandlerContext, version: int, group_id: str) -> Fields:
             "protocol_type": "",
             "protocol_data": "",
             "members": (),
+            "authorized_operations": NOT_REQUESTED,
         }
     return {
         "error_code": group_code(None),
@@ -49,6 +53,7 @@ def _group(context: HandlerContext, version: int, group_id: str) -> Fields:
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol,
         "members": LazyArray(_member, group.members),
+        "authorized_operations": operations,
     }
 
 

@@ -45,14 +45,11 @@ _READ_COMMITTED: Final = 1
 _REFUSED_BEFORE_READING: Final = {
     ErrorCode.unknown_topic_or_partition,
     ErrorCode.unknown_topic_id,
-    ErrorCode.unsupported_compression_type,
 }
 """Errors for which Kafka returns an empty list of aborted transactions, and not null."""
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
 """The epochs of a full request, which closes the session that it names."""
-_FIRST_WITH_ZSTD: Final = 10
-"""The version from which on a client reads zstd (KIP-110)."""
 _ATTEMPTS: Final = 4
 """Attempts to read a batch that is larger than the memory taken for it."""
 
@@ -110,7 +107,8 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         for key in _forgotten_partitions(body):
             session.partitions.pop(key, None)
         partitions = session.partitions
-    await _collect(context, list(partitions.values()), request)
+    if partitions:  # none: the client closes its session
+        await _collect(context, list(partitions.values()), request)
     async for partition in context.scheduler.iterate(list(partitions.values())):
         size = partition.size if partition.chunks else 0
         context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
@@ -177,7 +175,7 @@ async def _collect(
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     has_turn = False
     while True:
-        has_records = await _refresh_all(context, partitions, request.version)
+        has_records = await _refresh_all(context, partitions)
         if has_records and not has_turn and _finds_little(context, partitions):
             has_turn = True
             if await context.wait_fetch_turn():
@@ -391,29 +389,25 @@ class _ReadAhead:
         return time.monotonic() >= self._deadline
 
 
-async def _refresh_all(
-    context: HandlerContext, partitions: Sequence[_FetchPartition], version: int
-) -> bool:
+async def _refresh_all(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> bool:
     """Looks up the partitions, once more those that are just moving. Returns if one has records."""
     moving = []
     async for partition in context.scheduler.iterate(partitions):
-        _refresh(context, partition, version)
+        _refresh(context, partition)
         if partition.code == ErrorCode.not_leader_or_follower:
             moving.append(partition)
     if moving:
         await leaders.settle(context, [(each.name, each.number) for each in moving])
         async for partition in context.scheduler.iterate(moving):
-            _refresh(context, partition, version)
+            _refresh(context, partition)
     return any(not each.code and each.offset < each.end for each in partitions)
 
 
-def _refresh(context: HandlerContext, partition: _FetchPartition, version: int) -> None:
+def _refresh(context: HandlerContext, partition: _FetchPartition) -> None:
     """Looks up the current offsets of a partition, or the error for the response."""
     partition.code, partition.chunks, partition.size = ErrorCode.none, (), 0
     try:
         _look_up(context, partition)
-        if version < _FIRST_WITH_ZSTD and context.broker.codec_of(partition.name) == "zstd":
-            partition.code = ErrorCode.unsupported_compression_type
     except errors.SparklogError as error:
         partition.code = code_of(error)
 

@@ -1,7 +1,9 @@
 """FindCoordinator (10): the coordinators of groups (KIP-699).
 
 A group's coordinator is the leader of the partition of `__consumer_offsets` that has its records.
-Transactions and share groups have no coordinator. The first request opens `__consumer_offsets`.
+The first request opens `__consumer_offsets`. There are no transactions and no share groups. For a
+transactional id the error is the one on which both Java's clients and librdkafka stop and show the
+reason; librdkafka repeats any other until its time is over.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes
 
 _GROUP: Final = 0
+_TRANSACTION: Final = 1
 
 
 @serves(10, "find_coordinator", max_version=6, is_read=True)
@@ -52,9 +55,12 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 async def _failure(context: HandlerContext, key_type: int) -> Fields | None:
     """Returns the reply for all keys, if no coordinator can be found."""
+    if key_type == _TRANSACTION:
+        reason = "this broker has no transactions: use a producer without transactional.id"
+        return _refused(ErrorCode.cluster_authorization_failed, reason)
     try:
         if key_type != _GROUP:
-            raise errors.BadRequest(reason="transactions and share groups are not supported")
+            raise errors.BadRequest(reason="share groups are not supported")
         await context.run_blocking(WorkerPool.CONTROL, context.groups.open)
     except errors.SparklogError as error:
         is_retriable = isinstance(error, errors.Retriable)
