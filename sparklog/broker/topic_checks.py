@@ -11,7 +11,8 @@ from sparklog.storage.snapshot import TableSnapshot
 
 INTERNAL_TOPICS: Final = frozenset({consumer_offsets.TOPIC})
 """Topics that only the broker writes to and administers."""
-RESERVED_TOPICS: Final = INTERNAL_TOPICS | {"__cluster_metadata", "__transaction_state"}
+_METADATA: Final = "__cluster_metadata"
+RESERVED_TOPICS: Final = INTERNAL_TOPICS | {_METADATA, "__transaction_state"}
 """Names that no client may create: Kafka's clients take them for topics that Kafka makes itself."""
 
 
@@ -22,7 +23,9 @@ def check_not_internal(topic: str, action: str) -> None:
 
 
 def check_not_reserved(topic: str) -> None:
-    """Raises `InternalTopic`."""
+    """Raises `InternalTopic`, and `BadRequest` for Kafka's own log of the metadata."""
+    if topic == _METADATA:
+        raise errors.BadRequest(reason=f"{topic} is Kafka's log of its metadata: choose another name")
     if topic in RESERVED_TOPICS:
         raise errors.InternalTopic(topic=topic, what="create")
 

@@ -20,6 +20,7 @@ from kio.schema.errors import ErrorCode
 
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
+from sparklog.broker.kafka.registry import APIS
 from sparklog.settings import GroupSettings, TopicSettings
 from tests.support.batches import Record, built, changed, read
 from tests.support.comparing import Answers, Differs, check_answers, metadata_fields, name_of
@@ -1244,7 +1245,11 @@ def coordinators(side: Side) -> Answers:
 def strange_versions(side: Side) -> Answers:
     """ApiVersions."""
     client = {"client_software_name": "frames", "client_software_version": "1"}
-    yield "good", name_of(side.ask(18, 3, client).error_code)
+    reply = side.ask(18, 3, client)
+    yield "good", name_of(reply.error_code)
+    listed = {each.api_key: (each.min_version, each.max_version) for each in reply.api_keys}
+    for api in APIS.values():
+        yield f"the versions of {api.name}", listed[api.key]
     bad = {"client_software_name": "a b/", "client_software_version": "1"}
     yield "a bad name", name_of(side.ask(18, 3, bad).error_code)
     bad = {"client_software_name": "", "client_software_version": ""}
@@ -1286,6 +1291,9 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
     ("produce", "said to be appended"): Differs(
         ("invalid_timestamp", -1), ("none", 0), "only a broker knows when it was appended"
     ),
+    ("produce", "said to be appended, in gzip"): Differs(
+        ("invalid_timestamp", -1), ("none", 0), "only a broker knows when it was appended"
+    ),
     ("limits", "cut to what may be"): Differs(
         ("corrupt_message", -1), ("invalid_record", -1), _TRUNCATED
     ),
@@ -1311,6 +1319,16 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
         ("none", 1, 1, False),
         ("invalid_topic_exception", -1, -1, False),
         "Kafka's metrics take points for underscores; a topic is a folder here",
+    ),
+    ("creation", "the name __consumer_offsets"): Differs(
+        ("invalid_topic_exception", -1, -1, False),
+        ("topic_already_exists", -1, -1, False),
+        "only the broker creates it, whether it exists or not",
+    ),
+    ("creation", "the name __transaction_state"): Differs(
+        ("invalid_topic_exception", -1, -1, False),
+        ("none", 1, 1, False),
+        "there are no transactions, whose state it would hold",
     ),
     ("creation", "3 replicas"): Differs(
         ("none", 1, 1, False),

@@ -51,13 +51,22 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     else:
         waiting = context.groups.delete_offsets(body.group_id, partitions)
     results = await asyncio.wrap_future(waiting)
-    group_error = next((each for each in results.values() if each in _GROUP_ERRORS), None)
+    answers = results.values() if partitions else (_error_of_group(context, body.group_id),)
+    group_error = next((each for each in answers if each in _GROUP_ERRORS), None)
     topics = body.topics if group_error is None else ()
     return {
         "error_code": group_code(group_error),
         "throttle_time": NO_TIME,
         "topics": LazyArray(partial(_topic, context, results), topics),
     }
+
+
+def _error_of_group(context: HandlerContext, group_id: str) -> GroupError | None:
+    """Returns the error of a request that names no partitions."""
+    if not group_id:
+        return GroupError.INVALID_GROUP_ID
+    found = context.groups.describe(group_id)
+    return found if isinstance(found, GroupError) else None
 
 
 def _topic(context: HandlerContext, results: Errors, topic: Any) -> Fields:
