@@ -320,6 +320,7 @@ INITIAL_REBALANCE_DELAY_MS = 0  # Kafka has 3 s, and 0 in the configuration it s
 GROUP_SIZE = 2**31 - 1
 GROUP_MEMBER_BYTES = 4 * MIB  # of a member's subscriptions, for all assignors that it offers
 GROUPS_MEMBERS_BYTES = 64 * MIB  # of all groups' members: subscriptions, assignments, names
+GROUPS_RESERVED_BYTES = 16 * MIB  # of ids that were given out and have not joined yet
 GROUP_GONE_SECONDS = 10.0  # after which a silent, disconnected member may be removed for others
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # for a member that has never been in a generation
 OFFSETS_PARTITIONS = 8  # of `__consumer_offsets`

@@ -516,7 +516,7 @@ class Agent:
 
         def budgets() -> list[Budget]:
             of_kafka = kafka.memory.budgets() if kafka is not None else []
-            return [*broker.budgets(), *of_kafka, *flight.budgets(), groups.budget()]
+            return [*broker.budgets(), *of_kafka, *flight.budgets(), *groups.budgets()]
 
         janitor = self.settings.janitor
         sources = Sources(

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog import limits
 from sparklog.broker.groups import coordinator as coordinating
+from sparklog.broker.groups.members import RESERVED_BYTES
 from sparklog.broker.groups.messages import (
     GroupError,
     GroupState,
@@ -109,19 +110,38 @@ def test_assignments_need_memory_too(groups: GroupRig) -> None:
     assert _held_bytes(groups) == before_bytes
 
 
-def test_ids_that_nobody_joins_with_are_counted(groups: GroupRig) -> None:
-    """A client that asks for ids without end gets no memory for more."""
-    given = 0
-    while True:
-        reply = groups.take(join(groups, "g", size=1, member_id_required=True))
-        if reply.error is not GroupError.MEMBER_ID_REQUIRED:
-            break
-        given += 1
-        assert given <= MEMORY_BYTES // 1_000
-    assert reply.error is GroupError.COORDINATOR_NOT_AVAILABLE
-    _advance(groups, 31 * 60)
+@pytest.mark.parametrize("in_one_group", [True, False])
+def test_ids_that_nobody_joins_with_keep_no_member_out(
+    groups: GroupRig, monkeypatch: pytest.MonkeyPatch, in_one_group: bool
+) -> None:
+    """The oldest ids of all groups are forgotten, with groups that have nothing else.
+
+    A member that has got its id while thousands of others are asked for joins all the same.
+    """
+    monkeypatch.setattr(limits, "GROUPS_RESERVED_BYTES", 100 * RESERVED_BYTES)
+    monkeypatch.setattr(coordinating, "_DUE_KEPT", 10)
+    groups.member()
+    session_ms = limits.MAX_SESSION_TIMEOUT_MS
+
+    def ask(group: str) -> str:
+        asked = join(groups, group, size=1, member_id_required=True, session_timeout_ms=session_ms)
+        reply = groups.take(asked)
+        assert reply.error is GroupError.MEMBER_ID_REQUIRED
+        return reply.member_id
+
+    for number in range(1_000):
+        ask("g2" if in_one_group else f"g{number}")
+    coordinator = groups.coordinator
+    assert len(coordinator._groups) <= 102
+    assert len(coordinator._due) <= 2 * 102 + 10
+    mine = ask("mine")
+    for number in range(50):
+        ask("g2" if in_one_group else f"g{number}")
+    assert groups.take(join(groups, "mine", size=1, member_id=mine)).error is None
+    _advance(groups, session_ms / 1e3 + 1)
     groups.settle()
-    assert _held_bytes(groups) == 0
+    assert _held_bytes(groups) == coordinator._memory.reserved_bytes == 0
+    assert set(coordinator._groups) <= {"g", "mine"}
 
 
 def test_a_client_that_is_gone_frees_memory(groups: GroupRig) -> None:

@@ -83,6 +83,8 @@ _SWEEP_STEP_MS: Final = 50
 _ATTEMPTS: Final = 10
 """To delete offsets of a group that changes while its tombstones are encoded."""
 _REMOVE_GONE_MS: Final = 1_000
+_DUE_KEPT: Final = 1_000
+"""Times of groups that are gone, which wait in the heap beside as many as there are groups."""
 """The least time between two searches for members that are gone."""
 _SWEEP_MS: Final = round(limits.OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 
@@ -126,6 +128,18 @@ class _Entry:
     """A number that rises whenever the offsets may have changed."""
     changed_ms: int = -1
     """When the group was last recorded, in ms since the Unix epoch."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if nobody has used the group: it has no member, id, record or offset."""
+        return (
+            self.group.is_deserted
+            and self.group.generation == 0
+            and self.changed_ms < 0
+            and not self.changes
+            and not self.committing
+            and not self.offsets
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +270,26 @@ class Coordinator:
                 if entry.group.next_deadline_ms() is not None:
                     self._groups[group_id] = entry
                 self._apply(entry, result)
+                self._forget_ids()
         answer.add_done_callback(lambda done: self._withdraw_cancelled(group_id, done))
         return answer
+
+    def _forget_ids(self) -> None:
+        """Forgets the oldest ids that were given out, if there are too many."""
+        while (oldest := self._memory.excess()) is not None:
+            group_id, member_id = oldest
+            entry = self._groups[group_id]
+            self._apply(entry, entry.group.forget(member_id, self._now_ms()))
+            self._drop_nothing(entry)
+        if len(self._due) > 2 * len(self._due_of) + _DUE_KEPT:
+            self._due = sorted((due_ms, group_id) for group_id, due_ms in self._due_of.items())
+
+    def _drop_nothing(self, entry: _Entry) -> None:
+        """Drops a group if it is nothing any more, without waiting for the next sweep."""
+        if entry.is_nothing:
+            group_id = entry.group.group_id
+            del self._groups[group_id]
+            self._due_of.pop(group_id, None)
 
     def _refused(self, group_id: str, names: Iterable[str | None] = ()) -> GroupError | None:
         """Returns why a request is refused before its group handles it, or None.
@@ -535,9 +567,13 @@ class Coordinator:
             if description.state is not GroupState.DEAD:
                 yield GroupFigures(description=description, offsets=offsets)
 
-    def budget(self) -> Budget:
-        """Returns the memory of the groups' members."""
-        return Budget("group_members", self._memory.held_bytes, self._memory.limit_bytes)
+    def budgets(self) -> list[Budget]:
+        """Returns the memory of the groups' members, and of the ids that were given out."""
+        memory = self._memory
+        return [
+            Budget("group_members", memory.held_bytes, memory.limit_bytes),
+            Budget("group_ids", memory.reserved_bytes, limits.GROUPS_RESERVED_BYTES),
+        ]
 
     def describe(self, group_id: str) -> Description | GroupError:
         """Handles DescribeGroups."""
@@ -678,6 +714,7 @@ class Coordinator:
                     del self._due_of[group_id]
                     if entry is not None:
                         self._apply(entry, entry.group.expire(now_ms))
+                        self._drop_nothing(entry)
             if self._sweep_ms <= now_ms:
                 self._sweep_ms = now_ms + _SWEEP_MS
                 self._to_sweep = list(self._groups.values())

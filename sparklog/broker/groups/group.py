@@ -287,6 +287,12 @@ class Group(GroupData):
         self.members.find_earliest()
         return self._result()
 
+    def forget(self, member_id: str, now_ms: int) -> GroupResult:
+        """Takes back an id that was given out and has not joined yet."""
+        self.members.release(member_id)
+        self._complete_join_if_all_joined(now_ms)
+        return self._result()
+
     def stored(self, record: GroupRecord, now_ms: int) -> GroupResult:
         """Continues after a result's record has become durable."""
         return self._settle(record, None, now_ms)

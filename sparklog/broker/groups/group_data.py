@@ -16,7 +16,7 @@ class GroupData:
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol: str | None = None
-        self.members = Members(memory)
+        self.members = Members(group_id, memory)
 
     @property
     def leader(self) -> str | None:

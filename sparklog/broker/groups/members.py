@@ -1,13 +1,19 @@
-"""Members of a consumer group, the ids it has given out, and the memory that both take."""
+"""Members of a consumer group, the ids it has given out, and the memory that both take.
+
+Members and ids have a bound each. An id costs its client one small request, and is usually joined
+with a moment later: beyond their bound the oldest id of all groups is forgotten, whose client then
+asks for another one. So no number of such requests keeps members out.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from sparklog import limits
 from sparklog.broker.groups.messages import JoinRequest, Token
 from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
 from sparklog.limits import GROUP_GONE_SECONDS, NEW_MEMBER_JOIN_TIMEOUT_MS
@@ -16,20 +22,42 @@ CANCELLED: Final = object()
 """Replaces the token of a request whose caller no longer waits for the reply."""
 MEMBER_BYTES: Final = 1_000
 """Memory of a member beside its names, protocols and assignment."""
+RESERVED_BYTES: Final = 2_000
+"""Memory of an id beside its characters, with that of a group that has nothing else."""
 
 
 class MemberMemory:
-    """Memory that the members of several groups share, in bytes."""
+    """Memory that the members and the ids of several groups share, in bytes."""
 
-    __slots__ = ("held_bytes", "limit_bytes")
+    __slots__ = ("_reserved", "held_bytes", "limit_bytes", "reserved_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        """That of the members."""
         self.held_bytes = 0
+        self.reserved_bytes = 0
+        self._reserved: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """(group, id) of the ids that were given out, the oldest first."""
 
     def has(self, more_bytes: int) -> bool:
-        """Returns true if `more_bytes` fit."""
+        """Returns true if `more_bytes` of members fit."""
         return self.held_bytes + more_bytes <= self.limit_bytes
+
+    def reserve(self, group_id: str, member_id: str) -> None:
+        """Counts an id that a group has given out."""
+        self._reserved[group_id, member_id] = None
+        self.reserved_bytes += _reserved_bytes(group_id, member_id)
+
+    def release(self, group_id: str, member_id: str) -> None:
+        """Counts it no more."""
+        del self._reserved[group_id, member_id]
+        self.reserved_bytes -= _reserved_bytes(group_id, member_id)
+
+    def excess(self) -> tuple[str, str] | None:
+        """Returns the group and the id to forget, if there are too many."""
+        if self.reserved_bytes <= limits.GROUPS_RESERVED_BYTES:
+            return None
+        return next(iter(self._reserved))
 
 
 class Member(msgspec.Struct, kw_only=True, eq=False):
@@ -87,6 +115,7 @@ class Members:
 
     __slots__ = (
         "_by_id",
+        "_group_id",
         "_held_bytes",
         "_instances",
         "_memory",
@@ -97,7 +126,8 @@ class Members:
         "reserved",
     )
 
-    def __init__(self, memory: MemberMemory | None = None) -> None:
+    def __init__(self, group_id: str, memory: MemberMemory | None = None) -> None:
+        self._group_id = group_id
         self._memory = memory or MemberMemory(2**63)
         self._held_bytes = 0
         """This group's part of the shared memory."""
@@ -200,18 +230,20 @@ class Members:
         """Gives out an id, which a client may join with until the deadline."""
         self.reserved[member_id] = deadline_ms
         self._note_deadline(deadline_ms)
-        self._hold(_reserved_bytes(member_id))
+        self._memory.reserve(self._group_id, member_id)
 
     def release(self, member_id: str) -> bool:
         """Takes back an id that was given out; false if it was not, or has joined."""
         if self.reserved.pop(member_id, None) is None:
             return False
-        self._hold(-_reserved_bytes(member_id))
+        self._memory.release(self._group_id, member_id)
         return True
 
     def clear(self) -> None:
         """Forgets all members and ids."""
-        for each in (self._by_id, self._instances, self._offers, self.reserved):
+        for member_id in list(self.reserved):
+            self.release(member_id)
+        for each in (self._by_id, self._instances, self._offers):
             each.clear()
         self._hold(-self._held_bytes)
         self.leader = self.earliest_ms = None
@@ -255,9 +287,7 @@ class Members:
         assert self._offers == Counter(
             name for each in self for name in {each.name for each in each.request.protocols}
         )
-        assert self._held_bytes == sum(each.held_bytes for each in self) + sum(
-            map(_reserved_bytes, self.reserved)
-        )
+        assert self._held_bytes == sum(each.held_bytes for each in self)
         expiries_ms = self._expiries_ms()
         assert not expiries_ms or (
             self.earliest_ms is not None and self.earliest_ms <= min(expiries_ms)
@@ -289,6 +319,6 @@ def new_member_id(name: str, unique: str) -> str:
     return f"{name.encode()[:name_bytes].decode(errors='ignore')}-{unique}"
 
 
-def _reserved_bytes(member_id: str) -> int:
+def _reserved_bytes(group_id: str, member_id: str) -> int:
     """Returns the memory of an id that was given out."""
-    return MEMBER_BYTES + len(member_id)
+    return RESERVED_BYTES + 2 * len(group_id) + len(member_id)
