@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 PATIENCE_SECONDS: Final = 90.0
 """Many times what anything takes on a machine that has time for it; less than a test may take."""
@@ -28,3 +29,11 @@ def wait_until(
     while not met():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(look_seconds)
+
+
+def time_with(**replaced: Callable[..., Any]) -> SimpleNamespace:
+    """Returns the module `time` with other functions, to replace that name in one module.
+
+    Other threads call the functions of `time` itself, and would meet a replacement there.
+    """
+    return SimpleNamespace(**{**vars(time), **replaced})

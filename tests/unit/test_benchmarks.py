@@ -24,6 +24,7 @@ from sparklog import bench
 from sparklog.bench.command import select
 from sparklog.bench.measures import COMPARISONS
 from sparklog.bench.report import BenchOptions, Measurement, Times
+from tests.support.waiting import time_with
 
 OPTIONS = BenchOptions(folder=Path())
 
@@ -350,8 +351,8 @@ def test_usage_is_told_in_shares_of_a_core(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(processes, "cpu_seconds", lambda _: looks.pop(0))
     monkeypatch.setattr(processes, "_pid", lambda _: pid)
     moments = iter((0.0, 10.0))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    still = time_with(perf_counter=lambda: next(moments), sleep=lambda _: None)
+    monkeypatch.setattr(processes, "time", still)
     usage = processes.Usage.over(cast("Any", None), 10.0)
     assert usage.jvm == pytest.approx(0.1)
     assert usage.python == pytest.approx(0.075)

@@ -13,6 +13,7 @@ from sparklog import errors
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.replay import Times, _Replay
 from sparklog.jobs.targets import Target
+from tests.support.waiting import time_with
 
 
 @pytest.mark.parametrize("again", ["from", "to"])
@@ -40,7 +41,7 @@ def test_a_topic_that_is_created_again_ends_a_paced_replay(
 
         monkeypatch.setattr(_Replay, "_write", write)
         monkeypatch.setattr(_Replay, "_time_bounds", lambda *_: (first, last))
-        monkeypatch.setattr("sparklog.jobs.replay.time.sleep", lambda _: None)
+        monkeypatch.setattr("sparklog.jobs.replay.time", time_with(sleep=lambda _: None))
         replay = _Replay(
             spark,
             Source(root=root, topic="from", topic_id=log.describe("from").topic_id),

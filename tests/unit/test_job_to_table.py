@@ -13,6 +13,7 @@ from sparklog import Log, errors
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.to_table import Table, _Job, check_names
 from sparklog.jobs.windows import Checkpoint
+from tests.support.waiting import time_with
 
 _FIELDS = StructType().add("d", DoubleType())
 
@@ -50,7 +51,7 @@ def test_a_topic_that_is_created_again_ends_the_job(
             with log.producer() as producer:
                 producer.send("t", b"new", partition=0)
 
-        monkeypatch.setattr("sparklog.jobs.to_table.time.sleep", create_again)
+        monkeypatch.setattr("sparklog.jobs.to_table.time", time_with(sleep=create_again))
         log.create_topic("t", partitions=1)
         job = _job(log, tmp_path / "root")
         with pytest.raises(errors.TopicChanged):

@@ -31,6 +31,7 @@ from sparklog.storage.objects import (
 )
 from tests.support.brokers import START_US, Rig
 from tests.support.metrics import Values, parsed
+from tests.support.waiting import time_with
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -431,7 +432,7 @@ def test_a_pacer_pauses_after_enough_values() -> None:
     pacer = Pacer(0.25)
     patched: Callable[[float], None] = pauses.append
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.sleep", patched)
+        patch.setattr("sparklog.broker.metrics.collection.time", time_with(sleep=patched))
         for _ in range(limits.METRICS_LINES - 1):
             pacer.spend(1)
         assert pauses == []

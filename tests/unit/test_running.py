@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from sparklog import errors, pandas_import
 from sparklog.broker import running
 from sparklog.broker.running import _Signals, _StoppedEarly
 from sparklog.settings import BrokerSettings
+from tests.support.waiting import time_with
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_a_broker_that_was_fenced_joins_again(
     monkeypatch.setattr(running, "_run", run)
     monkeypatch.setattr(running, "configure", lambda *_, **__: None)
     monkeypatch.setattr(pandas_import, "block", lambda: None)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(running, "time", time_with(sleep=lambda _: None))
     settings = BrokerSettings(root="memory://", id=1)
     if raised is None:
         running.run_broker(settings)
