@@ -225,6 +225,10 @@ LISTEN_BACKLOG = 1_024  # connections waiting to be accepted; the system may all
 
 # ---- broker: the Flight listener
 FLIGHT_CONNECTIONS = 2_000
+FLIGHT_CONNECTIONS_PER_ADDRESS = 1_000
+FLIGHT_CONNECTION_IDLE_SECONDS = 600.0  # without a call
+FLIGHT_CONNECTION_CALLS = 512  # of one connection, with those whose threads have not ended yet
+FLIGHT_UNSERVED_CALLS = 256  # of all clients, that have sent no message yet
 FLIGHT_OTHER_CALLS = 256  # of all clients, beside streams and actions that wait
 FLIGHT_ARRIVING_BYTES = 128 * MIB  # of large messages that are arriving
 FLIGHT_BESIDE_BYTES = 1 * MIB  # of a message beside its batch

@@ -25,7 +25,9 @@ def check_not_internal(topic: str, action: str) -> None:
 def check_not_reserved(topic: str) -> None:
     """Raises `InternalTopic`, and `BadRequest` for Kafka's own log of the metadata."""
     if topic == _METADATA:
-        raise errors.BadRequest(reason=f"{topic} is Kafka's log of its metadata: choose another name")
+        raise errors.BadRequest(
+            reason=f"{topic} is Kafka's log of its metadata: choose another name"
+        )
     if topic in RESERVED_TOPICS:
         raise errors.InternalTopic(topic=topic, what="create")
 

@@ -311,10 +311,16 @@ class Peer:
     """A connection, by the byte."""
 
     def __init__(
-        self, listener: Listener, *, start: bytes = http2.PREFACE + http2.settings([])
+        self,
+        listener: Listener,
+        *,
+        start: bytes = http2.PREFACE + http2.settings([]),
+        host: str = "127.0.0.1",
     ) -> None:
-        host, _, port = listener.address.partition(":")
-        self._socket = socket.create_connection((host, int(port)), 10.0)
+        _, _, port = listener.address.partition(":")
+        self._socket = socket.create_connection(
+            ("127.0.0.1", int(port)), 10.0, source_address=(host, 0)
+        )
         # As gRPC's own clients do: otherwise a small frame waits 40 ms for the ack of the last one.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.decoder = hpack.Decoder()
@@ -517,7 +523,7 @@ def test_more_than_the_window_ends_the_connection() -> None:
         peer.sent(headers(1) + data(1, head) + headers(3) + data(3, head))
         while (found := peer.until(http2.WINDOW_UPDATE))[2] != 1:
             pass
-        assert int.from_bytes(found[3], "big") >= limits.MIB - FREE_BYTES
+        assert int.from_bytes(found[3], "big") >= FREE_BYTES
         for _ in range(3):
             peer.sent(data(3, bytes(16_384)))
         peer.sent(data(3, bytes(16_379)) + http2.frame(http2.PING, 0, 0, bytes(8)))
@@ -831,7 +837,7 @@ def test_a_connection_or_call_that_says_nothing_ends() -> None:
 
 def test_a_stalled_message_releases_its_memory() -> None:
     """The server ends its call as soon as another message waits for its memory."""
-    listener = TimedListener(arriving_bytes=limits.MIB, preface_seconds=1e9)
+    listener = TimedListener(arriving_bytes=0, preface_seconds=1e9)
     size = 2 * limits.MIB
     with contextlib.closing(Peer(listener)) as idle, channel(listener.address) as opened:
         idle.sent(headers(1) + data(1, struct.pack(">BI", 0, size) + bytes(1_000)))
@@ -874,20 +880,143 @@ def test_an_unread_call_releases_its_memory() -> None:
     assert listener.server.close(0.1)
 
 
-def test_calls_and_connections_are_bounded() -> None:
-    """A call beyond the bound is refused without effect, a connection is closed."""
-    listener = Listener(calls=2, connections=2)
-    with contextlib.closing(Peer(listener)) as first, contextlib.closing(Peer(listener)) as second:
-        first.sent(headers(1, path=HANG) + headers(3, path=HANG) + headers(5))
-        kind, _, stream, payload = first.until(http2.RST_STREAM)
-        assert (kind, stream, payload[-1]) == (http2.RST_STREAM, 5, http2.REFUSED_STREAM)
-        assert second.frame()[0] == http2.SETTINGS
-        with contextlib.closing(Peer(listener)) as third:
-            assert third.until(-1)[0] == -1
-        first.sent(http2.reset(1, http2.CANCEL))
-        first.sent(headers(7) + data(7, message(b"a"), http2.END_STREAM))
-        assert first.status() == OK
+def test_calls_are_bounded() -> None:
+    """A call beyond the bound is refused without effect, also where others were only reset.
+
+    The thread of a call ends after its client has reset it, and takes its place until then.
+    """
+    listener = Listener(calls=2, connection_calls=4)
+    begun = message(b"a")
+    may_end = threading.Event()
+
+    def linger(call: Call) -> None:
+        call.read()
+        assert may_end.wait(20.0)
+
+    listener.server.methods[b"/test.Test/Linger"] = method(linger)
+    path = "/test.Test/Linger"
+    with contextlib.closing(Peer(listener)) as first, contextlib.closing(Peer(listener)) as other:
+        first.sent(headers(1, path) + data(1, begun) + headers(3, path) + data(3, begun))
+        until(lambda: listener.server._served == 2)
+        first.sent(http2.reset(1, http2.CANCEL) + http2.reset(3, http2.CANCEL))
+        for peer, stream in ((first, 5), (other, 1)):
+            peer.sent(headers(stream) + data(stream, begun, http2.END_STREAM))
+            kind, _, number, payload = peer.until(http2.RST_STREAM)
+            assert (kind, number, payload[-1]) == (http2.RST_STREAM, stream, http2.REFUSED_STREAM)
+        may_end.set()
+        until(lambda: listener.server._served == 0)
+        other.sent(headers(3) + data(3, begun, http2.END_STREAM))
+        assert other.status() == OK
+        more = b"".join(headers(stream, HANG) for stream in range(7, 17, 2))
+        assert first.sent(more).until(http2.RST_STREAM)[2] == 15
     assert listener.server.close(0.1)
+
+
+def test_calls_that_send_nothing_make_room() -> None:
+    """The oldest of them end, of any connection; those that have begun continue."""
+    listener = Listener(unserved_calls=3)
+    with contextlib.closing(Peer(listener)) as idle, contextlib.closing(Peer(listener)) as other:
+        idle.sent(headers(1, ECHO) + data(1, message(b"a")) + headers(3) + headers(5) + headers(7))
+        other.sent(headers(1) + headers(3) + data(3, message(b"a"), http2.END_STREAM))
+        assert other.status() == OK
+        assert idle.until(http2.RST_STREAM)[2] == 3
+        assert idle.until(http2.RST_STREAM)[2] == 5
+        idle.sent(data(1, message(b"b"), http2.END_STREAM))
+        assert idle.status() == OK
+    assert listener.server.close(0.1)
+
+
+def test_connections_without_calls_make_room() -> None:
+    """The longest idle ones of the address that has most connections end first."""
+    listener = Listener(connections=4, connections_per_address=3)
+    with contextlib.ExitStack() as opened:
+
+        def connected(host: str) -> Peer:
+            found = opened.enter_context(contextlib.closing(Peer(listener, host=host)))
+            assert found.frame()[0] == http2.SETTINGS
+            return found
+
+        busy, idle = connected("127.0.0.1"), connected("127.0.0.1")
+        busy.sent(headers(1, HANG) + data(1, message(b"a")))
+        until(listener.hanging.is_set)
+        connected("127.0.0.1")
+        later = connected("127.0.0.1")  # the fourth of its address
+        assert idle.until(http2.GOAWAY)[0] == http2.GOAWAY
+        elsewhere = connected("127.0.0.2")
+        connected("127.0.0.2")  # the fifth of all
+        later.sent(headers(1) + data(1, message(b"a"), http2.END_STREAM))
+        elsewhere.sent(headers(1) + data(1, message(b"a"), http2.END_STREAM))
+        assert elsewhere.status() == OK
+        assert len(listener.server._connections) == 4
+        busy.sent(http2.reset(1, http2.CANCEL))
+        until(listener.gone.is_set)
+    assert listener.server.close(0.1)
+
+
+def test_a_connection_without_room_hears_the_reason() -> None:
+    """The last frame asks it to try again."""
+    listener = Listener(connections=1)
+    with contextlib.closing(Peer(listener)) as busy:
+        busy.sent(headers(1, HANG) + data(1, message(b"a")))
+        until(listener.hanging.is_set)
+        with contextlib.closing(Peer(listener, start=b"")) as refused:
+            _, _, _, payload = refused.until(http2.GOAWAY)
+            assert payload[7] == http2.ENHANCE_YOUR_CALM
+            assert b"try again" in payload
+        busy.sent(http2.reset(1, http2.CANCEL))
+        until(listener.gone.is_set)
+    assert listener.server.close(0.1)
+
+
+def test_an_idle_connection_ends() -> None:
+    """After ten minutes without a call; gRPC's clients then connect again."""
+    listener = TimedListener()
+    with contextlib.closing(Peer(listener)) as peer:
+        peer.sent(headers(1) + data(1, message(b"a"), http2.END_STREAM))
+        assert peer.status() == OK
+        until(lambda: not listener.calls)
+        listener.pass_time(limits.FLIGHT_CONNECTION_IDLE_SECONDS - 1.0)
+        assert len(listener.server._connections) == 1
+        listener.pass_time(2.0)
+        assert peer.code() == http2.NO_ERROR
+    assert listener.server.close(0.1)
+
+
+def test_a_message_that_is_only_announced_holds_little() -> None:
+    """Memory is granted as bytes arrive, so large messages of other clients find some."""
+    listener = Listener(arriving_bytes=8 * limits.MIB)
+    head = struct.pack(">BI", 0, 5 * limits.MIB)
+    with contextlib.closing(Peer(listener)) as idle, channel(listener.address) as opened:
+        for stream in range(1, 81, 2):
+            idle.sent(headers(stream) + data(stream, head + b"begun"))
+        until(lambda: sum(len(each.calls) for each in [*listener.server._connections]) == 40)
+        size = 5 * limits.MIB
+        call = opened.stream_stream(COUNT)(iter([bytes(size)]), timeout=60)
+        assert list(call) == [str(size).encode()]
+        assert listener.held_bytes <= 40 * 2 * FREE_BYTES
+    until(lambda: listener.held_bytes == 0)
+    assert listener.server.close(0.1)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_call_with_too_many_unread_messages_ends(listener: Listener, *, together: bool) -> None:
+    """However small they are; each is an object here, and its reader may never come."""
+    empty = [message(b"")] * 600
+    frames = [b"".join(empty)] if together else empty
+    with contextlib.closing(Peer(listener)) as peer:
+        peer.sent(headers(1, DEAF) + b"".join(data(1, each) for each in frames))
+        assert peer.status() == RESOURCE_EXHAUSTED
+    with contextlib.closing(Peer(listener)) as peer:
+        peer.sent(headers(1) + data(1, b"".join(empty[:200]), http2.END_STREAM))
+        assert peer.status() == OK
+
+
+def test_many_settings_are_much_work(peer: Peer) -> None:
+    """A frame of thousands counts as many, and ends the connection like a flood of frames."""
+    frame = http2.settings([(http2.INITIAL_WINDOW_SIZE, n) for n in range(2_730)])
+    for _ in range(20):
+        peer.sent(frame)
+    assert peer.code() == http2.ENHANCE_YOUR_CALM
 
 
 def test_closing_ends_open_calls() -> None:

@@ -131,7 +131,7 @@ class _Entry:
 
     @property
     def is_nothing(self) -> bool:
-        """True if nobody has used the group: it has no member, id, record or offset."""
+        """True if the group was never used: it has no member, id, record or offset."""
         return (
             self.group.is_deserted
             and self.group.generation == 0

@@ -3,7 +3,8 @@
 The server's reading thread feeds a call with bytes; the thread that serves the call reads whole
 messages and writes responses. A client may send messages of up to `FREE_BYTES` without permission.
 For a larger one, `next_step` returns the bytes to request from `message_memory`, and
-`target_window` the size of the stream's HTTP/2 window.
+`target_window` the size of the stream's HTTP/2 window. A window counts bytes of the wire, and an
+empty message takes a hundred times its five bytes, so their number has a bound of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from sparklog import limits
 from sparklog.broker.flight.grpc.status import (
     DEADLINE_EXCEEDED,
+    RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     UNIMPLEMENTED,
     GrpcError,
@@ -38,6 +40,9 @@ FREE_BYTES: Final = 64 * limits.KIB
 PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
 PREFIX_BYTES: Final = 5
+_UNREAD_MESSAGES: Final = 512
+"""The messages of a call that wait to be read. Those of Flight have more than a hundred bytes, so
+a window has no room for so many."""
 _STEP_BYTES: Final = 4 * limits.MIB
 _ALIGNMENT_BYTES: Final = 64
 _PEEKED_BYTES: Final = 16 * limits.KIB
@@ -231,7 +236,10 @@ class Call:
     # ---------------------------------------------------------------------- for the reading thread
 
     def feed(self, data: memoryview) -> int:
-        """Takes received bytes. Returns the number of completed messages. Raises `GrpcError`."""
+        """Takes received bytes. Returns the number of completed messages.
+
+        Raises `GrpcError` for a message that is too large or compressed, and for too many.
+        """
         count = 0
         at, end = 0, len(data)
         while at < end and not self.is_dead:
@@ -270,6 +278,7 @@ class Call:
             and PREFIX.unpack(prefix) == (0, size - PREFIX_BYTES)
             and size - PREFIX_BYTES <= self._method.message_bytes
             and self.length_left is None
+            and self._messages.qsize() < _UNREAD_MESSAGES
         )
 
     def take_whole(self, message: bytearray) -> None:
@@ -280,6 +289,9 @@ class Call:
 
     def _begin(self, compressed: int, size: int, beside: memoryview) -> memoryview:
         """Prepares a buffer for a message. `beside` are the bytes received after its prefix."""
+        if self._messages.qsize() >= _UNREAD_MESSAGES:
+            reason = f"{_UNREAD_MESSAGES} messages wait to be read: send fewer and larger ones"
+            raise GrpcError(RESOURCE_EXHAUSTED, reason)
         if compressed:
             raise GrpcError(UNIMPLEMENTED, "messages must not be compressed")
         if size > self._method.message_bytes:
@@ -346,13 +358,17 @@ class Call:
         return FREE_BYTES - self._occupied_bytes - partial
 
     def next_step(self) -> int:
-        """Returns the bytes to request from `message_memory` now; 0 for none."""
+        """Returns the bytes to request from `message_memory` now; 0 for none.
+
+        No more than have arrived: a client that announces much and sends little holds little.
+        """
         if not self.wants_grant or self._queued_large or self.is_dead:
             return 0
         left = self.size - self.granted
-        if left <= 0 or self.granted - self._filled > _STEP_BYTES // 2:
+        step = min(max(self._filled, FREE_BYTES), _STEP_BYTES)
+        if left <= 0 or self.granted - self._filled > step // 2:
             return 0
-        return min(left, _STEP_BYTES)
+        return min(left, step)
 
     def released(self) -> int:
         """Releases the message that was read. Returns the bytes of `message_memory` it held."""

@@ -41,6 +41,10 @@ _IDLE_FRAMES_ANSWERED: Final = 3
 """The frames without data that each frame of a response allows: a ping, and updates of its two
 windows.
 """
+_SETTINGS_BYTES: Final = 60
+"""The settings that count as one frame: clients have up to ten, which they send once."""
+_CALLS_AT_ONCE: Final = 256
+"""The calls that are looked at for a frame, as a part of its work."""
 _DRAIN_MS: Final = 250
 _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
@@ -53,6 +57,7 @@ _SETTINGS: Final = http2.settings(
         (http2.INITIAL_WINDOW_SIZE, FREE_BYTES),
         (http2.MAX_FRAME_SIZE, _MAX_FRAME_BYTES),
         (http2.MAX_HEADER_LIST_SIZE, _MAX_BLOCK_BYTES),
+        (http2.MAX_CONCURRENT_STREAMS, limits.FLIGHT_CONNECTION_CALLS),
     ]
 ) + http2.window_update(0, http2.MAX_WINDOW - http2.WINDOW_BYTES)
 _LAST_HEADERS: Final = http2.END_HEADERS | http2.END_STREAM
@@ -77,17 +82,21 @@ _UNKNOWN_METHOD: Final = Method(
 class GrpcConnection:
     """A client's connection. The reading thread calls `receive`; the calls' threads write."""
 
-    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+    def __init__(self, server: Server, sock: socket.socket, host: str, port: int) -> None:
         self.server = server
         self.socket = sock
-        self.peer = peer
+        self.host = host
+        self.peer = f"{host}:{port}"
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         """Notified when a window grows, pending bytes were sent, or a call ends."""
         self.calls: dict[int, Call] = {}
         self.peer_window = http2.WINDOW_BYTES
         self._clock = server.clock
-        self.began = self._clock.monotonic()
+        self.began = self.idle_since = self._clock.monotonic()
+        """`idle_since`: when the last call ended, if there is none."""
+        self.served = 0
+        """The number of threads that serve calls; those of calls that were reset end later."""
         self.is_http2 = False
         self.is_closed = False
         self._decoder = hpack.Decoder(max_header_list_size=_MAX_BLOCK_BYTES)
@@ -302,7 +311,7 @@ class GrpcConnection:
             self._block_stream, self._block_flags = stream, flags
             self._end_block(flags)
             return
-        self._idle_frame()
+        self._idle_frame(1 + len(payload) // _SETTINGS_BYTES + len(self.calls) // _CALLS_AT_ONCE)
         if kind == http2.WINDOW_UPDATE:
             self._window_update(stream, payload)
         elif kind == http2.CONTINUATION:
@@ -331,15 +340,17 @@ class GrpcConnection:
             raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "headers that are too large")
         self._end_block(flags)
 
-    def _idle_frame(self) -> None:
+    def _idle_frame(self, work: int = 1) -> None:
         """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
 
-        Each frame of a response allows some more, at any time: gRPC's clients may answer each.
+        A frame that is more work than others counts as several: of many settings, or where there
+        are many calls. Each frame of a response allows some more, at any time: gRPC's clients may
+        answer each.
         """
         if self._allowed_frames_used < _IDLE_FRAMES_ANSWERED * self._answered_frames:
-            self._allowed_frames_used += 1
+            self._allowed_frames_used += work
             return
-        self._idle_frames += 1
+        self._idle_frames += work
         if self._idle_frames > _IDLE_FRAMES:
             now = self._clock.monotonic()
             if now - self._idle_since < _IDLE_FRAMES_SECONDS:
@@ -347,8 +358,9 @@ class GrpcConnection:
             self._idle_frames, self._idle_since = 0, now
 
     def _settings(self, payload: memoryview) -> None:
+        # The last value of each name counts: the first ones would only be work.
         with self.lock:
-            for name, value in struct.iter_unpack(">HI", payload):
+            for name, value in dict(struct.iter_unpack(">HI", payload)).items():
                 if name == http2.INITIAL_WINDOW_SIZE:
                     if value > http2.MAX_WINDOW:
                         raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "a window too large")
@@ -453,11 +465,12 @@ class GrpcConnection:
         call = Call(self, stream, method or _UNKNOWN_METHOD)
         call.length_left = length
         with self.lock:
-            if not server.admit_call():
+            if not server.admit_call(call):
                 self._control(http2.reset(stream, http2.REFUSED_STREAM))
                 self._cut_streams.append(stream)
                 return
             self.calls[stream] = call
+        server.end_excess()
         if refusal:
             call.refusal = refusal
             self._refused[stream] = call
@@ -481,6 +494,10 @@ class GrpcConnection:
             call.expire()
 
     # ---------------------------------------------------------------------- refusing
+
+    def refuse(self, call: Call) -> None:
+        """Resets the stream of a call that was not served at all: its client may try again."""
+        self._reset(call, http2.REFUSED_STREAM)
 
     def _reset(self, call: Call, code: int) -> None:
         """Resets the stream of a call whose client breaks the protocol in it."""
@@ -722,6 +739,8 @@ class GrpcConnection:
             self._refused.pop(call.stream_id, None)
             (self._ended_streams if call.has_ended else self._cut_streams).append(call.stream_id)
             freed = call.die()
+            if not self.calls:
+                self.idle_since = self._clock.monotonic()
             if self._unsent.pop(call, call) is None:
                 call.outgoing.clear()  # no thread waits to do that
             self.changed.notify_all()

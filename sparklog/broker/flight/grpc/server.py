@@ -3,6 +3,10 @@
 A single thread reads, so a flood of small frames takes no more processor time than one thread. Four
 times a second it checks all connections and calls, and ends those that have sent nothing for too
 long, whose clients have not read for too long, or whose deadline has passed.
+
+Connections and calls that do nothing make room for others: where there are too many connections, a
+new one replaces one without a call, of the address that has most of them, and where too many calls
+have sent no message yet, the oldest of these ends.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,11 +57,15 @@ class ServerBounds:
 
     arriving_bytes: int = limits.FLIGHT_ARRIVING_BYTES
     connections: int = limits.FLIGHT_CONNECTIONS
+    connections_per_address: int = limits.FLIGHT_CONNECTIONS_PER_ADDRESS
+    connection_calls: int = limits.FLIGHT_CONNECTION_CALLS
+    unserved_calls: int = limits.FLIGHT_UNSERVED_CALLS
     calls: int = limits.FLIGHT_STREAMS + limits.FLIGHT_WAITING_ACTIONS
     patience_seconds: float = limits.FLIGHT_IDLE_SHORT_SECONDS
     """The time for a message that holds memory which others wait for, plus 1 s per MiB."""
     stall_seconds: float = limits.FLIGHT_IDLE_SECONDS
     """The time for a client to read a message."""
+    connection_idle_seconds: float = limits.FLIGHT_CONNECTION_IDLE_SECONDS
     preface_seconds: float = limits.FLIGHT_PREFACE_SECONDS
     """The time for the first bytes of a connection, and for the first message of a call."""
 
@@ -92,6 +100,10 @@ class Server:
         self._wake_in, self._wake_out = socket.socketpair()
         self._scheduled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._connections: set[GrpcConnection] = set()
+        self._addresses: Counter[str] = Counter()
+        """The number of connections by their clients' hosts."""
+        self._unserved: OrderedDict[Call, None] = OrderedDict()
+        """Calls that have sent no message yet, the oldest first."""
         self._calls = 0
         self._served = 0
         self._lock = threading.Lock()
@@ -140,13 +152,20 @@ class Server:
         """Starts to serve a call in a thread, unless that was done."""
         if call.is_served or call.is_dead:
             return
-        call.is_served = True
         with self._lock:
-            self._served += 1
+            self._unserved.pop(call, None)
+            is_refused = self._served >= self.bounds.calls
+            if not is_refused:
+                call.is_served = True
+                self._served += 1
+                call.connection.served += 1
+        if is_refused:
+            call.connection.refuse(call)
+            return
         try:
             self._threads.run(self._serve, call)
         except RuntimeError:  # the system cannot start a thread
-            self._call_served()
+            self._call_served(call)
             call.connection.end(call, UNAVAILABLE, "no thread is free", [])
 
     def _serve(self, call: Call) -> None:
@@ -174,26 +193,45 @@ class Server:
         finally:
             if is_over:
                 call.release_message()
-                self._call_served()
+                self._call_served(call)
 
-    def _call_served(self) -> None:
+    def _call_served(self, call: Call) -> None:
         with self._lock:
             self._served -= 1
+            call.connection.served -= 1
             if not self._served:
                 self._no_calls.notify_all()
 
-    def admit_call(self) -> bool:
-        """Counts a new call. Returns False if there are too many."""
+    def admit_call(self, call: Call) -> bool:
+        """Counts a new call. Returns False if there are too many.
+
+        A call of its connection whose client has reset it counts until its thread has ended.
+        """
+        connection, bounds = call.connection, self.bounds
         with self._lock:
-            if self._calls >= self.bounds.calls or self._ending:
+            is_full = self._calls >= bounds.calls + bounds.unserved_calls
+            open_calls = max(len(connection.calls), connection.served)
+            if is_full or self._ending or open_calls >= bounds.connection_calls:
                 return False
             self._calls += 1
+            self._unserved[call] = None
             return True
+
+    def end_excess(self) -> None:
+        """Ends the oldest calls without a message, if there are too many."""
+        while True:
+            with self._lock:
+                if len(self._unserved) <= self.bounds.unserved_calls:
+                    return
+                oldest, _ = self._unserved.popitem(last=False)
+            self.log_limited("a call that sends nothing makes room for others", peer=oldest.peer)
+            oldest.cancel()
 
     def closed(self, call: Call, freed_bytes: int) -> None:
         """Records that a call has ended, and releases its memory."""
         with self._lock:
             self._calls -= 1
+            self._unserved.pop(call, None)
         self.message_memory.release(freed_bytes, call)
 
     def write_later(self, connection: GrpcConnection) -> None:
@@ -256,26 +294,59 @@ class Server:
             except OSError:  # the client has left, or no file descriptor is free
                 time.sleep(_REFUSED_SECONDS)
                 return
-            if len(self._connections) >= self.bounds.connections:
-                sock.close()
-                self.log_limited(
-                    "too many connections: a new one is closed", limit=self.bounds.connections
-                )
-                continue
-            self._welcome(sock, address)
+            host = address[0].partition("%")[0].removeprefix("::ffff:")
+            if self._has_room(host):
+                self._welcome(sock, host, address[1])
+            else:
+                self._turn_away(sock)
 
-    def _welcome(self, sock: socket.socket, address: Any) -> None:
+    def _welcome(self, sock: socket.socket, host: str, port: int) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            host = address[0].partition("%")[0].removeprefix("::ffff:")
-            connection = GrpcConnection(self, sock, f"{host}:{address[1]}")
+            connection = GrpcConnection(self, sock, host, port)
             self._selector.register(sock, selectors.EVENT_READ, connection)
         except OSError:
             sock.close()
             return
         self._connections.add(connection)
+        self._addresses[host] += 1
+
+    def _has_room(self, host: str) -> bool:
+        """Returns whether a connection from that host may begin; ends idle ones where it may not.
+
+        The search ends as many as a turn may accept, so that it does not follow each connection.
+        """
+        bounds = self.bounds
+        if self._addresses[host] >= bounds.connections_per_address:
+            crowded = host
+        elif len(self._connections) >= bounds.connections:
+            ((crowded, _),) = self._addresses.most_common(1)
+        else:
+            return True
+        idle = [each for each in self._connections if each.host == crowded and not each.calls]
+        idle.sort(key=lambda each: each.idle_since)
+        for each in idle[: max(min(_ACCEPTED_PER_TURN, len(idle) // 2), 1)]:
+            each.go_away(http2.NO_ERROR, "too many connections: idle ones are closed")
+            self._close(each)
+        self.log_limited(
+            "too many connections: idle ones make room, or a new one is closed",
+            host=crowded,
+            connections=len(self._connections),
+            limit=bounds.connections,
+            limit_per_address=bounds.connections_per_address,
+        )
+        return bool(idle)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Closes a connection for which there is no room, with the reason if its client reads."""
+        reason = "the broker has too many connections; try again later"
+        with contextlib.suppress(OSError):
+            sock.setblocking(False)
+            sock.send(http2.settings([]) + http2.goaway(0, http2.ENHANCE_YOUR_CALM, reason))
+            sock.shutdown(socket.SHUT_WR)
+        sock.close()
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second: clients cause them."""
@@ -336,6 +407,9 @@ class Server:
             return
         self._selector.unregister(connection.socket)
         self._connections.discard(connection)
+        self._addresses[connection.host] -= 1
+        if not self._addresses[connection.host]:
+            del self._addresses[connection.host]
         connection.close()
 
     def _check_connections(self) -> None:
@@ -346,6 +420,9 @@ class Server:
                 self._close(connection)
             elif connection.calls:
                 self._check_calls(connection, now, is_short=is_short)
+            elif now - connection.idle_since > self.bounds.connection_idle_seconds:
+                connection.go_away(http2.NO_ERROR, "idle")
+                self._close(connection)
         try:
             self._tick()
         except Exception as error:  # nothing of it may end the broker
