@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
+from sparklog.broker.flight.grpc import call
 from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
@@ -25,6 +27,7 @@ from sparklog.storage.objects.memory import NoFaults, Operation
 from tests.support.waiting import wait_until
 
 ANYWHERE = "127.0.0.1:0"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def agent_on(root: Path, **settings: object) -> Agent:
@@ -78,6 +81,33 @@ def test_a_broker_serves_its_metrics(tmp_path: Path) -> None:
         assert [each.records_in for each in found.topics if each.topic == "t"] == [10]
     with pytest.raises(ConnectionRefusedError):
         get(address)
+
+
+def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
+    """The table has the budgets of a broker with both listeners, and bounds that are no memory."""
+    page = (ROOT / "docs" / "brokers.md").read_text("utf-8")
+    lines = page.partition("### Budgets")[2].partition("\n## ")[0].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    limit_of = {name: limit for name, _, limit, _, _ in rows[1:]}
+    with agent_on(tmp_path) as agent, sparklog.connect(agent.address) as log:
+        memory = log.figures().memory
+    bounds = {
+        "connections of Kafka": [limits.KAFKA_CONNECTIONS, limits.KAFKA_CONNECTIONS_PER_ADDRESS],
+        "connections of Flight": [
+            limits.FLIGHT_CONNECTIONS,
+            limits.FLIGHT_CONNECTIONS_PER_ADDRESS,
+        ],
+        "calls of a Flight connection": [limits.FLIGHT_CONNECTION_CALLS],
+        "calls without a message": [limits.FLIGHT_UNSERVED_CALLS],
+        "unread messages of a call": [call.UNREAD_MESSAGES],
+        "streams of Flight": [limits.FLIGHT_STREAMS],
+        "fetch sessions": [limits.KAFKA_FETCH_SESSIONS],
+    }
+    bounds |= {f"`{each.budget}`": [each.limit_bytes // limits.MIB] for each in memory}
+    assert limit_of.keys() == bounds.keys()
+    for name, numbers in bounds.items():
+        found = re.findall(r"\d+(?:,\d{3})*", limit_of[name])
+        assert found == [f"{number:,}" for number in numbers], name
 
 
 def test_no_port_is_open_unless_it_is_set(tmp_path: Path) -> None:

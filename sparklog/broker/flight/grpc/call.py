@@ -40,7 +40,7 @@ FREE_BYTES: Final = 64 * limits.KIB
 PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
 PREFIX_BYTES: Final = 5
-_UNREAD_MESSAGES: Final = 512
+UNREAD_MESSAGES: Final = 512
 """The messages of a call that wait to be read. Those of Flight have more than a hundred bytes, so
 a window has no room for so many."""
 _STEP_BYTES: Final = 4 * limits.MIB
@@ -278,7 +278,7 @@ class Call:
             and PREFIX.unpack(prefix) == (0, size - PREFIX_BYTES)
             and size - PREFIX_BYTES <= self._method.message_bytes
             and self.length_left is None
-            and self._messages.qsize() < _UNREAD_MESSAGES
+            and self._messages.qsize() < UNREAD_MESSAGES
         )
 
     def take_whole(self, message: bytearray) -> None:
@@ -289,8 +289,8 @@ class Call:
 
     def _begin(self, compressed: int, size: int, beside: memoryview) -> memoryview:
         """Prepares a buffer for a message. `beside` are the bytes received after its prefix."""
-        if self._messages.qsize() >= _UNREAD_MESSAGES:
-            reason = f"{_UNREAD_MESSAGES} messages wait to be read: send fewer and larger ones"
+        if self._messages.qsize() >= UNREAD_MESSAGES:
+            reason = f"{UNREAD_MESSAGES} messages wait to be read: send fewer and larger ones"
             raise GrpcError(RESOURCE_EXHAUSTED, reason)
         if compressed:
             raise GrpcError(UNIMPLEMENTED, "messages must not be compressed")
