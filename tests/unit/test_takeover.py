@@ -63,6 +63,7 @@ def register(
     broker: int,
     *,
     take_over: bool = True,
+    is_member: bool = False,
 ) -> takeover.Leadership:
     """Registers the next epoch, and takes nothing over yet."""
     return takeover.acquire(
@@ -74,6 +75,7 @@ def register(
         dead_after_seconds=5.0,
         process=this_process(),
         take_over=take_over,
+        is_member=is_member,
     )
 
 
@@ -270,6 +272,28 @@ def test_a_change_of_a_start_whose_outcome_is_unknown_is_made_again(rig: Rig, nu
     assert metadata.topics["t"].leader_epochs == (1,)
     with pytest.raises(errors.BrokerFenced):
         rig.append(["c"])
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_start_is_not_refused_by_its_own_registration(
+    store: MemoryStore, clock: ManualClock, is_member: bool
+) -> None:
+    """It does not wait to see whether the broker of a first attempt is alive: it is that itself."""
+    down = errors.StorageUnavailable(operation="?", path="?", reason="down")
+    faulty = store.view(
+        ScriptedFaults(Fault(operation="list_after", error=down, prefix="meta", count=2))
+    )
+    with capture_logs() as logged:
+        first = register(
+            MetadataStore(faulty, clock=clock),
+            faulty,
+            clock,
+            1,
+            take_over=False,
+            is_member=is_member,
+        )
+    assert [line["event"] for line in logged] == ["repeating a change of the metadata"]
+    assert first.epoch == 2
 
 
 class OneFolderIsDown(NoFaults):

@@ -174,6 +174,8 @@ def acquire(
         return LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other)
 
     watch_other = functools.cache(watch_of or silent_watch)
+    tried: list[BrokerRegistration] = []
+    """Our registrations of which it may be unknown whether they were made."""
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if metadata.level > limits.LEVEL:
@@ -187,8 +189,9 @@ def acquire(
                 for each in watches:
                     each.poll(metadata)  # so that the silence of all of them begins now
             for each in watches:
-                _check_leader(store, each, metadata, kind, clock)
+                _check_leader(store, each, metadata, kind, clock, tried)
         registered = register(metadata, broker, registration, log)
+        tried.append(registered.brokers[broker])
         if is_member and _has_controller(metadata, broker):
             return registered
         return elect(registered, broker, registered.brokers[broker].epoch) or registered
@@ -211,9 +214,17 @@ def _has_controller(metadata: ClusterMetadata, broker: int) -> bool:
 
 
 def _check_leader(
-    store: Store, watch: LeaderWatch, metadata: ClusterMetadata, kind: BrokerKind, clock: Clock
+    store: Store,
+    watch: LeaderWatch,
+    metadata: ClusterMetadata,
+    kind: BrokerKind,
+    clock: Clock,
+    ours: Sequence[BrokerRegistration],
 ) -> None:
-    """Raises `BrokerAlive` if the watched broker is alive and does not give way to `kind`."""
+    """Raises `BrokerAlive` if the watched broker is alive and does not give way to `kind`.
+
+    `ours`: the registrations of this start, which is alive itself.
+    """
 
     def log_wait(leader: Leader, seconds: float) -> None:
         _log.warning(
@@ -225,7 +236,7 @@ def _check_leader(
     leader = Leader.of(metadata, store, broker=watch.broker)
     # A broker whose epoch is fenced was replaced, and can write nothing more, though it may run.
     is_fenced = leader is not None and not is_open(metadata, (leader.broker, leader.epoch))
-    if leader is None or is_fenced or gives_way(leader.known, kind):
+    if leader is None or is_fenced or leader.known in ours or gives_way(leader.known, kind):
         return
     found = watch.wait_for_state(metadata, on_wait=log_wait)
     # The leader may have changed meanwhile. If the new one gives way, `MetadataStore.change`
