@@ -1,0 +1,125 @@
+"""Old releases of clients that many programs still use, with a broker of ours.
+
+They are installed in folders of their own, which takes a connection to a package registry.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import sparklog
+from sparklog.broker.agent import Agent
+from sparklog.formats import record_batch
+from tests.support.kafkarequests import batch, create, create_fields, fetch_fields, produce
+from tests.support.kafkas import broker, frames
+
+pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(600)]
+
+INSTALL_SECONDS: Final = 300.0
+RUN_SECONDS: Final = 120.0
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By their numbers in a batch."""
+NEWEST: Final = ""
+"""The release that the tests use anyway."""
+Run = Callable[..., str]
+
+PRODUCE: Final = """
+import sys
+import confluent_kafka
+from confluent_kafka import Producer
+print(confluent_kafka.__version__)
+address, codec = sys.argv[1:]
+producer = Producer({"bootstrap.servers": address, "compression.type": codec, "linger.ms": 50})
+for number in range(100):
+    producer.produce("of-" + codec, b"the same words " * 20)
+assert producer.flush(60) == 0
+"""
+TRANSACT: Final = """
+import sys
+from confluent_kafka import Producer
+producer = Producer({"bootstrap.servers": sys.argv[1], "transactional.id": "tx"})
+try:
+    producer.init_transactions(100)
+except Exception as error:
+    print(error)
+"""
+CONSUME: Final = """
+import sys
+import time
+from kafka import KafkaConsumer, TopicPartition
+consumer = KafkaConsumer(bootstrap_servers=sys.argv[1], fetch_max_wait_ms=100)
+consumer.assign([TopicPartition("z", 0)])
+consumer.seek_to_beginning()
+found, until = [], time.monotonic() + 30
+while len(found) < 10 and time.monotonic() < until:
+    for records in consumer.poll(1_000).values():
+        found += [record.value.decode() for record in records]
+print(" ".join(found))
+"""
+
+
+@pytest.fixture(name="agent")
+def _agent(tmp_path: Path) -> Iterator[Agent]:
+    with broker(tmp_path / "root") as agent:
+        yield agent
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path: Path) -> Run:
+    """Runs a program with some packages of old releases, or none, in place of the newest ones."""
+
+    def run(packages: Sequence[str], program: str, *arguments: str) -> str:
+        folder = tmp_path / "packages"
+        if packages and not folder.exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+            subprocess.run([*pip, *packages], check=True, timeout=INSTALL_SECONDS)
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("version", ["2.0.2", "2.6.1", NEWEST])
+def test_what_librdkafka_compresses_is_stored_so(agent: Agent, run: Run, version: str) -> None:
+    """Releases up to 2.8 compress only for a broker that lists Produce from version 0."""
+    packages = [f"confluent-kafka=={version}"] if version else []
+    with frames(agent) as client:
+        for number, codec in enumerate(CODECS):
+            create(client, f"of-{codec}")
+            used = run(packages, PRODUCE, agent.kafka_address, codec)
+            assert used.strip() == version or not version
+            reply = client.ask(1, 4, fetch_fields(f"of-{codec}", 0, 0))
+            ((found,),) = (each.partitions for each in reply.responses)
+            assert record_batch.read_header(found.records).codec == number, codec
+
+
+def test_a_transaction_ends_with_the_reason(agent: Agent, run: Run) -> None:
+    """Long before the time that the program would wait."""
+    said = run([], TRANSACT, agent.kafka_address)
+    assert "this broker has no transactions" in said
+
+
+def test_an_old_client_reads_zstd(agent: Agent, run: Run) -> None:
+    """One that asks in an old version of Fetch, and has the package for zstd."""
+    with sparklog.connect(agent.address):
+        with frames(agent) as client:
+            configs = [{"name": "compression.type", "value": "zstd"}]
+            client.ask(19, 7, create_fields("z", configs=configs))
+            produce(client, "z", 0, batch([str(number).encode() for number in range(10)]))
+        said = run(["kafka-python==2.0.2", "zstandard==0.25.0"], CONSUME, agent.kafka_address)
+    assert said.split() == [str(number) for number in range(10)]
