@@ -196,9 +196,6 @@ def _check_header(header: Header, data: Raw) -> None:
             f"{header.record_count} records, and the last has offset {header.last_offset_delta}"
         )
         raise errors.BadBatch(reason=reason)
-    if header.base_offset:
-        reason = f"a producer's batch begins at offset 0, and this one at {header.base_offset}"
-        raise errors.BadBatch(reason=reason)
     if header.producer_id != _NO_PRODUCER and (
         header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0
     ):
@@ -469,6 +466,9 @@ def _column(kind: pa.DataType, ends: Ints, data: Bytes, there: Flags) -> pa.Arra
 # ------------------------------------------------------------------------------ from rows
 
 
+_MARKER: Final = b"\x08\0\0\0\x01" + b"\x0c\0\0\0\0\0\0" + b"\0"
+"""Key (version 0, type 1: a commit), value (version 0, coordinator epoch 0) and no headers of a
+control record, with their lengths."""
 _EMPTY: Final = Header(
     base_offset=0,
     length=HEADER_BYTES - _LENGTH_FROM,
@@ -509,20 +509,38 @@ def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iter
 
 
 def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
-    """Returns an empty batch up to `end`, as Kafka keeps it where all records are removed.
+    """Returns a batch up to `end` that moves consumers past offsets without records.
 
-    It moves consumers past the gap. One batch spans at most 2³¹ offsets: those before it are
-    missing like those of a batch that Kafka has removed.
+    It is a control batch: its only record, at the last offset, ends a transaction that there is
+    not. All clients skip it, and count its offset. An empty batch, as Kafka keeps it where all
+    records are removed, does not move the position of librdkafka's consumers. One batch spans at
+    most 2³¹ offsets: those before it are missing like those of a batch that Kafka has removed.
     """
     base_offset = max(first, end - (1 << 31))
+    delta = end - base_offset - 1
+    record = b"\0\0" + _zigzag(delta) + _MARKER
+    record = _zigzag(len(record)) + record
     header = _EMPTY._replace(
         base_offset=base_offset,
+        length=_EMPTY.length + len(record),
         leader_epoch=leader_epoch,
-        last_offset_delta=end - base_offset - 1,
+        attributes=_CONTROL | _TRANSACTIONAL,
+        last_offset_delta=delta,
+        record_count=1,
     )
-    found = bytearray(_HEADER.pack(*header))
+    found = bytearray(_HEADER.pack(*header)) + record
     _seal(found)
     return found
+
+
+def _zigzag(value: int) -> bytes:
+    """Returns a number that is not negative as Kafka's varint."""
+    left, found = value << 1, bytearray()
+    while left > 0x7F:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    found.append(left)
+    return bytes(found)
 
 
 class _Parts:

@@ -722,6 +722,9 @@ class Writer:
         header = found.header
         if header.is_transactional:
             raise errors.BadBatch(reason="it is transactional, and transactions are not supported")
+        if header.base_offset:
+            reason = f"a producer's batch begins at offset 0, and this one at {header.base_offset}"
+            raise errors.BadBatch(reason=reason)
         if found.largest_bytes > self._bounds.max_record_bytes:
             raise errors.RecordTooLarge(
                 bytes=found.largest_bytes, limit_bytes=self._bounds.max_record_bytes
