@@ -350,8 +350,10 @@ class World:
         self._brokers: list[SimulatedBroker] = []
         self._misjudged: list[str] = []
         """Violations of `check_dead`."""
-        self._asked: dict[str, tuple[float, bool]] = {}
-        """When each broker was last asked whether it lives, and whether it has answered."""
+        self._asked: dict[tuple[str, str], tuple[float, bool]] = {}
+        """When each broker was last asked whether it lives, and whether it has answered, by the
+        names of the process that asked and of the broker's.
+        """
         self.workers: list[tuple[Process, Process]] = []
         """(process of the broker, publishing process) of all publishing processes."""
         self._others: list[Reader | Engine] = []
@@ -441,7 +443,8 @@ class World:
         broker = known.get(named)
         if leader.stopped or broker is None or not broker.alive:
             return
-        asked_again_at, has_answered = self._asked.get(broker.process.name, (-1.0, False))
+        place = self._asker(), broker.process.name
+        asked_again_at, has_answered = self._asked.get(place, (-1.0, False))
         ensure(
             not (is_new and self.profile.asks and broker.serving)
             or (asked_again_at >= asked_at and not has_answered),
@@ -465,16 +468,23 @@ class World:
         assert isinstance(request, flight_messages.ProveRoot)
         name = address.partition(":")[0]
         broker = next(each for each in self._brokers if each.process.name == name)
-        began, self._asked[name] = self.scheduler.now, (self.scheduler.now, False)
+        place = self._asker(), name
+        began, self._asked[place] = self.scheduler.now, (self.scheduler.now, False)
         if broker.alive and broker.serving:
             call = broker.call("prove", lambda core: core.prove_root(request))
             self.scheduler.wait(lambda: call.done or not broker.alive, timeout_seconds)
             if call.done and call.error is None:
                 proof: flight_messages.RootProof = call.result
                 if proof.is_writing:
-                    self._asked[name] = began, True
+                    self._asked[place] = began, True
                 return proof
         raise errors.BrokerUnavailable(address=address, reason="it does not answer")
+
+    def _asker(self) -> str:
+        """Returns the name of the process that runs."""
+        current = self.scheduler.current
+        assert current is not None
+        return current.process.name
 
     def is_broker(self, process: Process) -> bool:
         return any(each.process is process for each in self._brokers)

@@ -75,9 +75,11 @@ def split(pieces: Sequence[Any]) -> list[bytes]:
 
 
 def read(batch: Any) -> list[tuple[int, Record]]:
-    """As aiokafka's consumer reads it, with the offsets."""
+    """As aiokafka's consumer reads it, with the offsets; of a control batch nothing."""
     found = DefaultRecordBatch(bytes(batch))
     assert found.validate_crc()
+    if found.is_control_batch:
+        return []
     return [
         (each.offset, Record(each.timestamp, each.key, each.value, tuple(each.headers)))
         for each in found

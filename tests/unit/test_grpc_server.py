@@ -917,6 +917,7 @@ def test_calls_that_send_nothing_make_room() -> None:
     listener = Listener(unserved_calls=3)
     with contextlib.closing(Peer(listener)) as idle, contextlib.closing(Peer(listener)) as other:
         idle.sent(headers(1, ECHO) + data(1, message(b"a")) + headers(3) + headers(5) + headers(7))
+        until(lambda: len(listener.server._unserved) == 3)
         other.sent(headers(1) + headers(3) + data(3, message(b"a"), http2.END_STREAM))
         assert other.status() == OK
         assert idle.until(http2.RST_STREAM)[2] == 3
