@@ -677,21 +677,24 @@ class TopicAdmin:
         run_each(
             [
                 *(partial(self._settle, name) for name in sorted(self._in_doubt)),
-                *(partial(self._finish_deletion_of, each) for each in self._created_and_gone()),
+                *(partial(self._finish_deletion_of, *each) for each in self._created_and_gone()),
             ]
         )
 
-    def _created_and_gone(self) -> list[str]:
-        """Returns the ids of topics that this broker has created and another one has deleted.
+    def _created_and_gone(self) -> list[tuple[str, str]]:
+        """Returns (id, name) of the topics that this broker has created, and that are deleted.
 
-        It may have died before it has emptied the table, which only the creator empties as long as
-        that lives: no other broker could create the topic again.
+        By another broker, or by a request whose deletion is under way or has left the table.
+
+        That one may have died before it has emptied the table, which only the creator empties as
+        long as the creator lives: no other broker could create the topic again.
         """
-        return [each for each in list(self._created) if self._partition_table.by_id(each) is None]
+        created = list(self._created.items())
+        return [each for each in created if self._partition_table.by_id(each[0]) is None]
 
-    def _finish_deletion_of(self, topic_id: str) -> None:
-        self.finish_deletion(self._created[topic_id])
-        del self._created[topic_id]
+    def _finish_deletion_of(self, topic_id: str, name: str) -> None:
+        self.finish_deletion(name)
+        self._created.pop(topic_id, None)  # a request may have ended it meanwhile
 
     def _settle(self, name: str) -> None:
         with self._metadata.changing(f"a check whether topic {name} exists"):

@@ -358,15 +358,13 @@ class GrpcConnection:
             self._idle_frames, self._idle_since = 0, now
 
     def _settings(self, payload: memoryview) -> None:
-        # The last value of each name counts: the first ones would only be work.
+        window = self.peer_window
         with self.lock:
-            for name, value in dict(struct.iter_unpack(">HI", payload)).items():
+            for name, value in struct.iter_unpack(">HI", payload):
                 if name == http2.INITIAL_WINDOW_SIZE:
                     if value > http2.MAX_WINDOW:
                         raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "a window too large")
-                    for call in self.calls.values():
-                        call.send_window += value - self.peer_window
-                    self.peer_window = value
+                    window = value
                 elif name == http2.MAX_FRAME_SIZE:
                     if not http2.FRAME_BYTES <= value < 1 << 24:
                         raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no size of a frame")
@@ -377,6 +375,10 @@ class GrpcConnection:
                 elif name == http2.HEADER_TABLE_SIZE and value < http2.TABLE_BYTES:
                     # A decoder takes no block that does not begin with its table's smaller size.
                     self._shrinks_table = not self._has_shrunk_table
+            if window != self.peer_window:  # once, however many values there were
+                for call in self.calls.values():
+                    call.send_window += window - self.peer_window
+                self.peer_window = window
             # First: what larger windows allow is too much for a peer that has no answer yet.
             self._control(http2.frame(http2.SETTINGS, http2.ACK, 0, b""))
             for call in self.calls.values():
