@@ -183,15 +183,15 @@ def encode_offset(value: CommittedOffset) -> bytes:
     parts = [
         _int16(_OFFSET_VALUE),
         struct.pack(">qi", value.offset, value.leader_epoch),
-        _varint(len(metadata) + 1),
+        varint(len(metadata) + 1),
         metadata,
         struct.pack(">q", value.commit_ms),
     ]
     if value.topic_id:
         topic_id = _TOPIC_ID_PREFIX + bytes.fromhex(value.topic_id)
-        parts += [_varint(1), _varint(_TOPIC_ID_TAG), _varint(len(topic_id)), topic_id]
+        parts += [varint(1), varint(_TOPIC_ID_TAG), varint(len(topic_id)), topic_id]
     else:
-        parts.append(_varint(0))
+        parts.append(varint(0))
     return b"".join(parts)
 
 
@@ -372,7 +372,8 @@ def _string(value: str | None) -> bytes:
     return _int16(len(data)) + data
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Returns a number that is not negative in seven bits a byte, the lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 from sparklog.formats import record_kernels
+from sparklog.formats.consumer_offsets import varint
 from sparklog.formats.record import HEADERS, LOG_APPEND_TIME, TIMESTAMP
 from sparklog.formats.record import rows as rows_of
 from sparklog.formats.record_kernels import Bytes, Flags, Ints, Longs
@@ -518,8 +519,9 @@ def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
     """
     base_offset = max(first, end - (1 << 31))
     delta = end - base_offset - 1
-    record = b"\0\0" + _zigzag(delta) + _MARKER
-    record = _zigzag(len(record)) + record
+    # Numbers of a record are signed: twice the number for one that is not negative.
+    record = b"\0\0" + varint(2 * delta) + _MARKER
+    record = varint(2 * len(record)) + record
     header = _EMPTY._replace(
         base_offset=base_offset,
         length=_EMPTY.length + len(record),
@@ -531,16 +533,6 @@ def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
     found = bytearray(_HEADER.pack(*header)) + record
     _seal(found)
     return found
-
-
-def _zigzag(value: int) -> bytes:
-    """Returns a number that is not negative as Kafka's varint."""
-    left, found = value << 1, bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    found.append(left)
-    return bytes(found)
 
 
 class _Parts:
