@@ -29,6 +29,7 @@ from sparklog import limits
 from sparklog.settings import BrokerSettings, load_settings
 from sparklog.storage.objects import open_store
 from tests.support import containers, fences
+from tests.support.ports import quiet_port
 from tests.support.s3 import s3_server
 from tests.support.waiting import wait_until
 
@@ -268,7 +269,7 @@ class Cluster:
             for service in containers.brokers().values()
             for port in containers.published(service).values()
         ]
-        self.ports = {port: fences.free_port() for port in outer}
+        self.ports = {port: quiet_port() for port in outer}
         self.brokers = {
             name: Container(folder, service, self.ports, storage)
             for name, service in containers.brokers().items()

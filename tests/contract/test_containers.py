@@ -28,6 +28,7 @@ import sparklog
 from sparklog import limits
 from sparklog.settings import load_settings
 from tests.support import containers, fences
+from tests.support.ports import quiet_port
 
 _PAGE: Final = containers.PAGE
 _SECONDS: Final = 60.0
@@ -165,7 +166,7 @@ def test_docker_knows_the_options() -> None:
 
 def test_entry_point_serves_under_the_advertised_addresses(tmp_path: Path) -> None:
     """With the page's environment the broker serves both ports to clients, and stops in time."""
-    free = {port: fences.free_port() for port in ("9092", "8815", "9404")}
+    free = {port: quiet_port() for port in ("9092", "8815", "9404")}
     environment = containers.without_settings(os.environ)
     for name, value in environment_of_the_run().items():
         if name.startswith("SPARKLOG_"):

@@ -19,6 +19,7 @@ import pytest
 import sparklog
 from sparklog import errors
 from tests.support import preloaded
+from tests.support.ports import quiet_address
 from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
@@ -121,12 +122,6 @@ def test_a_broker_that_is_stopped_while_it_starts_ends_cleanly(
     assert b"died" not in status.stdout
 
 
-def free_port() -> str:
-    """Returns an address at which no program listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc")
 
 
@@ -141,7 +136,7 @@ def may_unshare() -> bool:
 @pytest.mark.skipif(not may_unshare(), reason="no namespaces for this user")
 def test_a_broker_in_a_container_is_watched(tmp_path: Path) -> None:
     """Pids of another pid namespace are not checked; its heartbeats prevent a takeover."""
-    listen = free_port()
+    listen = quiet_address()
     run = f"hostname other; exec {sys.executable} -m sparklog broker --root {tmp_path}"
     command = [*UNSHARE, "--kill-child", "sh", "-c", f"{run} --flight {listen} --kafka ''"]
     environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
@@ -297,7 +292,7 @@ def test_the_ports_of_an_embedded_broker_go_to_the_standing_one_and_back(
     tmp_path: Path,
 ) -> None:
     """A notebook and `sparklog broker` with the same Kafka address take turns at it."""
-    kafka = free_port()
+    kafka = quiet_address()
     with sparklog.connect(tmp_path, kafka=kafka) as log:
         log.create_topic("t")
         assert log.status().broker.kind == "embedded"
@@ -314,7 +309,7 @@ def test_a_program_continues_without_ports_that_others_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An embedded broker that comes back serves its program even without its old ports."""
-    flight, kafka = free_port(), free_port()
+    flight, kafka = quiet_address(), quiet_address()
     monkeypatch.setenv("SPARKLOG_FLIGHT_LISTEN", flight)
     with sparklog.connect(tmp_path, kafka=kafka) as log, contextlib.ExitStack() as taken:
         log.create_topic("t")

@@ -32,7 +32,6 @@ from tests.support.kafkakilling import (
     Member,
     Reader,
     Writer,
-    quiet_address,
 )
 from tests.support.kafkaworkers import (
     ConfluentReader,
@@ -47,6 +46,7 @@ from tests.support.kafkaworkers import (
 from tests.support.killing import BrokerProcess, Follower
 from tests.support.killpoints import KillPoints
 from tests.support.piping import IN_PARTITIONS, OUT_PARTITIONS, Driver, Outcome, Producer, drain
+from tests.support.ports import quiet_address
 from tests.support.waiting import wait_until
 
 BROKERS: Final = (1, 2, 3)

@@ -26,7 +26,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from typer.testing import CliRunner
 
 from sparklog.jobs.running import app_of
 from tests.support import preloaded
+from tests.support.ports import quiet_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RUNS: Final = ("python", "bash", "sql")
@@ -159,7 +159,7 @@ class Page:
         self._folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__", **names}
         self._given = {*self._names}
-        self._ports = {each: free_port() for each in PORTS}
+        self._ports = {each: quiet_port() for each in PORTS}
         self._printed = ""
         self._running: list[subprocess.Popen[bytes]] = []
         programs = folder.with_name(f"{folder.name}-bin")
@@ -288,14 +288,6 @@ def assert_printed(expected: str, printed: str) -> None:
         words = [_ANYTHING if each == "…" else re.escape(each) for each in line.split()]
         pattern += _LINES if line.strip() == "…" else r"[^\S\n]+".join(words) + r"[^\S\n]*\n"
     assert re.fullmatch(pattern, printed), f"expected:\n{expected}\nprinted:\n{printed}"
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
 
 
 def pages_that_run(*, spark: bool) -> Iterator[Path]:

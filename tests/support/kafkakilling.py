@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import rows_followed, rows_of_table
 from tests.support.killing import PATIENCE_SECONDS, BrokerProcess, Log
+from tests.support.ports import quiet_address
 
 TOPIC: Final = "t"
 GROUP: Final = "g"
@@ -63,18 +63,6 @@ def kafka_broker(
     """A broker that may be killed, with a Kafka listener always at the same address."""
     given = {**SOON, **(environment or {})}
     return BrokerProcess(root, given, kafka=quiet_address(), limits=limits)
-
-
-def quiet_address() -> str:
-    """A free one that no client is given for its own end of a connection.
-
-    A client that looks for a broker which is down may otherwise find itself, and keep the address.
-    """
-    chance = random.SystemRandom()
-    while True:
-        address = "127.0.0.1", chance.randrange(20_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(address):
-            return f"{address[0]}:{address[1]}"
 
 
 class Served(Protocol):
