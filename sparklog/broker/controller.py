@@ -65,6 +65,8 @@ class Controller:
         """The least time between two preparations, and the time from which on a log is too long."""
         self._long: set[tuple[int, int]] = set()
         """Epochs whose logs took too long to read, and are left to the failover."""
+        self._begun: set[tuple[int, int]] = set()
+        """Epochs whose logs may have our fence, while the metadata do not have them as fenced."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
         self.dead: Mapping[int, int] = {}
@@ -156,15 +158,20 @@ class Controller:
     # -------------------------------------------------------------------------- failing over
 
     def _control(self, metadata: ClusterMetadata) -> None:
-        """Gives the partitions of dead brokers to live ones."""
+        """Gives the partitions of dead brokers to live ones.
+
+        A failover that has put a fence is finished, also if its broker answers again: that broker
+        can write no more, and may find out at its next write only.
+        """
         dead = self._observer.dead(metadata, self._others(metadata))
         self.dead = dead
-        for broker, epoch in dead.items():
+        for broker, epoch in {**self._unfinished(metadata), **dead}.items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):
                 continue
             try:
-                self._fail_over(metadata, broker, epoch, gone={*dead, *self._observer.silent})
+                if broker in dead or self._is_fenced(metadata, broker):
+                    self._fail_over(metadata, broker, epoch, gone={*dead, *self._observer.silent})
             except ENDS_THE_BROKER:
                 raise
             except Exception as error:
@@ -175,6 +182,27 @@ class Controller:
             else:
                 self._retries.succeeded(name)
                 self._failures.recovered(name)
+
+    def _unfinished(self, metadata: ClusterMetadata) -> dict[int, int]:
+        """Returns the brokers whose failover has begun, with the epochs that were judged."""
+        if self._begun:
+            self._begun &= {each.id for each in metadata.open_epochs if not each.fenced}
+        return {
+            broker: known.epoch
+            for broker in {broker for broker, _ in self._begun}
+            if (broker, (known := metadata.brokers[broker]).epoch) in self._begun
+        }
+
+    def _is_fenced(self, metadata: ClusterMetadata, broker: int) -> bool:
+        """Returns whether a fence ends a log to which the broker could write.
+
+        Forgets the failover otherwise: it has failed before its fence. Raises as `Histories.read`.
+        """
+        epochs = [*leadership.unfenced_epochs(metadata, broker)]
+        if any(self._histories.is_fenced(each) for each in epochs):
+            return True
+        self._begun -= {each.id for each in epochs}
+        return False
 
     def _others(self, metadata: ClusterMetadata) -> list[int]:
         """Returns the other brokers that lead a partition, or may write to a log."""
@@ -266,6 +294,7 @@ class Controller:
         """Puts a fence in the log of each epoch, and returns their ids."""
         sealed = set()
         for each in epochs:
+            self._begun.add(each.id)
             self._histories.seal(each)
             sealed.add(each.id)
         return sealed

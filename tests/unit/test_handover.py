@@ -723,6 +723,30 @@ def test_no_partition_goes_to_a_member_that_is_dead_too(
     assert not leadership.is_up(first.meta.reload(), second.leadership.broker)
 
 
+@pytest.mark.parametrize("is_put", [True, False], ids=["fence put", "no fence"])
+def test_a_member_that_answers_during_its_failover(
+    members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, is_put: bool
+) -> None:
+    """It is replaced if its log has the fence, which it would not notice; else it stays."""
+    first, second = members
+    number = led_by(second)
+    seal = first.histories.seal
+
+    def fail(epoch: Epoch) -> None:
+        if is_put:
+            seal(epoch)
+        raise errors.StorageUnavailable(operation="list", path="wal", reason="busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first.histories, "seal", fail)
+        pass_time(clock, 6.0, first.controller.tick)
+    assert leader(first, number) == 2
+    pass_time(clock, 2.0, lambda: beat(second), first.controller.tick)
+    assert leader(first, number) == (1 if is_put else 2)
+    assert leadership.is_up(first.meta.reload(), 2) is not is_put
+    assert first.controller._begun == set()
+
+
 def test_a_silent_controller_is_replaced(members: Members, clock: ManualClock) -> None:
     """Another member takes its place, and moves its partitions in the same look."""
     first, second = members

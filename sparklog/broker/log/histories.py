@@ -68,6 +68,11 @@ class Histories:
         objects = follower.poll(relist=True)
         return follower.checkpoint, objects
 
+    def is_fenced(self, epoch: Epoch) -> bool:
+        """Returns whether a fence ends the log. Raises as `read`."""
+        _, objects = self.read(epoch)
+        return any(each.is_fence for each in objects)
+
     def _keep(
         self, epoch: Epoch, follower: wal.Follower, objects: Sequence[wal.WalObject]
     ) -> History:
