@@ -488,6 +488,7 @@ class Agent:
             readiness=ask_readiness,
         )
         handovers = broker.cluster_admin.handovers = self._handovers
+        broker.cluster_admin.ask = self._ask
 
         def follow() -> None:
             reconciler.tick()

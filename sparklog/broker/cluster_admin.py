@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from sparklog import errors, limits
-from sparklog.broker.handover import Handovers
+from sparklog.broker.handover import Handovers, Moves
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.storage import assign, leadership, overview
+from sparklog.storage.identity import Ask
 from sparklog.storage.liveness import Answers
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store
+
+Failures: TypeAlias = Mapping[tuple[str, int], errors.SparklogError]
+"""Why a (topic, partition) has not moved."""
 
 
 class ClusterAdmin:
@@ -40,6 +46,8 @@ class ClusterAdmin:
         that ends with its program."""
         self.handovers: Handovers | None = None
         """Gives partitions of a member to others; None while it starts, and of any other broker."""
+        self.ask: Ask | None = None
+        """Sends requests to other members; None while it starts, and of any other broker."""
         self.answers: Answers | None = None
         """Asks silent brokers; None: silence is death."""
         self._stopping = threading.Lock()
@@ -85,6 +93,59 @@ class ClusterAdmin:
             return flight_messages.BalanceReply(moves=self.handovers.plan())
         return flight_messages.BalanceReply(moved=self.handovers.balance())
 
+    def move(self, request: flight_messages.MovePartitions) -> flight_messages.BalanceReply:
+        """Gives partitions that this broker leads to the members that are named for them.
+
+        Raises `BadAssignment` if one of them takes no partitions now, and as `balance`.
+        """
+        if self.handovers is None:
+            return flight_messages.BalanceReply()
+        targets = {(each.topic, each.partition): each.target for each in request.moves}
+        return flight_messages.BalanceReply(moved=self.handovers.place(targets))
+
+    def reassign(self, targets: Moves, *, timeout_seconds: float) -> Failures:
+        """Has the leaders of partitions give them to the members that are named for them.
+
+        Returns why some have not moved. The fault of one leader keeps no other from its part.
+        Raises `BrokerFenced` and the errors of the store.
+        """
+        metadata = self._metadata.reload()
+        of_leader: defaultdict[int, list[flight_messages.PartitionMove]] = defaultdict(list)
+        for (topic, number), target in targets.items():
+            leader = _leader(metadata, topic, number)
+            if leader is not None and leader != target:
+                of_leader[leader].append(
+                    flight_messages.PartitionMove(
+                        topic=topic, partition=number, leader=leader, target=target
+                    )
+                )
+        failures: dict[tuple[str, int], errors.SparklogError] = {}
+        for leader, moves in of_leader.items():
+            request = flight_messages.MovePartitions(moves=moves)
+            try:
+                if leader == self._own.broker:
+                    self.move(request)
+                elif self.ask is not None:
+                    address = metadata.brokers[leader].flight
+                    self.ask(address, "cluster.move", request, timeout_seconds=timeout_seconds)
+            except errors.SparklogError as error:
+                failures |= {(each.topic, each.partition): error for each in moves}
+        return {**self._left(targets, timeout_seconds), **failures} if of_leader else {}
+
+    def _left(
+        self, targets: Moves, timeout_seconds: float
+    ) -> dict[tuple[str, int], errors.SparklogError]:
+        """Returns an error for each partition that has another leader than the one named for it."""
+        metadata = self._metadata.reload()
+        return {
+            (topic, number): errors.TimedOut(
+                what=f"the move of {topic}-{number} to broker {target}",
+                timeout_seconds=timeout_seconds,
+            )
+            for (topic, number), target in targets.items()
+            if _leader(metadata, topic, number) != target
+        }
+
     def upgrade(self) -> flight_messages.UpgradeReply:
         """Raises the feature level to the highest that all brokers know.
 
@@ -122,3 +183,9 @@ class ClusterAdmin:
             raise errors.CannotDrain(broker=own.broker, reason=flight_messages.NO_OTHER_BROKER)
         if self._stopping.acquire(blocking=False):
             self.stop("an operator drains the broker")
+
+
+def _leader(metadata: ClusterMetadata, topic: str, number: int) -> int | None:
+    """Returns the leader of a partition; None if there is no such partition."""
+    known = metadata.topics.get(topic)
+    return known.leaders[number] if known and number < len(known.leaders) else None

@@ -108,6 +108,18 @@ class Handovers:
         """
         return self.move(self._level(self._metadata.reload()))
 
+    def place(self, moves: Moves) -> int:
+        """Gives partitions to members that an operator has chosen. Returns how many have moved.
+
+        Raises `BadAssignment` if one of them takes no partitions now, and as `move`.
+        """
+        able = {each.broker for each in self._candidates(self._metadata.reload()) if each.takes}
+        for (topic, number), target in moves.items():
+            if target not in able:
+                reason = f"broker {target} takes no partitions now, and partition {number} stays"
+                raise errors.BadAssignment(topic=topic, reason=reason)
+        return self.move(moves)
+
     def plan(self) -> list[PartitionMove]:
         """Returns moves that would level all members.
 

@@ -331,6 +331,15 @@ class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
     target: int
 
 
+class MovePartitions(msgspec.Struct, frozen=True, kw_only=True):
+    """Has the member that answers give partitions to those that are named for them.
+
+    It moves those that it leads, to `target`. Refused if a target takes no partitions now.
+    """
+
+    moves: list[PartitionMove]
+
+
 class BalanceReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved: int = 0
     """The number of partitions that the member has given away."""
@@ -740,6 +749,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
     "cluster.balance": (BalanceCluster, BalanceReply),
+    "cluster.move": (MovePartitions, BalanceReply),
     "cluster.describe": (DescribeCluster, ClusterDescription),
     "cluster.upgrade": (Empty, UpgradeReply),
     "broker.drain": (DrainBroker, Empty),

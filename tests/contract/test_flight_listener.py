@@ -407,6 +407,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "cluster": flight_messages.Empty(),
         "cluster.describe": flight_messages.DescribeCluster(topics=True),
         "cluster.balance": flight_messages.BalanceCluster(dry_run=True),
+        "cluster.move": flight_messages.MovePartitions(moves=[]),
         "cluster.upgrade": flight_messages.Empty(),
         "root.prove": flight_messages.ProveRoot(nonce="n"),
         "status": flight_messages.Empty(),

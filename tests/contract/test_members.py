@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.reconciler import Reconciler
+from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import (
@@ -41,6 +42,7 @@ from sparklog.settings import (
 )
 from sparklog.sinks import commit as commits
 from sparklog.storage import manifest
+from sparklog.storage.identity import Ask
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
@@ -49,9 +51,10 @@ from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFail
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
-from tests.support.comparing import metadata_fields
+from tests.support.comparing import metadata_fields, name_of
 from tests.support.kafkarequests import (
     CREATE_TOPICS,
+    TIMEOUT,
     batch,
     create,
     create_fields,
@@ -59,7 +62,7 @@ from tests.support.kafkarequests import (
     produce,
     produce_fields,
 )
-from tests.support.kafkas import frames
+from tests.support.kafkas import Frames, frames
 from tests.support.waiting import wait_until
 
 CLOCK = SystemClock()
@@ -89,12 +92,13 @@ def settings(broker: int, *, join: bool = True) -> BrokerSettings:
 class Members:
     """Members of one root in memory, by id."""
 
-    def __init__(self, *, is_local: bool = False) -> None:
+    def __init__(self, *, is_local: bool = False, ask: Ask | None = None) -> None:
+        self.ask = ask
         self.store = MemoryStore(CLOCK, is_local=is_local, has_files=is_local)
         self.agents: dict[int, Agent] = {}
 
     def start(self, broker: int) -> Agent:
-        agent = self.agents[broker] = Agent(settings(broker), store=self.store)
+        agent = self.agents[broker] = Agent(settings(broker), store=self.store, ask=self.ask)
         agent.start()
         return agent
 
@@ -126,9 +130,9 @@ class Members:
 
 
 @contextlib.contextmanager
-def members(*brokers: int, is_local: bool = False) -> Iterator[Members]:
-    """Runs members with these ids."""
-    found = Members(is_local=is_local)
+def members(*brokers: int, is_local: bool = False, ask: Ask | None = None) -> Iterator[Members]:
+    """Runs members with these ids, which send requests to each other by `ask`."""
+    found = Members(is_local=is_local, ask=ask)
     try:
         for broker in brokers:
             found.start(broker)
@@ -222,6 +226,46 @@ def test_kafka_clients_see_all(cluster: Members) -> None:
     leaders = {each.partition_index: each.leader_id for each in topic.partitions}
     assert tuple(leaders[n] for n in range(3)) == cluster.leaders("t")
     assert {each.broker_id for each in described.brokers} == {1, 2, 3}
+
+
+def test_partitions_are_reassigned() -> None:
+    """Any broker has the leaders move partitions to the first broker that is named for each.
+
+    A partition that cannot move is refused by itself, and records of the moved ones stay.
+    """
+    with members(1, 2, ask=connection.ask) as cluster, frames(cluster.agents[1]) as client:
+        create(client, "t", 4)
+        numbers = {broker: cluster.leaders("t").index(broker) for broker in (1, 2)}
+        cluster.wait_for_topic(cluster.agents[2], "t")
+        with sparklog.connect(cluster.agents[1].address) as log:
+            write(log, "t", range(40), 4)
+            wanted = {numbers[1]: (2,), numbers[2]: (1, 2), 9: (1,)}
+            assert reassigned(client, "t", wanted) == {
+                numbers[1]: "none",
+                numbers[2]: "none",
+                9: "unknown_topic_or_partition",
+            }
+            leaders = cluster.leaders("t")
+            assert {leaders[numbers[1]], leaders[numbers[2]]} == {1, 2}
+            assert (leaders[numbers[1]], leaders[numbers[2]]) == (2, 1)
+            assert reassigned(client, "t", wanted | {9: None})[numbers[2]] == "none"
+            assert cluster.leaders("t") == leaders
+            write(log, "t", range(40, 80), 4)
+            assert values(log, "t", 80) == Counter(b"%d" % number for number in range(80))
+        cluster.kill(2)
+        until(lambda: {*cluster.leaders("t")} == {1})
+        assert reassigned(client, "t", {0: (2,)}) == {0: "invalid_replica_assignment"}
+
+
+def reassigned(
+    client: Frames, topic: str, wanted: Mapping[int, Sequence[int] | None]
+) -> dict[int, str]:
+    """The errors of AlterPartitionReassignments, by partition."""
+    partitions = [{"partition_index": n, "replicas": each} for n, each in wanted.items()]
+    fields = {"timeout": TIMEOUT, "topics": [{"name": topic, "partitions": partitions}]}
+    reply = client.ask(45, 0, fields)
+    (found,) = reply.responses
+    return {each.partition_index: name_of(each.error_code) for each in found.partitions}
 
 
 def test_a_dead_member_is_replaced(cluster: Members) -> None:

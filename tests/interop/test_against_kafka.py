@@ -689,6 +689,8 @@ def configs(side: Side) -> Answers:
     yield "a bad name", edit(("retention.ms", 0, "1"), name="a/b")
     yield "no name", edit(("retention.ms", 0, "1"), name="")
     yield "an unknown kind", edit(("retention.ms", 0, "1"), kind=99)
+    rates = [(f"{whose}.replication.throttled.rate", 1, None) for whose in ("leader", "follower")]
+    yield "throttles that a broker does not have unset", edit(*rates, kind=4, name="1")
 
     def described(kind: int, name: str, keys: Sequence[str] | None = None) -> object:
         resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
@@ -1222,6 +1224,101 @@ def statics(side: Side) -> Answers:
 # ------------------------------------------------------------------------------ known differences
 
 
+def placement(side: Side) -> Answers:
+    """ElectLeaders, reassignments, DescribeQuorum and AlterReplicaLogDirs."""
+    made(side, "r", 2)
+
+    def elect(*partitions: int, topic: str = "r", kind: int = 0) -> object:
+        topics = [{"topic": topic, "partitions": partitions}]
+        fields = {"election_type": kind, "topic_partitions": topics, "timeout": TIMEOUT}
+        return elected(side.ask(43, 2, fields))
+
+    yield "elect", elect(0)
+    yield "elect two", elect(1, 0)
+    yield "elect one twice", elect(0, 0)
+    yield "elect uncleanly", elect(0, kind=1)
+    yield "elect in an unknown way", elect(0, kind=7)
+    yield "elect no partition", elect(9)
+    yield "elect no topic", elect(0, topic=MISSING)
+    yield "elect nothing", elect()
+    for name, these in (("all", None), ("no topics", ())):
+        fields = {"election_type": 0, "topic_partitions": these, "timeout": TIMEOUT}
+        yield f"elect {name}", elected(side.ask(43, 2, fields))
+    older = {"topic_partitions": [{"topic": "r", "partitions": (0,)}], "timeout": TIMEOUT}
+    (of_topic,) = side.ask(43, 0, older).replica_election_results
+    yield "elect by version 0", name_of(of_topic.partition_result[0].error_code)
+
+    def assign(replicas: Sequence[int] | None, partition: int = 0, topic: str = "r") -> object:
+        wanted = {"partition_index": partition, "replicas": replicas}
+        topics = [{"name": topic, "partitions": [wanted]}]
+        fields = {"timeout": TIMEOUT, "allow_replication_factor_change": True, "topics": topics}
+        reply = side.ask(45, 1, fields)
+        ((found,),) = (each.partitions for each in reply.responses)
+        return name_of(reply.error_code), found.partition_index, name_of(found.error_code)
+
+    yield "assign its broker", assign((1,))
+    yield "cancel", assign(None)
+    yield "assign nobody", assign(())
+    yield "assign one twice", assign((1, 1))
+    yield "assign an unknown broker", assign((99,))
+    yield "assign an unknown broker too", assign((1, 99))
+    yield "assign broker -1", assign((-1,))
+    yield "assign no partition", assign((1,), 9)
+    yield "cancel no partition", assign(None, 9)
+    yield "assign no topic", assign((1,), topic=MISSING)
+    yield "cancel no topic", assign(None, topic=MISSING)
+    asked: list[dict[str, Any]] = [
+        {"name": "r", "partition_indexes": (0, 9)},
+        {"name": MISSING, "partition_indexes": (0,)},
+    ]
+    for name, listed in (("all", None), ("nothing", []), ("some", asked)):
+        reply = side.ask(46, 0, {"timeout": TIMEOUT, "topics": listed})
+        yield f"assignments of {name}", (name_of(reply.error_code), list(reply.topics))
+
+    def quorum(*topics: tuple[str, Sequence[int]], version: int = 2) -> object:
+        wanted = [
+            {"topic_name": name, "partitions": [{"partition_index": each} for each in partitions]}
+            for name, partitions in topics
+        ]
+        reply = side.ask(55, version, {"topics": wanted})
+        return name_of(reply.error_code), [
+            (
+                *(name_of(each.error_code), each.partition_index, each.leader_id),
+                [it.replica_id for it in each.current_voters],
+                each.high_watermark > 0,
+                all(it.log_end_offset == each.high_watermark for it in each.current_voters),
+            )
+            for topic in reply.topics
+            for each in topic.partitions
+        ]
+
+    metadata_log = "__cluster_metadata"
+    for version in (0, 1, 2):
+        yield f"the quorum, version {version}", quorum((metadata_log, [0]), version=version)
+    yield "the quorum of partition 1", quorum((metadata_log, [1]))
+    yield "the quorum of two partitions", quorum((metadata_log, [0, 1]))
+    yield "the quorum of a topic", quorum(("r", [0]))
+    yield "the quorum of nothing", quorum()
+    yield "the quorum of no partition", quorum((metadata_log, []))
+
+    own = side.ask(35, 4, {"topics": None}).results[0].log_dir
+    for path, where in ((own, "its folder"), ("/nowhere", "another"), ("", "nowhere")):
+        for topic, partition in (("r", 0), ("r", 9), (MISSING, 0), ("a/b", 0)):
+            moved = {"name": topic, "partitions": (partition,)}
+            reply = side.ask(34, 2, {"dirs": [{"path": path, "topics": [moved]}]})
+            ((found,),) = (each.partitions for each in reply.results)
+            yield f"{topic}-{partition} to {where}", name_of(found.error_code)
+
+
+def elected(reply: Any) -> Answer:
+    """The errors of an election; topics without one are left out."""
+    return name_of(reply.error_code), [
+        (each.topic, it.partition_id, name_of(it.error_code))
+        for each in reply.replica_election_results
+        for it in each.partition_result
+    ]
+
+
 def coordinators(side: Side) -> Answers:
     """FindCoordinator."""
 
@@ -1363,6 +1460,7 @@ SCENARIOS: Final[Sequence[Callable[[Side], Answers]]] = [
     creation,
     deletion,
     configs,
+    placement,
     coordinators,
     strangers,
     membership,

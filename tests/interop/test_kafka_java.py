@@ -117,6 +117,32 @@ def test_records_are_deleted_by_their_tool(
         assert log.read("t").column("offset").to_pylist() == [3, 4]
 
 
+def test_partitions_are_placed_by_their_tools(
+    agent: Agent, tool: Callable[..., str], tmp_path: Path
+) -> None:
+    """Reassignments are done at once, no election is needed, and the broker is the quorum."""
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=2)
+    wanted = {"topic": "t", "partition": 1, "replicas": [1], "log_dirs": ["any"]}
+    path = tmp_path / "placement.json"
+    path.write_text(json.dumps({"partitions": [wanted], "version": 1}), "utf-8")
+    reassign = ("reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(path))
+    assert "Successfully started partition reassignment for t-1" in tool(*reassign, "--execute")
+    assert "Reassignment of partition t-1 is completed." in tool(*reassign, "--verify")
+    assert "None of the specified partition reassignments are active." in tool(
+        *reassign, "--cancel"
+    )
+    listed = tool("reassign.ReassignPartitionsCommand", "--list")
+    assert "No partition reassignments found." in listed
+    elect = ("LeaderElectionCommand", "--election-type", "preferred")
+    elected = tool(*elect, "--path-to-json-file", str(path))
+    assert "Valid replica already elected for partitions t-1" in elected
+    assert tool(*elect, "--all-topic-partitions").strip() == ""
+    status = tool("MetadataQuorumCommand", "describe", "--status")
+    assert re.search(r"LeaderId:\s+1\n", status), status
+    assert re.search(rf'"id": 1, "endpoints": \["PLAINTEXT://{agent.kafka_address}"\]', status)
+
+
 def test_configurations_by_their_tool(agent: Agent) -> None:
     """A topic's configuration is set, described and reset; a broker's is described."""
     paths = jars.find().broker

@@ -8,8 +8,17 @@ from pathlib import Path
 
 def sockets() -> set[str]:
     """The sockets that are open, each by a name that no other has."""
-    found = set()
+    return {name for name in _open() if name.startswith("socket:")}
+
+
+def below(folder: Path) -> list[str]:
+    """The files and folders below a folder that are open, once for each descriptor."""
+    return sorted(name for name in _open() if Path(name).is_relative_to(folder))
+
+
+def _open() -> list[str]:
+    found = []
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add(str(each.readlink()))
-    return {name for name in found if name.startswith("socket:")}
+            found.append(str(each.readlink()))
+    return found

@@ -11,6 +11,7 @@ from sparklog import errors, limits
 from sparklog.storage.objects import LocalStore, ObjectMissing
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, files_of
 from sparklog.storage.objects.local_files import LocalFile, LocalFiles
+from tests.support import descriptors
 
 PATH = "wal/x.seg"
 BLOCK = bytes(range(256)) * (BLOCK_BYTES // 256)
@@ -157,10 +158,10 @@ def test_a_mount_of_the_network_syncs_nothing(
     assert not files.open(PATH, Access.READ).sync()
 
 
-def test_files_close_themselves(files: LocalFiles) -> None:
+def test_files_close_themselves(files: LocalFiles, tmp_path: Path) -> None:
     """A file that is no longer used gives its descriptors back."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors.below(tmp_path)
     file: LocalFile | None = files.open(PATH, Access.WRITE)
-    assert len(list(Path("/proc/self/fd").iterdir())) > before
+    assert len(descriptors.below(tmp_path)) > len(before)
     del file
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors.below(tmp_path) == before

@@ -15,6 +15,7 @@ import pytest
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import LocalStore, ObjectExists, SyncFailed, claim
+from tests.support import descriptors
 
 
 @pytest.fixture
@@ -374,16 +375,16 @@ def test_first_puts_of_many_threads(store: LocalStore) -> None:
     assert len(files(store)) == 80
 
 
-def test_no_descriptor_is_lost(ready: LocalStore) -> None:
+def test_no_descriptor_is_lost(ready: LocalStore, tmp_path: Path) -> None:
     """Puts, refused puts and reads leave no descriptor open."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors.below(tmp_path)
     for number in range(20):
         ready.put_new(f"f/{number}", b"")
         with pytest.raises(ObjectExists):
             ready.put_new(f"f/{number}", b"")
         ready.get(f"f/{number}")
         ready.list_after("f")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors.below(tmp_path) == before
 
 
 # ------------------------------------------------------------------------------ refusals

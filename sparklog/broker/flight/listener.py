@@ -109,6 +109,7 @@ class FlightListener:
         self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
             "cluster": lambda _: broker.cluster(),
             "cluster.balance": broker.cluster_admin.balance,
+            "cluster.move": broker.cluster_admin.move,
             "cluster.describe": broker.cluster_admin.describe,
             "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
             "broker.drain": _silently(broker.cluster_admin.drain),

@@ -421,7 +421,7 @@ class KafkaConnection:
             try:
                 await self._prove_leadership(arrival)
             except errors.MetadataChanged:
-                if request is None or not api.is_read:
+                if request is None or not api.is_repeatable:
                     raise
                 grant.release_reply()
                 arrival = self._moment()

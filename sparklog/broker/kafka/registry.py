@@ -122,8 +122,8 @@ class ServedApi:
     """True if most of its bytes are kept until it is answered, because they are records."""
     needs_proof: bool
     """True if its reply may lack what another broker knows, and so needs a proof of leadership."""
-    is_read: bool
-    """True if it changes nothing, so that it is handled again if the metadata have changed."""
+    is_repeatable: bool
+    """True if it is handled again once the metadata have changed: a repetition changes nothing."""
     follows: bool
     """True if it follows the metadata before it is judged."""
     is_blind: bool
@@ -144,7 +144,7 @@ def serves(
     is_pipelined: bool = False,
     keeps_frame: bool = False,
     needs_proof: bool = False,
-    is_read: bool = False,
+    is_repeatable: bool = False,
     follows: bool = False,
     is_blind: bool = False,
     may_wait: bool = False,
@@ -167,7 +167,7 @@ def serves(
             is_pipelined=is_pipelined,
             keeps_frame=keeps_frame,
             needs_proof=needs_proof,
-            is_read=is_read,
+            is_repeatable=is_repeatable,
             follows=follows,
             is_blind=is_blind,
             may_wait=may_wait,

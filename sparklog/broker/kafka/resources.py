@@ -27,6 +27,8 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
+DELETE: Final = 1
+"""Kafka's `AlterConfigOp.OpType` for removing a key."""
 _SOURCES: Final[Mapping[ConfigSource, int]] = {
     ConfigSource.TOPIC: 1,
     ConfigSource.BROKER: 4,
@@ -72,6 +74,11 @@ def is_this_broker(broker: Broker, name: str) -> bool:
     return name == own_id
 
 
+def is_deletion(change: Any) -> bool:
+    """Returns whether a change of a key, if it names its operation, removes the key."""
+    return getattr(change, "config_operation", None) == DELETE
+
+
 def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[int, str]]) -> None:
     """Raises `BadRequest` if the resource's configuration cannot be altered.
 
@@ -82,12 +89,16 @@ def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[i
     if (kind, name) in repeated:
         raise errors.BadRequest(reason=f"the request names the resource {name!r} more than once")
     keys = [each.name for each in resource.configs]
+    # Kafka's tools delete throttles of replication, whether there are any or not.
+    changed = [each.name for each in resource.configs if not is_deletion(each)]
     if len(set(keys)) < len(keys):
         raise errors.BadRequest(reason=f"the request names a key of {name!r} more than once")
     if kind == ResourceType.BROKER:
         is_this_broker(broker, name)
-        reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
-        raise errors.BadRequest(reason=reason)
+        if changed or not keys:
+            reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
+            raise errors.BadRequest(reason=reason)
+        return
     if kind != ResourceType.TOPIC:
         raise errors.BadRequest(reason=f"resources of type {kind} have no configuration here")
     if not name:
@@ -122,7 +133,8 @@ async def _alter_resource(
     code, message = ErrorCode.none, None
     try:
         _check_alterable(context.broker, resource, repeated)
-        await context.run_blocking(WorkerPool.CHANGE, change, resource)
+        if resource.resource_type == ResourceType.TOPIC:
+            await context.run_blocking(WorkerPool.CHANGE, change, resource)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {

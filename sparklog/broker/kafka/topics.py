@@ -42,15 +42,22 @@ def topic_name_of_id(broker: Broker, topic_id: uuid.UUID | None) -> str:
     return name
 
 
-def check_assignment(name: str, assignments: Iterable[Any]) -> None:
+def check_assignment(name: str, assignments: Iterable[Sequence[int]]) -> None:
     """Raises `BadAssignment` if a partition has no brokers, or one of them twice.
 
     The brokers agree on leaders among themselves, so valid assignments have no further effect.
     """
     for each in assignments:
-        brokers = list(each.broker_ids)
-        if not brokers or len(set(brokers)) < len(brokers):
-            raise errors.BadAssignment(topic=name, reason=f"brokers {brokers} for a partition")
+        if not each or len(set(each)) < len(each):
+            raise errors.BadAssignment(topic=name, reason=f"brokers {list(each)} for a partition")
+
+
+def partition_status(broker: Broker, name: str, number: int) -> PartitionStatus:
+    """Returns the status of one partition. Raises `UnknownTopic` and `UnknownPartition`."""
+    statuses = broker.partition_statuses(name)
+    if not 0 <= number < len(statuses):
+        raise errors.UnknownPartition(topic=name, partition=number, last=len(statuses) - 1)
+    return statuses[number]
 
 
 def topic_fields(

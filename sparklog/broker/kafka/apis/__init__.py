@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sparklog.broker.kafka.apis import (
     alter_configs,
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
     api_versions,
     create_partitions,
     create_topics,
@@ -16,7 +18,9 @@ from sparklog.broker.kafka.apis import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
     describe_topic_partitions,
+    elect_leaders,
     fetch,
     find_coordinator,
     heartbeat,
@@ -27,6 +31,7 @@ from sparklog.broker.kafka.apis import (
     list_config_resources,
     list_groups,
     list_offsets,
+    list_partition_reassignments,
     metadata,
     offset_commit,
     offset_delete,
@@ -38,6 +43,8 @@ from sparklog.broker.kafka.apis import (
 
 __all__ = [
     "alter_configs",
+    "alter_partition_reassignments",
+    "alter_replica_log_dirs",
     "api_versions",
     "create_partitions",
     "create_topics",
@@ -50,7 +57,9 @@ __all__ = [
     "describe_groups",
     "describe_log_dirs",
     "describe_producers",
+    "describe_quorum",
     "describe_topic_partitions",
+    "elect_leaders",
     "fetch",
     "find_coordinator",
     "heartbeat",
@@ -61,6 +70,7 @@ __all__ = [
     "list_config_resources",
     "list_groups",
     "list_offsets",
+    "list_partition_reassignments",
     "metadata",
     "offset_commit",
     "offset_delete",

@@ -62,4 +62,4 @@ def _check_assignments(context: HandlerContext, topic: Any) -> None:
             topic=topic.name,
             reason=f"{added} partitions are added, and {len(topic.assignments)} are assigned",
         )
-    check_assignment(topic.name, topic.assignments or ())
+    check_assignment(topic.name, [each.broker_ids for each in topic.assignments or ()])

@@ -111,5 +111,5 @@ def _assigned(topic: Any) -> int:
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):
         raise errors.BadAssignment(topic=topic.name, reason=f"it has the partitions {numbers}")
-    check_assignment(topic.name, topic.assignments)
+    check_assignment(topic.name, [each.broker_ids for each in topic.assignments])
     return len(numbers)

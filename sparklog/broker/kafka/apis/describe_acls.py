@@ -12,7 +12,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(29, "describe_acls", max_version=3, is_read=True)
+@serves(29, "describe_acls", max_version=3, is_repeatable=True)
 async def _handle(_context: HandlerContext, _request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,

@@ -20,7 +20,7 @@ _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
 
 
-@serves(60, "describe_cluster", max_version=2, is_read=True)
+@serves(60, "describe_cluster", max_version=2, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     cluster = context.broker.cluster()

@@ -21,7 +21,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.topic_names import check_topic_name
 
 
-@serves(32, "describe_configs", max_version=4, is_read=True)
+@serves(32, "describe_configs", max_version=4, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body  # a resource that is requested twice is described once
     resources = {

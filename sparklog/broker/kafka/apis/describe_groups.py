@@ -16,7 +16,7 @@ from sparklog.formats.consumer_offsets import MemberRecord
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 6
 
 
-@serves(15, "describe_groups", max_version=6, is_read=True)
+@serves(15, "describe_groups", max_version=6, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     is_requested = getattr(request.body, "include_authorized_operations", False)
     operations = ON_GROUP if is_requested else NOT_REQUESTED

@@ -15,7 +15,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(61, "describe_producers", max_version=0, is_read=True)
+@serves(61, "describe_producers", max_version=0, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,

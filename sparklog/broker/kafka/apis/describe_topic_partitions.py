@@ -19,7 +19,7 @@ _MOST_PARTITIONS: Final = 2_000
 """Kafka's `max.request.partition.size.limit`."""
 
 
-@serves(75, "describe_topic_partitions", max_version=0, is_read=True)
+@serves(75, "describe_topic_partitions", max_version=0, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     requested = sorted({each.name for each in body.topics})

@@ -23,7 +23,7 @@ _GROUP: Final = 0
 _TRANSACTION: Final = 1
 
 
-@serves(10, "find_coordinator", max_version=6, is_read=True)
+@serves(10, "find_coordinator", max_version=6, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     failure = await _failure(context, getattr(body, "key_type", _GROUP))

@@ -12,11 +12,11 @@ from sparklog import errors
 from sparklog.broker.broker import Edit
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
-from sparklog.broker.kafka.resources import alter_resources
+from sparklog.broker.kafka.resources import DELETE, alter_resources
 
 _EDITS: Final[Mapping[int, Edit]] = {
     0: Edit.SET,
-    1: Edit.DELETE,
+    DELETE: Edit.DELETE,
     2: Edit.APPEND,
     3: Edit.SUBTRACT,
 }

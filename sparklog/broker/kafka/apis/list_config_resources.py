@@ -15,7 +15,7 @@ from sparklog.broker.kafka.resources import ResourceType
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(74, "list_config_resources", max_version=1, is_read=True)
+@serves(74, "list_config_resources", max_version=1, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     # Version 0 requests client metrics subscriptions only, and has no field for types.
     types = list(getattr(request.body, "resource_types", (ResourceType.CLIENT_METRICS,)))

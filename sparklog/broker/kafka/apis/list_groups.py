@@ -14,7 +14,7 @@ from sparklog.broker.kafka.times import NO_TIME
 _TYPE = "classic"
 
 
-@serves(16, "list_groups", max_version=5, is_read=True)
+@serves(16, "list_groups", max_version=5, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     states = {each.lower() for each in getattr(body, "states_filter", ())}

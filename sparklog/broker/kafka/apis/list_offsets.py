@@ -24,7 +24,7 @@ _SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4:
 """Timestamps with a special meaning, and the first version that has them."""
 
 
-@serves(2, "list_offsets", max_version=10, is_read=True)
+@serves(2, "list_offsets", max_version=10, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,

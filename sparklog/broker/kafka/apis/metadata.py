@@ -26,7 +26,7 @@ _CLIENT_ID_SHOWN: Final = 100
 """The number of characters of a client id in a log line."""
 
 
-@serves(3, "metadata", max_version=13, is_read=True)
+@serves(3, "metadata", max_version=13, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     topics = await _requested_topics(context, request)

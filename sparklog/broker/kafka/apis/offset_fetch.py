@@ -23,7 +23,7 @@ from sparklog.limits import GROUP_OFFSETS_STEP
 _Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
-@serves(9, "offset_fetch", max_version=9, is_read=True, needs_proof=True)
+@serves(9, "offset_fetch", max_version=9, is_repeatable=True, needs_proof=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body, version = request.body, request.version
     if hasattr(body, "groups"):

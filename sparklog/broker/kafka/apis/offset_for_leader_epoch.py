@@ -14,7 +14,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(23, "offset_for_leader_epoch", max_version=4, is_read=True, needs_proof=True)
+@serves(23, "offset_for_leader_epoch", max_version=4, is_repeatable=True, needs_proof=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,

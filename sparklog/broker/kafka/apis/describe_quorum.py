@@ -1,0 +1,87 @@
+"""DescribeQuorum (55): the brokers that agree on the metadata (KIP-595, KIP-836, KIP-853).
+
+The metadata of a root are versions of an object in its store. Every member may write the next
+version, so all are voters, and the controller is their leader. The offset is the version.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from sparklog.broker.broker import Broker
+from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
+from sparklog.broker.kafka.topics import nodes
+
+_TOPIC: Final = "__cluster_metadata"
+_LISTENER: Final = "PLAINTEXT"
+_UNKNOWN: Final = -1
+
+
+@serves(55, "describe_quorum", max_version=2, is_repeatable=True, follows=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
+    topics = request.body.topics
+    asked = [
+        (topic.topic_name, each.partition_index) for topic in topics for each in topic.partitions
+    ]
+    is_known = asked == [(_TOPIC, 0)]  # Kafka answers a request of this one partition only
+    quorum = _quorum(context.broker) if is_known else _NO_QUORUM
+    listeners = nodes(context.broker, context.host, context.port) if is_known else ()
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "topics": [
+            {
+                "topic_name": topic.topic_name,
+                "partitions": [_partition(each, quorum) for each in topic.partitions],
+            }
+            for topic in topics
+        ],
+        "nodes": [
+            {
+                "node_id": each.broker,
+                "listeners": ({"name": _LISTENER, "host": each.host, "port": each.port},),
+            }
+            for each in listeners
+        ],
+    }
+
+
+_NO_QUORUM: Final[Fields] = {
+    "error_code": ErrorCode.unknown_topic_or_partition,
+    "error_message": f"only partition 0 of {_TOPIC} has a quorum",
+    "leader_id": 0,
+    "leader_epoch": 0,
+    "high_watermark": 0,
+    "current_voters": (),
+    "observers": (),
+}
+
+
+def _partition(partition: Any, quorum: Fields) -> Fields:
+    return {"partition_index": partition.partition_index, **quorum}
+
+
+def _quorum(broker: Broker) -> Fields:
+    metadata, members = broker.metadata.known, broker.members()
+    controller = metadata.controller if metadata.controller in members else _UNKNOWN
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "leader_id": controller,
+        "leader_epoch": members[controller].epoch if controller in members else 0,
+        "high_watermark": metadata.version,
+        "current_voters": [
+            {
+                "replica_id": each,
+                "replica_directory_id": None,
+                "log_end_offset": metadata.version,
+                "last_fetch_timestamp": _UNKNOWN,
+                "last_caught_up_timestamp": _UNKNOWN,
+            }
+            for each in members
+        ],
+        "observers": (),
+    }

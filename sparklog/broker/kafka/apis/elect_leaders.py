@@ -1,0 +1,82 @@
+"""ElectLeaders (43): elects leaders of partitions (KIP-183, KIP-460).
+
+A partition has one replica, which is its leader: no election is needed while that broker is up.
+Otherwise the controller gives the partition to another broker by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.broker import Broker
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
+from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.topics import partition_status
+
+_PREFERRED: Final = 0
+_UNAVAILABLE: Final = {
+    _PREFERRED: ErrorCode.preferred_leader_not_available,
+    1: ErrorCode.eligible_leaders_not_available,
+}
+"""The error for a partition whose leader is gone, by `ElectionType`."""
+
+
+@serves(43, "elect_leaders", max_version=2, follows=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
+    body, broker = request.body, context.broker
+    kind = getattr(body, "election_type", _PREFERRED)
+    results: list[Fields] = []
+    if body.topic_partitions is None:
+        if kind in _UNAVAILABLE:
+            async for name in context.scheduler.iterate(broker.topics.names()):
+                results += _with_errors(broker, name, kind)
+    else:
+        async for each in context.scheduler.iterate(body.topic_partitions):
+            results.append(_topic(broker, each, kind))
+    is_known = kind in _UNAVAILABLE or body.topic_partitions == ()
+    return {
+        "throttle_time": NO_TIME,
+        "error_code": ErrorCode.none if is_known else ErrorCode.invalid_request,
+        "replica_election_results": results,
+    }
+
+
+def _with_errors(broker: Broker, name: str, kind: int) -> list[Fields]:
+    """Returns the partitions of a topic that no broker leads, as one topic or none.
+
+    A request of all partitions is answered with those that need another leader.
+    """
+    members = broker.members()
+    found = [
+        {"partition_id": number, "error_code": _UNAVAILABLE[kind], "error_message": _NO_LEADER}
+        for number, each in enumerate(broker.partition_statuses(name))
+        if each.leader not in members
+    ]
+    return [{"topic": name, "partition_result": found}] if found else []
+
+
+_NO_LEADER: Final = "its leader is gone; the cluster chooses another one by itself"
+
+
+def _topic(broker: Broker, topic: Any, kind: int) -> Fields:
+    return {
+        "topic": topic.topic,
+        "partition_result": [_partition(broker, topic.topic, n, kind) for n in topic.partitions],
+    }
+
+
+def _partition(broker: Broker, name: str, number: int, kind: int) -> Fields:
+    code, message = ErrorCode.election_not_needed, "the partition has its only leader"
+    try:
+        if kind not in _UNAVAILABLE:
+            raise errors.BadRequest(reason=f"election type {kind} is unknown: use 0 or 1")
+        if partition_status(broker, name, number).leader not in broker.members():
+            code, message = _UNAVAILABLE[kind], _NO_LEADER
+    except errors.SparklogError as error:
+        code, message = code_of(error), str(error)
+    return {"partition_id": number, "error_code": code, "error_message": message}
