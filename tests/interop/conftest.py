@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,19 @@ import pytest
 import sparklog
 from sparklog.broker.agent import Agent
 from tests.support.kafkas import broker, close_leavings
+from tests.support.logs import errors_in
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails a test during which a broker has logged an error: no client may cause one."""
+    report = yield
+    if report.when == "teardown" and report.passed:
+        found = errors_in(report.capstdout + report.capstderr)
+        if found:
+            report.outcome = "failed"
+            report.longrepr = "\n".join(["a broker has logged errors:", *found])
+    return report
 
 
 @pytest.fixture(autouse=True)

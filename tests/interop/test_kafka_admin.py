@@ -391,8 +391,8 @@ def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
     transactions = {24, 25, 26, 27, 28, 65, 66}
     new_groups = {68, 69, 76, 77, 78, 79, 80, 88, 89, 90, 91, 92}
     security = {17, 30, 31, 36, 38, 39, 40, 41, 50, 51}
-    quotas, replicas = {48, 49}, {34, 43, 45, 46}
-    assert not offered & (transactions | new_groups | security | quotas | replicas)
+    quotas = {48, 49}
+    assert not offered & (transactions | new_groups | security | quotas)
     assert {0, 1, 2, 3, 18, 19, 20, 23, 32, 33, 35, 37, 44, 60, 61, 74, 75} <= offered
 
 
