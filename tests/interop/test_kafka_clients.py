@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,10 @@ from confluent_kafka import admin as confluent_admin
 from confluent_kafka.admin import NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 import sparklog
+from benchmarks import jars
 from sparklog.broker.agent import Agent
+from tests.interop.test_old_clients import OLD_KAFKA_PYTHON, OLD_LIBRDKAFKA
+from tests.support import fences
 from tests.support.kafkas import broker, forget_producers
 
 SECONDS = 30.0
@@ -39,6 +44,21 @@ def _record(number: int) -> tuple[bytes | None, bytes | None, Headers]:
 
 
 RECORDS = [_record(number) for number in range(60)]
+
+
+def test_page_names_the_releases_that_are_run() -> None:
+    """Those of this environment, of `make soak`, and of Go's file."""
+    modules = (fences.ROOT / "tests/interop/go/go.mod").read_text("utf-8")
+    newest = [
+        confluent_kafka.libversion()[0],
+        *(importlib.metadata.version(each) for each in ("kafka-python", "aiokafka")),
+        *re.findall(r"franz-go(?:/pkg/kadm)? v([\d.]+)$", modules, re.MULTILINE),
+    ]
+    assert len(newest) == 5
+    page = (fences.ROOT / "docs/kafka.md").read_text("utf-8").splitlines()
+    rows = "".join(line for line in page if line.endswith(("`make test` |", "`make soak` |")))
+    for each in (*newest, *OLD_LIBRDKAFKA, OLD_KAFKA_PYTHON, jars.KAFKA_VERSION):
+        assert re.search(rf"\b{re.escape(each)}\b", rows), each
 
 
 # ------------------------------------------------------------------------------ each client

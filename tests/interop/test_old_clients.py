@@ -27,6 +27,8 @@ CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 """By their numbers in a batch."""
 NEWEST: Final = ""
 """The release that the tests use anyway."""
+OLD_LIBRDKAFKA: Final = ("2.0.2", "2.6.1")
+OLD_KAFKA_PYTHON: Final = "2.0.2"
 Run = Callable[..., str]
 
 PRODUCE: Final = """
@@ -94,7 +96,7 @@ def _run(tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("version", ["2.0.2", "2.6.1", NEWEST])
+@pytest.mark.parametrize("version", [*OLD_LIBRDKAFKA, NEWEST])
 def test_what_librdkafka_compresses_is_stored_so(agent: Agent, run: Run, version: str) -> None:
     """Releases up to 2.8 compress only for a broker that lists Produce from version 0."""
     packages = [f"confluent-kafka=={version}"] if version else []
@@ -121,5 +123,7 @@ def test_an_old_client_reads_zstd(agent: Agent, run: Run) -> None:
             configs = [{"name": "compression.type", "value": "zstd"}]
             client.ask(19, 7, create_fields("z", configs=configs))
             produce(client, "z", 0, batch([str(number).encode() for number in range(10)]))
-        said = run(["kafka-python==2.0.2", "zstandard==0.25.0"], CONSUME, agent.kafka_address)
+        said = run(
+            [f"kafka-python=={OLD_KAFKA_PYTHON}", "zstandard==0.25.0"], CONSUME, agent.kafka_address
+        )
     assert said.split() == [str(number) for number in range(10)]
