@@ -89,19 +89,27 @@ def mirror(root: Path, *, publishes: bool) -> Iterator[tuple[Agent, sparklog.Log
 def read_confluent(address: str) -> Found:
     """By librdkafka."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": address, "group.id": "none", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": address,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
     )
     consumer.assign([confluent_kafka.TopicPartition("m", 0, 0)])
     found: list[tuple[int, bytes | None]] = []
-    deadline = time.monotonic() + SECONDS
-    while len(found) < len(OFFSETS) and time.monotonic() < deadline:
-        for each in consumer.consume(10, 0.5):
-            assert each.error() is None
-            offset = each.offset()
-            assert offset is not None
-            found.append((offset, each.value()))
+    while True:
+        each = consumer.poll(SECONDS)
+        assert each is not None
+        if (error := each.error()) is not None:
+            break
+        offset = each.offset()
+        assert offset is not None
+        found.append((offset, each.value()))
+    assert error.code() == confluent_kafka.KafkaError._PARTITION_EOF
+    (at,) = consumer.position([confluent_kafka.TopicPartition("m", 0)])
     consumer.close()
-    return found, END  # librdkafka's position is after the last record that it returned
+    return found, at.offset
 
 
 def read_kafka_python(address: str) -> Found:
