@@ -44,6 +44,8 @@ _VALUE: Final = struct.Struct(">8sq")
 _SUM_BYTES: Final = 4
 _HEADER: Final = "value"
 _BASE_MS: Final = 1_700_000_000_000
+_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""The records have old times, and a broker's own retention would soon delete them."""
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
 _REQUEST_SECONDS: Final = 10.0
@@ -297,7 +299,7 @@ class _Run:
         admin = AdminClient(self.settings())
         try:
             admin.list_topics(timeout=_REQUEST_SECONDS)
-            topic = NewTopic(self.topic, self.workload.partitions, 1)
+            topic = NewTopic(self.topic, self.workload.partitions, 1, config=_CONFIG)
             admin.create_topics([topic])[self.topic].result(_REQUEST_SECONDS)
         except self.kafka.KafkaException as error:
             reason = _reason(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from typer.testing import CliRunner
 
 import sparklog
@@ -110,6 +110,11 @@ def test_an_interrupted_run_leaves_no_topic_and_no_group(address: str, keep: boo
     try:
         wait_until(lambda: bool(topics()), "the topic is there")
         (topic,) = topics()
+        (described,) = admin.describe_configs(
+            [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+        ).values()
+        retention = described.result(10.0)["retention.ms"]
+        assert (retention.value, retention.is_default) == ("-1", False)
         wait_until(lambda: bool(groups()), "its group is there")
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
