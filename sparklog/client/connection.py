@@ -352,6 +352,8 @@ class Connection:
         self._home: str | None = None
         self._answered: set[str] = set()
         """Addresses where a broker has answered."""
+        self._given: frozenset[str] = frozenset()
+        """Addresses that a caller has chosen; all others were learned from brokers or a root."""
         self._brokers: dict[int, str] = {}
         self._learned_at = -math.inf
         """When their addresses were learned, in monotonic seconds."""
@@ -371,8 +373,12 @@ class Connection:
         """
         addresses = address.split(",")
         if len(addresses) == 1:
-            return cls(lambda: address, **options)
-        connection = cls(lambda: _first_that_answers(addresses, connection._answered), **options)
+            connection = cls(lambda: address, **options)
+        else:
+            connection = cls(
+                lambda: _first_that_answers(addresses, connection._answered), **options
+            )
+        connection._given = frozenset(addresses)
         return connection
 
     @property
@@ -595,15 +601,15 @@ class Connection:
         return channel
 
     def _check_answers(self, address: str, *, is_learned: bool = False) -> None:
-        """Raises `BrokerUnavailable`, and `WrongPort` for an address that was given."""
+        """Raises `BrokerUnavailable`, and `WrongPort` for an address that a caller has chosen."""
         try:
             _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
         except errors.SparklogError as error:
             with self._lock:
                 self._forget(address)
-            if isinstance(error, errors.WrongPort) and is_learned:
-                # The broker has died, and another program has got its port.
-                reason = "another program listens there now"
+            if isinstance(error, errors.WrongPort) and (is_learned or address not in self._given):
+                # The broker ends just now, or has died, and another program has got its port.
+                reason = "it ends, or another program listens there now"
                 raise errors.BrokerUnavailable(address=address, reason=reason) from error
             raise
 
