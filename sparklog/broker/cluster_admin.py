@@ -108,7 +108,12 @@ class ClusterAdmin:
 
         Returns why some have not moved. The fault of one leader keeps no other from its part.
         Raises `BrokerFenced` and the errors of the store.
+
+        Args:
+            timeout_seconds: for all leaders together, `limits.ACTION_TIMEOUT_SECONDS` at most.
         """
+        timeout_seconds = min(max(timeout_seconds, 0.0), limits.ACTION_TIMEOUT_SECONDS)
+        deadline = self._clock.monotonic() + timeout_seconds
         metadata = self._metadata.reload()
         of_leader: defaultdict[int, list[flight_messages.PartitionMove]] = defaultdict(list)
         for (topic, number), target in targets.items():
@@ -125,9 +130,9 @@ class ClusterAdmin:
             try:
                 if leader == self._own.broker:
                     self.move(request)
-                elif self.ask is not None:
+                elif self.ask is not None and (left := deadline - self._clock.monotonic()) > 0:
                     address = metadata.brokers[leader].flight
-                    self.ask(address, "cluster.move", request, timeout_seconds=timeout_seconds)
+                    self.ask(address, "cluster.move", request, timeout_seconds=left)
             except errors.SparklogError as error:
                 failures |= {(each.topic, each.partition): error for each in moves}
         return {**self._left(targets, timeout_seconds), **failures} if of_leader else {}

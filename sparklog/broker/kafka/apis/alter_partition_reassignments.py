@@ -27,7 +27,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     refused: dict[tuple[str, int], errors.SparklogError] = {}
     targets: dict[tuple[str, int], int] = {}
     async for topic in context.scheduler.iterate(body.topics):
-        for each in topic.partitions:
+        async for each in context.scheduler.iterate(topic.partitions):
             key = topic.name, each.partition_index
             try:
                 _check(broker, topic.name, each)
@@ -52,7 +52,10 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "responses": [
             {
                 "name": topic.name,
-                "partitions": [_partition(topic.name, each, refused) for each in topic.partitions],
+                "partitions": [
+                    _partition(topic.name, each, refused)
+                    async for each in context.scheduler.iterate(topic.partitions)
+                ],
             }
             async for topic in context.scheduler.iterate(body.topics)
         ],

@@ -21,9 +21,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     broker, codes = context.broker, dict[str, dict[int, ErrorCode]]()
     root = broker.cluster().root
     async for each in context.scheduler.iterate(request.body.dirs):
-        for topic in each.topics:
+        async for topic in context.scheduler.iterate(each.topics):
             of_topic = codes.setdefault(topic.name, {})
-            for number in topic.partitions:
+            async for number in context.scheduler.iterate(topic.partitions):
                 of_topic[number] = (
                     _code(broker, topic.name, number)
                     if each.path == root

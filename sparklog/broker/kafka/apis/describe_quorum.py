@@ -6,7 +6,7 @@ version, so all are voters, and the controller is their leader. The offset is th
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
@@ -23,10 +23,10 @@ _UNKNOWN: Final = -1
 @serves(55, "describe_quorum", max_version=2, is_repeatable=True, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     topics = request.body.topics
-    asked = [
-        (topic.topic_name, each.partition_index) for topic in topics for each in topic.partitions
-    ]
-    is_known = asked == [(_TOPIC, 0)]  # Kafka answers a request of this one partition only
+    # Kafka answers a request of this one partition only.
+    is_known = [each.topic_name for each in topics[:2]] == [_TOPIC] and [
+        each.partition_index for each in topics[0].partitions[:2]
+    ] == [0]
     quorum = _quorum(context.broker) if is_known else _NO_QUORUM
     listeners = nodes(context.broker, context.host, context.port) if is_known else ()
     return {
@@ -35,9 +35,12 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "topics": [
             {
                 "topic_name": topic.topic_name,
-                "partitions": [_partition(each, quorum) for each in topic.partitions],
+                "partitions": [
+                    {"partition_index": each.partition_index, **quorum}
+                    async for each in context.scheduler.iterate(topic.partitions)
+                ],
             }
-            for topic in topics
+            async for topic in context.scheduler.iterate(topics)
         ],
         "nodes": [
             {
@@ -58,10 +61,6 @@ _NO_QUORUM: Final[Fields] = {
     "current_voters": (),
     "observers": (),
 }
-
-
-def _partition(partition: Any, quorum: Fields) -> Fields:
-    return {"partition_index": partition.partition_index, **quorum}
 
 
 def _quorum(broker: Broker) -> Fields:

@@ -6,7 +6,8 @@ Otherwise the controller gives the partition to another broker by itself.
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
@@ -34,10 +35,15 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     if body.topic_partitions is None:
         if kind in _UNAVAILABLE:
             async for name in context.scheduler.iterate(broker.topics.names()):
-                results += _with_errors(broker, name, kind)
+                with contextlib.suppress(errors.UnknownTopic):  # deleted meanwhile
+                    results += _without_leaders(broker, name, kind)
     else:
         async for each in context.scheduler.iterate(body.topic_partitions):
-            results.append(_topic(broker, each, kind))
+            partitions = [
+                _partition(broker, each.topic, number, kind)
+                async for number in context.scheduler.iterate(each.partitions)
+            ]
+            results.append({"topic": each.topic, "partition_result": partitions})
     is_known = kind in _UNAVAILABLE or body.topic_partitions == ()
     return {
         "throttle_time": NO_TIME,
@@ -46,7 +52,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     }
 
 
-def _with_errors(broker: Broker, name: str, kind: int) -> list[Fields]:
+def _without_leaders(broker: Broker, name: str, kind: int) -> list[Fields]:
     """Returns the partitions of a topic that no broker leads, as one topic or none.
 
     A request of all partitions is answered with those that need another leader.
@@ -61,13 +67,6 @@ def _with_errors(broker: Broker, name: str, kind: int) -> list[Fields]:
 
 
 _NO_LEADER: Final = "its leader is gone; the cluster chooses another one by itself"
-
-
-def _topic(broker: Broker, topic: Any, kind: int) -> Fields:
-    return {
-        "topic": topic.topic,
-        "partition_result": [_partition(broker, topic.topic, n, kind) for n in topic.partitions],
-    }
 
 
 def _partition(broker: Broker, name: str, number: int, kind: int) -> Fields:
