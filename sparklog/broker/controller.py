@@ -165,13 +165,16 @@ class Controller:
         """
         dead = self._observer.dead(metadata, self._others(metadata))
         self.dead = dead
-        for broker, epoch in {**self._unfinished(metadata), **dead}.items():
+        failing = {**self._unfinished(metadata), **dead}
+        for broker, epoch in failing.items():
             name = f"{broker}/{epoch}"
             if self._retries.is_waiting(name):
                 continue
             try:
                 if broker in dead or self._is_fenced(metadata, broker):
-                    self._fail_over(metadata, broker, epoch, gone={*dead, *self._observer.silent})
+                    self._fail_over(
+                        metadata, broker, epoch, gone={*failing, *self._observer.silent}
+                    )
             except ENDS_THE_BROKER:
                 raise
             except Exception as error:
