@@ -74,11 +74,6 @@ def is_this_broker(broker: Broker, name: str) -> bool:
     return name == own_id
 
 
-def is_deletion(change: Any) -> bool:
-    """Returns whether a change of a key, if it names its operation, removes the key."""
-    return getattr(change, "config_operation", None) == DELETE
-
-
 def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[int, str]]) -> None:
     """Raises `BadRequest` if the resource's configuration cannot be altered.
 
@@ -89,13 +84,13 @@ def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[i
     if (kind, name) in repeated:
         raise errors.BadRequest(reason=f"the request names the resource {name!r} more than once")
     keys = [each.name for each in resource.configs]
-    # Kafka's tools delete throttles of replication, whether there are any or not.
-    changed = [each.name for each in resource.configs if not is_deletion(each)]
     if len(set(keys)) < len(keys):
         raise errors.BadRequest(reason=f"the request names a key of {name!r} more than once")
     if kind == ResourceType.BROKER:
         is_this_broker(broker, name)
-        if changed or not keys:
+        # Kafka's tools delete throttles of replication, whether there are any or not.
+        operations = {getattr(each, "config_operation", None) for each in resource.configs}
+        if operations != {DELETE}:
             reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
             raise errors.BadRequest(reason=reason)
         return
