@@ -46,7 +46,6 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
-from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork, Work
@@ -54,6 +53,7 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import identity, wal
+from sparklog.storage.identity import Ask
 from sparklog.storage.liveness import (
     Heartbeat,
     LeaderState,
@@ -111,7 +111,7 @@ class Agent:
         allow_non_empty: bool = False,
         watch: LeaderWatch | None = None,
         hooks: RequestHooks | None = None,
-        ask: AskBroker | None = None,
+        ask: Ask | None = None,
     ) -> None:
         """Creates a broker that has not started.
 

@@ -23,9 +23,9 @@ from sparklog import errors, limits, pandas_import
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
-from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.supervisor import when_supervisor_stops
 from sparklog.settings import BrokerSettings
+from sparklog.storage.identity import Ask
 from sparklog.storage.metadata import BrokerKind
 
 _log = structlog.get_logger("sparklog.broker")
@@ -39,7 +39,7 @@ def run_broker(
     take_over: bool = False,
     allow_non_empty: bool = False,
     stops_with: Collection[int] | None = None,
-    ask: AskBroker | None = None,
+    ask: Ask | None = None,
 ) -> None:
     """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
 

@@ -20,13 +20,13 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.metrics.collection import Collector
-from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.position_lag import LagAnswers
 from sparklog.cli import app
 from sparklog.client.connection import ask
 from sparklog.formats.flight_messages import GroupPosition, GroupPositions
+from sparklog.storage.identity import Ask
 from tests.contract.test_members import Members, members, until
 from tests.support.metrics import Values, parsed
 from tests.support.standing import standing
@@ -46,7 +46,7 @@ def _cluster() -> Iterator[Members]:
         yield found
 
 
-def metrics(agent: Agent, ask: AskBroker = ask) -> Values:
+def metrics(agent: Agent, ask: Ask = ask) -> Values:
     """The metrics of a member that can ask the others."""
     assert agent._sources is not None
     collector = Collector(dataclasses.replace(agent._sources, ask=ask))

@@ -30,12 +30,12 @@ from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.broker.metrics import elsewhere
-from sparklog.broker.metrics.elsewhere import AskBroker
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
 from sparklog.storage import wal
 from sparklog.storage.assign import Loads
+from sparklog.storage.identity import Ask
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
@@ -96,7 +96,7 @@ class Sources:
     compact_files: int
     """Small files of a partition from which on they are merged."""
     clock: Clock
-    ask: AskBroker | None = None
+    ask: Ask | None = None
     """Asks another broker for the lag in its partitions; None: it stays unknown."""
     dead: Callable[[], Mapping[int, int]] = dict
     """Returns the brokers that this one as controller knows to be dead, with their epochs."""
@@ -410,7 +410,7 @@ class Collector:
             yield each.description, self._offsets(each, others)
 
     def _lags_elsewhere(
-        self, groups: Sequence[GroupFigures], ask: AskBroker
+        self, groups: Sequence[GroupFigures], ask: Ask
     ) -> dict[GroupPosition, PositionLag]:
         """Asks the other brokers that lead partitions of the groups."""
         broker = self.sources.broker

@@ -6,9 +6,6 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import msgspec
 
 from sparklog import errors, limits
 from sparklog.formats.flight_messages import (
@@ -17,19 +14,11 @@ from sparklog.formats.flight_messages import (
     PositionLag,
     PositionLags,
 )
-
-
-class AskBroker(Protocol):
-    """Sends a request to another broker."""
-
-    def __call__(
-        self, address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float
-    ) -> Any:
-        """Returns the reply of the broker at `host:port`. Raises `SparklogError`."""
+from sparklog.storage.identity import Ask
 
 
 def lags(
-    ask: AskBroker, positions: Mapping[str, Collection[GroupPosition]]
+    ask: Ask, positions: Mapping[str, Collection[GroupPosition]]
 ) -> dict[GroupPosition, PositionLag]:
     """Asks leaders at the same time, for `LAG_ASK_SECONDS` at most.
 
