@@ -632,7 +632,7 @@ class _Member(_Reader):
             answer = consumer.commit(offsets=offsets, asynchronous=False)
             committed = {each.partition: each.error is None for each in answer}
         except run.kafka.KafkaException:
-            pass  # it may have taken effect, and the next one goes further
+            pass  # it may have taken effect
         ended = _now_us()
         for partition, offset in wanted.items():
             status = ACKED if committed.get(partition) else UNKNOWN
@@ -640,6 +640,8 @@ class _Member(_Reader):
             if status == ACKED:
                 positions = run.positions(self.group)
                 positions[partition] = max(positions.get(partition, 0), offset)
+            else:
+                self._after[partition] = offset  # at the end of the log there is no later one
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         run = self.run_of

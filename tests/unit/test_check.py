@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,30 @@ def test_an_ack_without_an_offset_is_an_ack() -> None:
     assert (sends.status[0], sends.acked_partition[0], sends.offset[0]) == (ACKED, 2, NO_OFFSET)
     (finding,) = analyse(histories.joined([sender._recorder]))
     assert finding.kind == "unseen"
+
+
+def test_a_commit_that_failed_is_sent_again() -> None:
+    """A member that keeps its partitions would else never commit the end of the log."""
+    run = driving._Run(driving.Workload(bootstrap="x"), lambda *_: None, threading.Event())
+    member = driving._Member(run, 0, 1, random.Random(1))
+    asked: list[dict[int, int]] = []
+
+    class Consumer:
+        """Refuses the first commit."""
+
+        def commit(self, *, offsets: list[Any], **_: Any) -> list[Any]:
+            asked.append({each.partition: each.offset for each in offsets})
+            if len(asked) == 1:
+                raise run.kafka.KafkaException(run.kafka.KafkaError(27))
+            return offsets
+
+    member._after = {0: 7, 1: 9}
+    member._commit(Consumer())
+    assert run.positions(1) == {}
+    member._revoked(Consumer(), [])
+    assert asked == [{0: 7, 1: 9}] * 2
+    assert run.positions(1) == {0: 7, 1: 9}
+    assert member._after == {}
 
 
 def test_a_million_operations_in_time() -> None:
