@@ -87,6 +87,8 @@ def run_broker(
                 return
     except _StoppedEarly as reason:
         _log.info("stopped before it served", reason=str(reason), root=settings.root)
+    finally:
+        signals.ignore()
 
 
 def _run(agent: Agent, log_file: LogFile | None, signals: _Signals, *, is_supervised: bool) -> None:
@@ -144,13 +146,17 @@ class _Signals:
         if self._interrupted is not None:
             raise _StoppedEarly(self._interrupted)
 
+    def ignore(self) -> None:
+        """From now on, a signal does nothing: the process ends, and first says why."""
+        _handle(signal.SIG_IGN)
+
     def stop_with_supervisor(self) -> None:
         """Acts as a signal does, together with the other brokers of the supervisor."""
         self._all_stop.set()
         signal.pthread_kill(self._main_thread, signal.SIGTERM)
 
     def _interrupt(self, received: int, _frame: object) -> None:
-        _handle(signal.SIG_IGN)
+        self.ignore()
         self._interrupted = self._reason(received)
         raise _StoppedEarly(self._interrupted)
 

@@ -103,4 +103,5 @@ def test_a_broker_that_was_fenced_joins_again(
     else:
         with pytest.raises(type(raised)):
             running.run_broker(settings)
+    os.kill(os.getpid(), signal.SIGTERM)  # while the process ends, and says why
     assert not left
