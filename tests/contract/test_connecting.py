@@ -28,7 +28,7 @@ from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView
 from sparklog.options import storage_options
-from sparklog.settings import BrokerSettings, FlightSettings
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage import identity
 from sparklog.storage.liveness import (
     Heartbeat,
@@ -256,7 +256,11 @@ def test_a_standing_broker_whose_heartbeats_end_keeps_its_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk or a frozen file system stops heartbeats, and the broker still answers."""
-    settings = BrokerSettings(root=str(tmp_path), flight=FlightSettings(listen="127.0.0.1:0"))
+    settings = BrokerSettings(
+        root=str(tmp_path),
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen=""),
+    )
     with Agent(settings, ask=connection.ask) as standing:
         store, refused = LocalStore(str(tmp_path)), threading.Event()
 
