@@ -298,6 +298,7 @@ def test_the_ports_of_an_embedded_broker_go_to_the_standing_one_and_back(
         assert log.status().broker.kind == "embedded"
         for _ in range(2):
             with standing(tmp_path, kafka=kafka) as broker:
+                wait_until(lambda: log.status().broker.kind == "standing", "it is a client")
                 assert log.topics() == ["t"]
                 found = log.status().broker
                 assert (found.pid, found.kafka) == (broker.pid, kafka)
