@@ -64,17 +64,17 @@ def find() -> Jars:
 
 
 @functools.cache
-def find_tools(artifact: str = "kafka-tools") -> tuple[str, ...]:
+def find_tools(artifact: str = "kafka-tools", version: str = KAFKA_VERSION) -> tuple[str, ...]:
     """Kafka's command line tools, or another part of it; asks Ivy once a process and part.
 
     Raises RuntimeError without them.
     """
-    tools = f"org.apache.kafka:{artifact}:{KAFKA_VERSION}"
+    tools = f"org.apache.kafka:{artifact}:{version}"
     with doing(f"looking for Kafka's {artifact}; the first time it is downloaded"), _jvm() as jvm:
         try:
             return _resolve(jvm, (tools, f"{_LOGGING}?transitive=false"))
         except Exception as error:
-            raise RuntimeError(f"Kafka's {artifact} {KAFKA_VERSION}: {_reason(error)}") from error
+            raise RuntimeError(f"Kafka's {artifact} {version}: {_reason(error)}") from error
 
 
 def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -14,8 +14,11 @@ from typing import Final
 import pytest
 
 import sparklog
+from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.formats import record_batch
+from sparklog.settings import GroupSettings
+from tests.support.jvms import running
 from tests.support.kafkarequests import batch, create, create_fields, fetch_fields, produce
 from tests.support.kafkas import broker, frames
 
@@ -29,6 +32,8 @@ NEWEST: Final = ""
 """The release that the tests use anyway."""
 OLD_LIBRDKAFKA: Final = ("2.0.2", "2.6.1")
 OLD_KAFKA_PYTHON: Final = "2.0.2"
+JAVA: Final = ("2.1.1", "2.4.1", "2.8.2", "3.0.2", "3.6.2", "3.9.1")
+RELEASES: Final = str(Path(__file__).parent / "java" / "Releases.java")
 Run = Callable[..., str]
 
 PRODUCE: Final = """
@@ -114,6 +119,23 @@ def test_a_transaction_ends_with_the_reason(agent: Agent, run: Run) -> None:
     """Long before the time that the program would wait."""
     said = run([], TRANSACT, agent.kafka_address)
     assert "this broker has no transactions" in said
+
+
+@pytest.mark.parametrize("version", JAVA)
+def test_java_clients_of_each_age(tmp_path: Path, version: str) -> None:
+    """Administration, every codec, a shared group, seeking, and the end of a consumer."""
+    try:
+        found = jars.find_tools("kafka-clients", version)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    path = [each for each in found if "log4j" not in each]  # which needs more than a client has
+    groups = GroupSettings(initial_rebalance_delay_ms=200)
+    with (
+        broker(tmp_path / "root", groups=groups) as agent,
+        running(path, RELEASES, agent.kafka_address, "t") as program,
+    ):
+        program.wait_for("done")
+        assert program.wait() == 0
 
 
 def test_an_old_client_reads_zstd(agent: Agent, run: Run) -> None:
