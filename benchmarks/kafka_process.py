@@ -185,7 +185,9 @@ class KafkaCluster:
         settings: Mapping[str, str] | None = None,
         *,
         count: int = 3,
+        advertised: Mapping[int, str] | None = None,
     ) -> None:
+        """`advertised`: addresses by number that clients are given, not the brokers' own."""
         nodes, cluster_id = _free_nodes(count), _new_cluster_id()
         common = {
             "controller.quorum.voters": ",".join(each.voter for each in nodes),
@@ -193,11 +195,15 @@ class KafkaCluster:
             "min.insync.replicas": str(count // 2 + 1),
             "offsets.topic.replication.factor": str(count),
         }
+        of_each = {
+            number: {"advertised.listeners": f"PLAINTEXT://{address}"}
+            for number, address in (advertised or {}).items()
+        }
         self.brokers = {
             each.number: KafkaProcess(
                 jars,
                 folder / str(each.number),
-                {**common, **(settings or {})},
+                {**common, **of_each.get(each.number, {}), **(settings or {})},
                 node=each,
                 cluster_id=cluster_id,
             )

@@ -121,6 +121,12 @@ MODES: Final = (
         minutes=25,
     ),
     Mode(
+        name="suites",
+        about="the test suites of Kafka's clients, with a real Kafka and with a broker of ours",
+        command=_marked("suites"),
+        minutes=30,
+    ),
+    Mode(
         name="limits",
         about="hostile clients on a quiet machine, bounds of memory, and a year of publishes",
         command=_marked("limits"),

@@ -25,7 +25,16 @@ from confluent_kafka.admin import NewTopic, OffsetSpec  # type: ignore[attr-defi
 import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
-from tests.interop.test_old_clients import OLD_KAFKA_PYTHON, OLD_LIBRDKAFKA
+from tests.interop.test_old_clients import JAVA, OLD_KAFKA_PYTHON, OLD_LIBRDKAFKA
+from tests.interop.test_stream_apps import PACKAGES
+from tests.interop.test_suites import (
+    AIOKAFKA,
+    FRANZ_GO,
+    KAFKA_GO,
+    KAFKA_PYTHON,
+    KAFKAJS,
+    SARAMA,
+)
 from tests.support import fences
 from tests.support.kafkas import broker, forget_producers
 
@@ -48,6 +57,9 @@ RECORDS = [_record(number) for number in range(60)]
 
 def test_page_names_the_releases_that_are_run() -> None:
     """Those of this environment, of `make soak`, and of Go's file."""
+    in_soak = [*OLD_LIBRDKAFKA, OLD_KAFKA_PYTHON, *JAVA, jars.KAFKA_VERSION]
+    in_soak += [KAFKA_PYTHON, AIOKAFKA, FRANZ_GO, SARAMA, KAFKA_GO, KAFKAJS]
+    in_soak += [each.partition("==")[2] for packages in PACKAGES.values() for each in packages]
     modules = (fences.ROOT / "tests/interop/go/go.mod").read_text("utf-8")
     newest = [
         confluent_kafka.libversion()[0],
@@ -57,8 +69,8 @@ def test_page_names_the_releases_that_are_run() -> None:
     assert len(newest) == 5
     page = (fences.ROOT / "docs/kafka.md").read_text("utf-8").splitlines()
     rows = "".join(line for line in page if line.endswith(("`make test` |", "`make soak` |")))
-    for each in (*newest, *OLD_LIBRDKAFKA, OLD_KAFKA_PYTHON, jars.KAFKA_VERSION):
-        assert re.search(rf"\b{re.escape(each)}\b", rows), each
+    for each in (*newest, *in_soak):
+        assert re.search(rf"\b{re.escape(each.removeprefix('v'))}\b", rows), each
 
 
 # ------------------------------------------------------------------------------ each client

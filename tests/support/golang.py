@@ -13,14 +13,20 @@ PROGRAMS: Final = Path(__file__).parents[1] / "interop" / "go"
 BUILD_SECONDS: Final = 240.0
 
 
+def go() -> str:
+    """The path of the command; skips the test where there is no Go."""
+    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if found is None:
+        pytest.skip("Go is not installed")
+    return found
+
+
 def built(folder: Path, program: str, package: str = ".") -> Path:
     """The program of that folder of `PROGRAMS`, or a package that its module names, in `folder`.
 
     Skips the test where there is no Go, or a module cannot be got.
     """
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if found is None:
-        pytest.skip("Go is not installed")
+    found = go()
     made = folder / "program"
     done = subprocess.run(
         [found, "build", "-mod=readonly", "-o", str(made), package],

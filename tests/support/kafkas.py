@@ -31,14 +31,15 @@ SECONDS = 30.0
 
 @contextmanager
 def broker(root: Path, **settings: Any) -> Iterator[Agent]:
-    """A broker with both listeners, number 1."""
+    """A broker with both listeners, number 1 unless the settings say another."""
     usual = {
+        "id": 1,
         "flight": FlightSettings(listen="127.0.0.1:0"),
         "kafka": KafkaSettings(listen="127.0.0.1:0"),
         "publisher": PublisherSettings(interval_seconds=0.1),
         "log": LogSettings(level="error"),
     }
-    given = BrokerSettings(root=str(root), id=1, **{**usual, **settings})
+    given = BrokerSettings(root=str(root), **{**usual, **settings})
     with Agent(given) as agent:
         yield agent
 

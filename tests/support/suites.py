@@ -1,0 +1,255 @@
+"""Test suites of the projects of Kafka's clients, got and run as those projects run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+import xml.etree.ElementTree as ET
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+import pytest
+
+from tests.support.golang import go
+from tests.support.ports import quiet_address
+from tests.support.waiting import wait_until
+
+SUITES: Final = Path(__file__).parents[1] / "interop" / "suites"
+GET_SECONDS: Final = 600.0
+RUN_SECONDS: Final = 3_600.0
+Results: TypeAlias = dict[str, bool]
+"""By the name of a test: whether it has passed. Tests that were skipped are left out."""
+
+
+class Suite(Protocol):
+    """A suite that is ready to run, with any broker."""
+
+    def run(self, address: str, only: Collection[str] = ()) -> Results:
+        """Runs all tests, or those of these names, with the broker that listens there."""
+
+
+def got(command: Sequence[str], folder: Path, what: str, **environment: str) -> str:
+    """The output of a command that gets something; skips the test where that cannot be got."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=GET_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"{what} cannot be got: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done.stdout
+
+
+def cloned(folder: Path, repository: str, tag: str) -> Path:
+    """A clone of a repository of GitHub at that tag, in a new folder."""
+    target = folder / repository.rpartition("/")[2]
+    url = f"https://github.com/{repository}"
+    got(
+        ["git", "clone", "--quiet", "--depth", "1", "--branch", tag, url, str(target)],
+        folder,
+        f"{repository} {tag}",
+        GIT_TERMINAL_PROMPT="0",
+    )
+    return target
+
+
+def python_with(folder: Path, *packages: str) -> Path:
+    """The interpreter of a new virtual environment that has these packages."""
+    got([sys.executable, "-m", "venv", str(folder / "venv")], folder, "a virtual environment")
+    python = folder / "venv" / "bin" / "python"
+    got([str(python), "-m", "pip", "install", "--quiet", *packages], folder, " ".join(packages))
+    return python
+
+
+def _environment(variables: Mapping[str, str], address: str) -> dict[str, str]:
+    given = {name: value.replace("{address}", address) for name, value in variables.items()}
+    return {**os.environ, **given}
+
+
+class PythonSuite:
+    """Tests for pytest, with an interpreter that has all that they import."""
+
+    def __init__(
+        self,
+        python: Path,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        leave_out: str,
+        variables: Mapping[str, str],
+    ) -> None:
+        """`leave_out`: an expression of pytest's -k for tests that are not run.
+
+        `variables`: of the environment; `{address}` is replaced by the broker's.
+        """
+        self._leave_out = leave_out
+        self._python = python
+        self._folder = folder
+        self._arguments = arguments
+        self._variables = variables
+
+    def run(self, address: str, only: Collection[str] = ()) -> Results:
+        path = self._folder / "results.xml"
+        path.unlink(missing_ok=True)
+        command = [str(self._python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["--timeout=120", f"--junitxml={path}", *self._arguments]
+        names = sorted({each.partition("[")[0] for each in only})
+        chosen = f"({' or '.join(names)}) and " if names else ""
+        command += ["-k", f"{chosen}not ({self._leave_out})"]
+        done = subprocess.run(
+            command,
+            cwd=self._folder,
+            env=_environment(self._variables, address),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        assert path.exists(), done.stdout[-2_000:]
+        return dict(_of_junit(path))
+
+
+def _of_junit(path: Path) -> Iterable[tuple[str, bool]]:
+    for case in ET.parse(path).iter("testcase"):
+        kinds = {each.tag for each in case}
+        if "skipped" not in kinds:
+            yield case.attrib["name"], not kinds & {"failure", "error"}
+
+
+class GoSuite:
+    """Tests of a package of Go, which bring their own modules."""
+
+    def __init__(
+        self,
+        folder: Path,
+        module: str,
+        *,
+        package: str = ".",
+        tags: str = "",
+        variables: Mapping[str, str],
+        only: str = ".",
+        leave_out: str,
+        rewritten: str = "",
+    ) -> None:
+        """Gets the module, `path@version`.
+
+        Args:
+            tags: tags of the build that its tests need.
+            variables: of the environment; `{address}` is replaced by the broker's.
+            only: a regular expression of the names of tests that are run,
+            leave_out: and of those of them that are not.
+            rewritten: an address in the tests that is replaced by the broker's.
+        """
+        self._go = go()
+        got([self._go, "mod", "init", "suite"], folder, "a module")
+        got([self._go, "get", module], folder, module)
+        path = got(
+            [self._go, "list", "-m", "-f", "{{.Dir}}", module.partition("@")[0]], folder, module
+        )
+        self._sources = folder / "sources"
+        shutil.copytree(path.strip(), self._sources, copy_function=shutil.copyfile)
+        for each in (self._sources, *self._sources.rglob("*/")):
+            each.chmod(0o755)
+        self._folder = self._sources / package
+        self._tests = {path: path.read_text() for path in self._folder.glob("*_test.go")}
+        self._build = [self._go, "test", "-c", *([f"-tags={tags}"] if tags else [])]
+        self._variables = variables
+        self._only = only
+        self._leave_out = leave_out
+        self._rewritten = rewritten
+        got([self._go, "mod", "tidy"], self._sources, f"what the tests of {module} need")
+
+    def run(self, address: str, only: Collection[str] = ()) -> Results:
+        if self._rewritten:
+            for path, text in self._tests.items():
+                path.write_text(text.replace(self._rewritten, address))
+        program = self._folder / "suite.test"
+        got([*self._build, "-o", str(program), "."], self._folder, "the suite")
+        names = "|".join(sorted({each.partition("/")[0] for each in only}))
+        chosen = f"^({names})$" if names else self._only
+        done = subprocess.run(
+            [
+                *(str(program), "-test.v", f"-test.timeout={RUN_SECONDS}s"),
+                *(f"-test.skip={self._leave_out}", f"-test.run={chosen}"),
+            ],
+            cwd=self._folder,
+            env=_environment(self._variables, address),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=RUN_SECONDS + 60,
+            check=False,
+        )
+        found = _GO_RESULT.findall(done.stdout)
+        assert found, done.stdout[-2_000:]
+        return {name: verdict == "PASS" for verdict, name in found}
+
+
+_GO_RESULT: Final = re.compile(r"^ *--- (PASS|FAIL): (\S+)", re.MULTILINE)
+
+
+@contextmanager
+def proxied(folder: Path, brokers: Mapping[int, str]) -> Iterator[str]:
+    """Toxiproxy before these brokers, at the ports where sarama's tests expect it; its URL.
+
+    Args:
+        folder: for the program.
+        brokers: addresses by number; each is reached at its `proxy_address`.
+    """
+    got([go(), "install", TOXIPROXY], folder, TOXIPROXY, GOBIN=str(folder))
+    host, _, port = quiet_address().rpartition(":")
+    process = subprocess.Popen(
+        [str(folder / "server"), f"-host={host}", f"-port={port}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://{host}:{port}"
+    try:
+        wait_until(lambda: _answers(f"{url}/version"), "Toxiproxy listens")
+        for number, address in brokers.items():
+            proxy = {
+                "name": f"kafka{number}",
+                "listen": proxy_address(number),
+                "upstream": address,
+                "enabled": True,
+            }
+            request = urllib.request.Request(f"{url}/proxies", json.dumps(proxy).encode())
+            with urllib.request.urlopen(request) as reply:
+                assert reply.status == 201
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def proxy_address(number: int) -> str:
+    """Returns the address at which sarama's tests expect the broker of that number."""
+    return f"127.0.0.1:{29_090 + number}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url):
+            return True
+    except OSError:
+        return False
+
+
+TOXIPROXY: Final = "github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0"
