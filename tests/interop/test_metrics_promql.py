@@ -236,12 +236,16 @@ def test_our_dashboard_finds_data(engine: Engine) -> None:
     assert engine.empty(expressions) == []
 
 
+OF_THE_MACHINE: Final = ("SparklogEventLoopDelay", "SparklogSlowFlushes")
+"""The rules that may fire where other tests keep the processors and the disk busy."""
+
+
 def test_our_alerts_find_data(engine: Engine) -> None:
     """Each rule watches something that exists, and none fires while all is well."""
     rules = alerts()
     assert len(rules) > 10
     assert engine.empty([watched(each) for each in rules]) == []
-    quiet = [each["expr"] for each in rules if each["alert"] != "SparklogEventLoopDelay"]
+    quiet = [each["expr"] for each in rules if each["alert"] not in OF_THE_MACHINE]
     assert len(engine.empty(quiet)) == len(quiet)
 
 
