@@ -30,7 +30,7 @@ CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 """By their numbers in a batch."""
 NEWEST: Final = ""
 """The release that the tests use anyway."""
-OLD_LIBRDKAFKA: Final = ("2.0.2", "2.6.1")
+OLD_LIBRDKAFKA: Final = ("2.0.2", "2.3.0", "2.6.1", "2.8.2", "2.10.1", "2.12.2")
 OLD_KAFKA_PYTHON: Final = "2.0.2"
 JAVA: Final = ("2.1.1", "2.4.1", "2.8.2", "3.0.2", "3.6.2", "3.9.1")
 RELEASES: Final = str(Path(__file__).parent / "java" / "Releases.java")
@@ -55,6 +55,57 @@ try:
     producer.init_transactions(100)
 except Exception as error:
     print(error)
+"""
+WORK: Final = """
+import sys
+import time
+import confluent_kafka
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+print(confluent_kafka.__version__)
+address = {"bootstrap.servers": sys.argv[1]}
+admin = AdminClient(address)
+admin.create_topics([NewTopic("t", 1, 1)])["t"].result()
+admin.create_partitions([NewPartitions("t", 2)])["t"].result()
+placed = []
+for idempotent in (False, True):
+    producer = Producer({**address, "enable.idempotence": idempotent, "linger.ms": 5})
+    for number in range(500):
+        producer.produce(
+            "t", b"%d" % number, partition=number % 2, timestamp=1_700_000_000_000 + number,
+            on_delivery=lambda error, sent: placed.append((error, sent.partition(), sent.offset())),
+        )
+    assert producer.flush(60) == 0
+assert sorted(placed) == [(None, part, offset) for part in (0, 1) for offset in range(500)]
+settings = {
+    **address, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False,
+    "session.timeout.ms": 10_000, "heartbeat.interval.ms": 500,
+}
+members, found, until = [Consumer(settings) for _ in range(2)], set(), time.monotonic() + 60
+for member in members:
+    member.subscribe(["t"])
+while len(found) < 1_000 or [len(each.assignment()) for each in members] != [1, 1]:
+    assert time.monotonic() < until, (len(found), [each.assignment() for each in members])
+    for member in members:
+        for each in member.consume(500, 0.1):
+            assert each.error() is None, each.error()
+            found.add((each.partition(), each.offset()))
+for member in members:
+    ends = [TopicPartition("t", each.partition, 500) for each in member.assignment()]
+    member.commit(offsets=ends, asynchronous=False)
+    member.close()
+later = Consumer(settings)
+places = [TopicPartition("t", number) for number in (0, 1)]
+assert [each.offset for each in later.committed(places, 30)] == [500, 500]
+assert later.get_watermark_offsets(places[0], 30) == (0, 500)
+(at,) = later.offsets_for_times([TopicPartition("t", 1, 1_700_000_000_011)], 30)
+assert at.offset == 5, at
+later.assign([TopicPartition("t", 1, 498)])
+assert [each.offset() for each in later.consume(2, 30)] == [498, 499]
+later.close()
+admin.delete_consumer_groups(["g"])["g"].result()
+admin.delete_topics(["t"])["t"].result()
+print("done")
 """
 CONSUME: Final = """
 import sys
@@ -113,6 +164,13 @@ def test_what_librdkafka_compresses_is_stored_so(agent: Agent, run: Run, version
             reply = client.ask(1, 4, fetch_fields(f"of-{codec}", 0, 0))
             ((found,),) = (each.partitions for each in reply.responses)
             assert record_batch.read_header(found.records).codec == number, codec
+
+
+@pytest.mark.parametrize("version", OLD_LIBRDKAFKA)
+def test_librdkafka_of_each_age(agent: Agent, run: Run, version: str) -> None:
+    """Administration, producers, a shared group, and consumers that look and seek."""
+    said = run([f"confluent-kafka=={version}"], WORK, agent.kafka_address)
+    assert said.split() == [version, "done"]
 
 
 def test_a_transaction_ends_with_the_reason(agent: Agent, run: Run) -> None:
