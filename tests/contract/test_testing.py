@@ -12,6 +12,7 @@ import pytest
 
 import sparklog
 from sparklog import errors, limits, testing
+from sparklog.formats import flight_messages
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0
@@ -77,9 +78,9 @@ def test_an_error_that_does_not_pass(
     monkeypatch.setattr(limits, "ACTION_TIMEOUT_SECONDS", 1.0)
     with broker.connect() as other:
         broker.fail_next("put", path="meta/", count=1_000_000)
-        other.connection._timeout_seconds = 1.0
+        request = flight_messages.CreateTopic(topic="u", partitions=1)
         with pytest.raises(errors.Retriable, match="a fault of the test"):
-            other.create_topic("u")
+            other.connection.attempt("topics.create", request, timeout_seconds=SECONDS)
     assert 0 < broker.pending_faults < 1_000_000
     broker.clear_faults()
     assert broker.pending_faults == 0
