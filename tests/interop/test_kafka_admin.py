@@ -180,6 +180,16 @@ def test_single_keys_are_changed(log: sparklog.Log, admin: AdminClient) -> None:
     assert refusal(lambda: alter(admin, "u", unknown)) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
+def test_the_config_of_a_group_is_fixed(frames: Frames) -> None:
+    """It is described, and whoever alters it hears why that has no effect."""
+    change = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "50000"}
+    resource = {"resource_type": 32, "resource_name": "g", "configs": [change]}
+    reply = frames.ask(44, 1, {"resources": [resource], "validate_only": False})
+    (found,) = reply.responses
+    assert found.error_code.name == "invalid_request"
+    assert "protocols that are not served" in found.error_message
+
+
 def test_a_restart_keeps_the_config(tmp_path: Path) -> None:
     """It is the cluster's, and the table's."""
     config = {"max.message.bytes": "1000", "preallocate": "true"}

@@ -94,6 +94,9 @@ def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[i
             reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
             raise errors.BadRequest(reason=reason)
         return
+    if kind == ResourceType.GROUP:
+        reason = "the configuration of a group is for protocols that are not served: it is fixed"
+        raise errors.BadRequest(reason=reason)
     if kind != ResourceType.TOPIC:
         raise errors.BadRequest(reason=f"resources of type {kind} have no configuration here")
     if not name:
