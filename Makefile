@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test changed matrix check docs notebooks bench soak lock clean
+.PHONY: help setup demo test changed matrix check docs notebooks bench soak dist lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benc
 
 soak: setup ## the long tests, for a night (ARGS="--minutes 60 --only kills", or a path)
 	@$(BIN)/python -m tools.soak $(ARGS)
+
+dist: setup ## what a release consists of, in dist, each tried in a clean environment
+	@$(BIN)/python -m tools.dist $(ARGS)
 
 lock: setup ## writes requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
