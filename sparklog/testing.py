@@ -23,7 +23,8 @@
 The broker runs in the process of the test and listens on free ports of 127.0.0.1. It differs from
 `sparklog broker` only in its store: an acked record survives `stop`, `crash` and `restart`, and is
 lost with the process. The tables are in memory too, so `log.read` reads them, but not Delta Lake or
-Spark.
+Spark. A flush does not wait for more records, as it does on an object store, so a test has each ack
+in about a millisecond; the setting `writer.linger_ms` makes it wait.
 
 Requests to the store fail on demand, and so do those of Flight clients: here a record is durable,
 and its ack is lost with the connection, so the client sends it again.
@@ -140,6 +141,7 @@ class Broker:
                 "flight.listen": _ANY_PORT,
                 "kafka.listen": _ANY_PORT if kafka else "",
                 "log.level": "error",
+                "writer.linger_ms": 0,  # a put in memory costs nothing that is worth a wait
             },
         )
         self.address = ""

@@ -264,6 +264,21 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def test_flushes_do_not_linger() -> None:
+    """An ack waits for no other record, unless a test sets the linger: it takes 1 ms, not 11."""
+
+    def linger_seconds(broker: testing.Broker) -> float:
+        assert broker._agent is not None
+        return broker._agent._writer._bounds.linger_seconds
+
+    with testing.broker() as broker:
+        assert linger_seconds(broker) == 0
+        broker.restart()
+        assert linger_seconds(broker) == 0
+    with testing.broker(settings={"writer.linger_ms": 7}) as broker:
+        assert linger_seconds(broker) == 0.007
+
+
 def test_kafka_clients() -> None:
     """With `kafka`, Kafka's clients are served, before and after a restart."""
     with testing.broker(kafka=True) as broker:
