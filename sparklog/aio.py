@@ -164,6 +164,7 @@ def _awaited(
 
     @functools.wraps(method)
     async def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_open()
         return await _submit(self._threads, functools.partial(method, self._log, *args, **kwargs))
 
     return call
@@ -174,6 +175,7 @@ def _opens_producer(
 ) -> Callable[Concatenate[Log, P], Producer]:
     @functools.wraps(method)
     def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> Producer:
+        self._check_open()
         producer = Producer(method(self._log, *args, **kwargs))
         self._producers.add(producer)
         return producer
@@ -186,6 +188,7 @@ def _opens_consumer(
 ) -> Callable[Concatenate[Log, P], Consumer]:
     @functools.wraps(method)
     def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
+        self._check_open()
         consumer = Consumer(functools.partial(method, self._log, *args, **kwargs))
         self._consumers.add(consumer)
         return consumer
@@ -197,7 +200,8 @@ class Log:
     """A client of one cluster; `sparklog.aio.connect` opens it.
 
     Its methods are those of `sparklog.Log`, to be awaited. `producer` and `consumer` return at
-    once. A consumer connects at its first use, which raises the errors of opening it.
+    once. A consumer connects at its first use, which raises the errors of opening it. After `close`
+    all of them raise `BadRequest`.
     """
 
     def __init__(self, log: BlockingLog, threads: ThreadPoolExecutor) -> None:
@@ -239,6 +243,11 @@ class Log:
     cluster = _awaited(BlockingLog.cluster)
     status = _awaited(BlockingLog.status)
     figures = _awaited(BlockingLog.figures)
+
+    def _check_open(self) -> None:
+        # Nothing would close a producer that is opened while the log closes.
+        if self._is_closed:
+            raise errors.BadRequest(reason="this connection is closed")
 
     async def close(self) -> None:
         """Closes the consumers, flushes and closes the producers, and closes the connection."""

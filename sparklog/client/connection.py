@@ -564,6 +564,11 @@ class Connection:
                 return
         self.brokers()
 
+    def check_open(self) -> None:
+        """Raises `BadRequest` after `close`, for work that makes its first call later."""
+        with self._lock:
+            self._check_open()
+
     def close(self) -> None:
         """Refuses further calls; open streams continue until their owners end them."""
         with self._lock:
@@ -579,10 +584,13 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.BadRequest(reason="this connection is closed")
+
     def _open_channel(self, broker: int) -> Channel | None:
         with self._lock:
-            if self._closed:
-                raise errors.BadRequest(reason="this connection is closed")
+            self._check_open()
             address = self._address_of(broker)
             return None if address is None else self._channels.get(address)
 

@@ -101,6 +101,7 @@ class Log(Admin):
 
         Raises:
             errors.BadOption: an argument has the wrong type or is out of range.
+            errors.BadRequest: the log is closed.
             TypeError: an unknown keyword; the message names the nearest parameter.
         """
         from sparklog.client.producer.producer import Producer
@@ -196,6 +197,7 @@ class Log(Admin):
             errors.WrongSchema: a column that rows do not have.
             errors.BadOption: an argument has the wrong type or is out of range, or is for members
                 of a group and `group` is None.
+            errors.BadRequest: the log is closed.
             TypeError: an unknown keyword; the message names the nearest parameter.
         """
         from sparklog.client.consumer.consumer import Consumer

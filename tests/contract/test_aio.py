@@ -281,6 +281,30 @@ def test_a_close_ends_a_poll_of_another_task(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_closed_log_refuses_every_call(tmp_path: Path) -> None:
+    """A log that is closed, or is closing, opens no producer and no consumer, as it reads none."""
+
+    async def check_refusals(log: aio.Log) -> None:
+        refused = pytest.raises(errors.BadRequest, match="this connection is closed")
+        with refused:
+            log.producer()
+        with refused:
+            log.consumer("t")
+        for call in (log.topics, lambda: log.read("t")):
+            with refused:
+                await call()
+
+    async def main() -> None:
+        log = await aio.connect(tmp_path)
+        closing = asyncio.create_task(log.close())
+        await asyncio.sleep(0)
+        await check_refusals(log)
+        await closing
+        await check_refusals(log)
+
+    asyncio.run(main())
+
+
 def test_a_log_closes_its_producers_and_consumers(
     tmp_path: Path, has_no_threads: Callable[[], bool]
 ) -> None:

@@ -296,6 +296,27 @@ def test_close(broker: LiveBroker) -> None:
     assert closed == ["once"]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda log: log.producer(),
+        lambda log: log.consumer(),
+        lambda log: log.consumer("t"),
+        lambda log: log.consumer("t", group="g"),
+        lambda log: log.consumer(re.compile("t"), group="g"),
+        lambda log: log.read("t"),
+        lambda log: log.topics(),
+    ],
+)
+def test_a_closed_log_opens_nothing(broker: LiveBroker, call: Callable[[Log], object]) -> None:
+    """Producers, consumers and reads of a closed log are refused at once, as its other calls."""
+    broker.create("t", 1)
+    log = Log(Connection.to(broker.address))
+    log.close()
+    with pytest.raises(errors.BadRequest, match="this connection is closed"):
+        call(log)
+
+
 def test_display_of_a_log(broker: LiveBroker, log: Log) -> None:
     """A notebook shows topics and counts, and an error if the broker does not answer."""
     broker.create("t", 2)

@@ -94,6 +94,7 @@ class Consumer:
         errors.UnknownTopic, errors.UnknownPartition: a topic or partition does not exist.
         errors.OffsetOutOfRange: a start beyond the end, if it does not follow.
         errors.BadOption, errors.WrongSchema: a start or a column that is not valid.
+        errors.BadRequest: the connection is closed.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Consumer:
         on_revoke: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
     ) -> None:
+        connection.check_open()  # without topics it makes no request here
         self._connection = connection
         self._clock = connection.clock
         self._topics = Topics(topics)

@@ -71,6 +71,8 @@ class Producer:
         key_serializer: returns the bytes of a key that is not None.
         value_serializer: returns the bytes of a value that is not None.
         on_delivery: called for each record, as that of `send`.
+
+    Raises `BadOption` for an argument that is not valid, `BadRequest` if the connection is closed.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Producer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         self._senders: dict[str, TopicSender] = {}
+        connection.check_open()  # its first request is that of the first record
         batch_rows = arguments.whole("batch_rows", batch_rows, least=1)
         batch_bytes = arguments.whole("batch_bytes", batch_bytes, least=1)
         buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, least=1)
