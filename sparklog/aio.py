@@ -607,8 +607,10 @@ class Consumer:
     async def _finish_polling(self) -> None:
         """Takes the records of a poll whose caller was cancelled."""
         if self._polling is not None:
-            records, _ = await self._polled()
-            self._records.extend(records)
+            # The next poll raises it again, and a seek past the record must not.
+            with contextlib.suppress(errors.DeserializationFailed):
+                records, _ = await self._polled()
+                self._records.extend(records)
 
     def _first_waiting(self) -> dict[TopicPartition, int]:
         """The first offset of each partition that was polled and not returned."""

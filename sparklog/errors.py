@@ -396,6 +396,20 @@ class BadValue(Invalid):
     template = "Cannot read the value at {topic}-{partition}, offset {offset}: {reason}."
 
 
+class DeserializationFailed(Invalid):
+    """A consumer's deserializer refused a key or a value: correct it, or skip the record.
+
+    `part` is "key" or "value", and the deserializer's own exception is the cause. The consumer
+    stays at the record; `consumer.seek(error.topic, error.partition, error.offset + 1)` skips it.
+    """
+
+    code = "deserialization_failed"
+    template = (
+        "Cannot deserialize the {part} at {topic}-{partition}, offset {offset}: {reason}. Correct"
+        " the deserializer, or seek to the next offset to skip the record."
+    )
+
+
 class UnknownLeaderEpoch(Retriable):
     """The client's leader epoch is newer than the broker's: try again."""
 

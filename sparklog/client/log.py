@@ -150,7 +150,8 @@ class Log(Admin):
     ) -> Consumer:
         """Opens a consumer, alone or as a member of a group; it belongs to one thread.
 
-        The group may have members that are Kafka's consumers.
+        The group may have members that are Kafka's consumers. A record that a deserializer refuses
+        raises `DeserializationFailed`, and `Consumer.poll` says how to skip it.
 
         Args:
             topics: one name or several, which must exist; in a group also a compiled pattern, which

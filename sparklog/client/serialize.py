@@ -1,6 +1,7 @@
 """Serializers and deserializers: functions from values to the bytes of a record, and back.
 
-Any such function will do. They are not called for None, a null key or a tombstone.
+Any such function will do. They are not called for None, a null key or a tombstone. The exception
+of a deserializer is the cause of the consumer's `DeserializationFailed`.
 """
 
 from __future__ import annotations

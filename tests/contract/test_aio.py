@@ -251,8 +251,9 @@ def test_errors_are_raised_where_they_belong(tmp_path: Path) -> None:
         with pytest.raises(errors.BadRequest, match="closed"):
             await producer.send("t", b"")
         reader = log.consumer("t", value_deserializer=sparklog.json_deserializer, follow=False)
-        with pytest.raises(msgspec.DecodeError):
+        with pytest.raises(errors.DeserializationFailed) as raised:
             await reader.poll()
+        assert isinstance(raised.value.__cause__, msgspec.DecodeError)
 
     run(tmp_path, test)
     with pytest.raises(errors.BrokerUnavailable):
@@ -260,6 +261,69 @@ def test_errors_are_raised_where_they_belong(tmp_path: Path) -> None:
     unknown: Any = {"detach": True}
     with pytest.raises(TypeError, match="did you mean 'detached'"):
         aio.connect(tmp_path, **unknown)
+
+
+@pytest.mark.parametrize("is_iterating", [False, True])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_record_that_is_not_deserialized(tmp_path: Path, part: str, is_iterating: bool) -> None:
+    """An error names such a record, after those before it, until a `seek` passes it."""
+
+    async def test(log: aio.Log) -> None:
+        async with log.producer() as producer:
+            for data in (b"1", b"2", b"not JSON", b"4"):
+                await producer.send("t", data, key=data, partition=1)
+        deserializers: Any = {f"{part}_deserializer": sparklog.json_deserializer}
+        async with log.consumer("t", follow=False, **deserializers) as consumer:
+            found: list[Any] = []
+
+            async def take_all() -> None:
+                if is_iterating:
+                    async for record in consumer:
+                        found.extend([getattr(record, part)])
+                while records := await consumer.poll():
+                    found.extend(getattr(each, part) for each in records)
+
+            for _ in range(2):
+                with pytest.raises(errors.DeserializationFailed) as raised:
+                    await take_all()
+                assert (found, await consumer.position("t", 1)) == ([1, 2], 2)
+            error = raised.value
+            assert (error.topic, error.partition, error.offset, error.part) == ("t", 1, 2, part)
+            await consumer.seek(error.topic, error.partition, error.offset + 1)
+            await take_all()
+            assert found == [1, 2, 4]
+
+    run(tmp_path, test)
+
+
+def test_a_seek_passes_a_record_that_a_cancelled_poll_met(tmp_path: Path) -> None:
+    """The error of a cancelled poll belongs to the next poll, and not to a `seek` before it."""
+
+    async def test(log: aio.Log) -> None:
+        await fill(log, 2)
+        began, may_fail = threading.Event(), threading.Event()
+
+        def refuse_the_first(data: bytes) -> bytes:
+            if data == b"0":
+                began.set()
+                assert may_fail.wait(SECONDS)
+                raise ValueError("not this one")
+            return data
+
+        async with log.consumer("t", value_deserializer=refuse_the_first) as consumer:
+            polling = asyncio.create_task(consumer.poll())
+            assert await asyncio.to_thread(began.wait, SECONDS)
+            polling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await polling
+            may_fail.set()
+            assert await consumer.position("t", 0) == 0
+            with pytest.raises(errors.DeserializationFailed, match="ValueError: not this one"):
+                await consumer.poll()
+            await consumer.seek("t", 0, 1)
+            assert offsets(await consumer.poll()) == [1]
+
+    run(tmp_path, test)
 
 
 def test_a_close_ends_a_poll_of_another_task(tmp_path: Path) -> None:

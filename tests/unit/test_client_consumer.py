@@ -11,6 +11,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -107,26 +108,69 @@ def test_deserializers(broker: LiveBroker, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_value_that_is_not_deserialized(
-    broker: LiveBroker, connection: Connection, polling: bool
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_record_that_is_not_deserialized(
+    broker: LiveBroker, connection: Connection, part: str, polling: bool
 ) -> None:
-    """A record that cannot be deserialized is not skipped; `seek` passes it."""
-    values = [b"1", b"2", b"not JSON", b"4"]
-    batch = pa.RecordBatch.from_pydict({"value": values})
-    broker.append("t", batch)
-    with Consumer(connection, "t", value_deserializer=json_deserializer) as consumer:
+    """An error names such a record, after those before it, until a `seek` passes it."""
+    stored = [b"1", b"2", b"not JSON", b"4"]
+    broker.append("t", pa.RecordBatch.from_pydict({"value": stored, "key": stored}))
+    deserializers: dict[str, Any] = {f"{part}_deserializer": json_deserializer}
+    with Consumer(connection, "t", **deserializers) as consumer:
 
         def take() -> list[Any]:
             records = consumer.poll(SECONDS) if polling else [next(consumer)]
-            return [each.value for each in records]
+            return [getattr(each, part) for each in records]
 
         assert take() + ([] if polling else take()) == [1, 2]
         for _ in range(2):
-            with pytest.raises(ValueError, match="JSON"):
+            with pytest.raises(errors.DeserializationFailed, match="DecodeError: JSON") as raised:
                 take()
             assert consumer.position("t") == 2
-        consumer.seek("t", 0, 3)
+        error = raised.value
+        assert (error.topic, error.partition, error.offset, error.part) == ("t", 0, 2, part)
+        assert isinstance(error.__cause__, msgspec.DecodeError)
+        consumer.seek(error.topic, error.partition, error.offset + 1)
         assert take() == [4]
+
+
+def test_a_deserializer_may_raise_any_error(broker: LiveBroker, connection: Connection) -> None:
+    """An error without a text, and one that would end an iterator, skip no record."""
+    broker.fill("t", 3)
+    failures: list[Exception] = [StopIteration(), KeyError("field")]
+
+    def fail_twice(data: bytes) -> int:
+        if data == b"1" and failures:
+            raise failures.pop(0)
+        return int(data)
+
+    with Consumer(connection, "t", follow=False, value_deserializer=fail_twice) as consumer:
+        assert _values(consumer.poll(SECONDS)) == [0]
+        with pytest.raises(errors.DeserializationFailed, match="offset 1: KeyError: 'field'"):
+            consumer.poll(SECONDS)
+        assert _values(list(consumer)) == [1, 2]
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_an_interrupted_deserializer_loses_no_record(
+    broker: LiveBroker, connection: Connection, polling: bool
+) -> None:
+    """Ctrl-C in a deserializer, as in a notebook, skips neither its record nor later ones."""
+    broker.fill("t", 4)
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+
+    def interrupt_once(data: bytes) -> int:
+        if data == b"1" and interrupts:
+            raise interrupts.pop()
+        return int(data)
+
+    records: list[Record] = []
+    with Consumer(connection, "t", follow=False, value_deserializer=interrupt_once) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            records += consumer.poll(SECONDS) if polling else consumer
+        while polled := consumer.poll(SECONDS):
+            records += polled
+    assert _values(records) == [0, 1, 2, 3]
 
 
 def test_batches(broker: LiveBroker, connection: Connection) -> None:

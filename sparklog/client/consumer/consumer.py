@@ -213,7 +213,8 @@ class Consumer:
         while True:
             try:
                 record = next(self._records, None)
-            except Exception:
+            except BaseException:
+                # Ctrl-C in a deserializer too: the chunk's other records would be lost.
                 self._rewind()
                 raise
             if record is not None:
@@ -236,6 +237,9 @@ class Consumer:
             timeout: seconds to wait for the first; None: as long as it takes.
 
         Raises:
+            errors.DeserializationFailed: a deserializer refused the next record; those before it
+                were returned. The position stays at the record, so each poll of its partition
+                raises again; `seek(error.topic, error.partition, error.offset + 1)` skips it.
             errors.OffsetOutOfRange: a position is outside the partition's offsets; `seek`.
             errors.TopicChanged, errors.UnknownTopic: the topic was deleted, or created again.
             errors.BadRequest: the consumer is closed.
@@ -282,8 +286,8 @@ class Consumer:
         records: list[Record] = []
         try:
             records.extend(islice(self._records, self._max_poll_rows))
-        except Exception:
-            if not records:
+        except BaseException as error:
+            if not records or not isinstance(error, errors.DeserializationFailed):
                 self._rewind()
                 raise
             # The record that failed is the first of the next poll.

@@ -53,24 +53,50 @@ def records_of(
     key_deserializer: Deserializer | None = None,
     value_deserializer: Deserializer | None = None,
 ) -> Iterator[Record]:
-    """Yields the rows of `batch`, which has a column `offset`; columns that it lacks are None."""
+    """Yields the rows of `batch`, which has a column `offset`; columns that it lacks are None.
+
+    Raises `DeserializationFailed`, after the rows before that one; the iterator ends with it.
+    """
+    offsets: list[int] = batch.column("offset").to_numpy().tolist()
     keys = _objects(batch, "key")
     values = _objects(batch, "value")
     if key_deserializer is not None:
-        keys = (None if key is None else key_deserializer(key) for key in keys)
+        keys = _deserialized("key", keys, key_deserializer, topic, partition, offsets)
     if value_deserializer is not None:
-        values = (None if value is None else value_deserializer(value) for value in values)
+        values = _deserialized("value", values, value_deserializer, topic, partition, offsets)
     return map(
         Record,
         repeat(topic),
         repeat(partition),
-        batch.column("offset").to_numpy().tolist(),
+        offsets,
         _integers(batch, "timestamp"),
         _integers(batch, "timestampType"),
         keys,
         values,
         _headers(batch),
     )
+
+
+def _deserialized(
+    part: str,
+    stored: Iterable[bytes | None],
+    deserializer: Deserializer,
+    topic: str,
+    partition: int,
+    offsets: list[int],
+) -> Iterator[Any]:
+    for offset, data in zip(offsets, stored, strict=False):  # a column of nulls has no end
+        try:
+            found = None if data is None else deserializer(data)
+        except Exception as error:  # a deserializer may raise any
+            raise errors.DeserializationFailed(
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                part=part,
+                reason=": ".join(filter(None, (type(error).__name__, str(error)))),
+            ) from error
+        yield found
 
 
 def _integers(batch: pa.RecordBatch, name: str) -> Iterable[Any]:
