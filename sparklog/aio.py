@@ -633,3 +633,7 @@ def _poll(consumer: BlockingConsumer, *, seconds: float) -> tuple[list[Record], 
     records = consumer.poll(seconds)
     # A poll without records returns before its timeout only at the end.
     return records, not records and time.monotonic() < deadline
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -15,6 +15,84 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, TypeVar
 
+__all__ = [
+    "BadAcks",
+    "BadAssignment",
+    "BadBatch",
+    "BadOption",
+    "BadPartitionCount",
+    "BadReplicationFactor",
+    "BadRequest",
+    "BadTimestamp",
+    "BadTopicName",
+    "BadValue",
+    "BatchTooLarge",
+    "BrokerAlive",
+    "BrokerClosing",
+    "BrokerFenced",
+    "BrokerUnavailable",
+    "CannotDrain",
+    "CodecTooNew",
+    "Corrupt",
+    "CorruptObject",
+    "CorruptRecord",
+    "DamagedBatch",
+    "DataLoss",
+    "DeserializationFailed",
+    "EarlierBatchMissing",
+    "Fenced",
+    "FencedLeaderEpoch",
+    "ForeignTable",
+    "FormatTooNew",
+    "GroupBusy",
+    "GroupRefused",
+    "InternalTopic",
+    "Invalid",
+    "KeylessRecord",
+    "LeadersChanged",
+    "MemberFenced",
+    "MessageTooLarge",
+    "MetadataChanged",
+    "MissingObject",
+    "NotAMirror",
+    "NotARoot",
+    "NotCoordinator",
+    "NotInstalled",
+    "NotLeader",
+    "OffsetOutOfRange",
+    "OffsetsDoNotContinue",
+    "OutOfOrderSequence",
+    "OutcomeUnknown",
+    "PolicyViolation",
+    "ProducerFenced",
+    "PublisherFenced",
+    "QueueFull",
+    "RecordTooLarge",
+    "Retriable",
+    "RootIsCopy",
+    "RootNotEmpty",
+    "RootNotWritable",
+    "SparklogError",
+    "StillSending",
+    "StorageFull",
+    "StorageUnavailable",
+    "TimedOut",
+    "TooManyStreams",
+    "TopicChanged",
+    "TopicExists",
+    "TopicGone",
+    "TopicHeldBack",
+    "TopicIsMirror",
+    "UnknownCodec",
+    "UnknownLeaderEpoch",
+    "UnknownOption",
+    "UnknownPartition",
+    "UnknownTopic",
+    "WrongCluster",
+    "WrongPort",
+    "WrongSchema",
+]
+
 _FEW_OPTIONS: Final = 24
 """The largest number of options that an error lists."""
 
@@ -765,3 +843,7 @@ def revive(code: str, facts: dict[str, Any]) -> SparklogError:
         return known(**facts)
     except (KeyError, IndexError):
         return SparklogError(reason=f"{code}: {facts}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -434,3 +434,7 @@ class _Hooks:
         except ConnectionCut:
             self._broker.cut_connections()
             raise PeerGone from None
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

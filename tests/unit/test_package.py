@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -10,13 +11,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, sinks, sources
 from sparklog.broker import agent
 from sparklog.client.consumer.reading import Record
 from sparklog.sinks import options as sink
@@ -78,6 +80,27 @@ def test_public_names_are_listed_and_exist() -> None:
         text=True,
     )
     assert answer.stdout.split() == sorted(sparklog.__all__)
+
+
+PUBLIC = (
+    *(found for name in sparklog.__all__ if inspect.ismodule(found := getattr(sparklog, name))),
+    sinks,
+    sources,
+)
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_a_public_module_offers_its_own_names_only(module: ModuleType) -> None:
+    """Completion after a public module, which asks `dir`, offers no names that it only imports."""
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_public_names_of_errors_are_all_errors() -> None:
+    """Every class of an error is a public name, and no function is."""
+    classes = errors._all_codes(errors.SparklogError).values()
+    of_module = {each.__name__ for each in classes if each.__module__ == errors.__name__}
+    assert set(errors.__all__) == of_module
 
 
 def test_type_checkers_know_the_public_names() -> None:
