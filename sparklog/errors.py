@@ -314,11 +314,14 @@ class StillSending(OutcomeUnknown):
 
 
 class UnknownTopic(Invalid):
-    """The topic does not exist: create it, or correct its name."""
+    """The topic does not exist: create it, or correct its name; `hint` has a similar one."""
 
     code = "unknown_topic"
     needs_proof = True
-    template = "Topic {topic!r} does not exist. Create it, or correct the name."
+    template = "Topic {topic!r} does not exist. Create it, or correct the name.{hint}"
+
+    def __init__(self, *, hint: str = "", **facts: Any) -> None:
+        super().__init__(hint=hint, **facts)
 
 
 class TopicExists(Invalid):

@@ -267,8 +267,7 @@ def open_log(
 
     Raises:
         typer.BadParameter: no log is named, or two are, or there is nothing to wait for.
-        errors.SparklogError: connecting failed. An `UnknownTopic` that the caller raises gets a
-            note with the most similar topic.
+        errors.SparklogError: connecting failed.
     """
     root, bootstrap = log_target(root, bootstrap, wait_seconds)
     if bootstrap is not None:
@@ -285,20 +284,7 @@ def open_log(
 
         log = connect(root)
     with log:
-        try:
-            yield log
-        except errors.UnknownTopic as error:
-            _note_nearest_topic(log, error)
-            raise
-
-
-def _note_nearest_topic(log: Log, error: errors.UnknownTopic) -> None:
-    try:
-        nearest = errors.nearest_name(error.topic, log.topics())
-    except errors.SparklogError:
-        return
-    if nearest not in (None, error.topic):  # it may have been created meanwhile
-        error.add_note(f"Did you mean {nearest!r}?")
+        yield log
 
 
 def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:

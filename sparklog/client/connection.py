@@ -27,6 +27,7 @@ import pyarrow.flight as flight
 from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages
+from sparklog.formats.topic_names import unknown_topic
 
 Resolve = Callable[[], str]
 
@@ -444,7 +445,7 @@ class Connection:
             broker: the id of the broker to ask, if it is up; -1: the one in use.
 
         Raises:
-            errors.Invalid: refused; it had no effect.
+            errors.Invalid: refused; it had no effect. `UnknownTopic` has the most similar name.
             errors.NotLeader: another broker leads a partition of the request.
             errors.Retriable: no attempt succeeded in time, and none had an effect.
             errors.OutcomeUnknown: an answer was lost, and the action may have taken effect.
@@ -472,6 +473,9 @@ class Connection:
                     retry.wait_or_raise(error)
                 except errors.SparklogError:
                     if lost is None or not _is_in_doubt(name, error):
+                        if channel is not None and isinstance(error, errors.UnknownTopic):
+                            error = _with_nearest_topic(error, channel, retry.left_seconds)
+                            raise error from error.__cause__
                         raise
                     raise errors.OutcomeUnknown(
                         what=name, reason=f"{lost}; at last: {error}"
@@ -666,6 +670,20 @@ class Connection:
         yield from self._channels.values()
         self._channels = {}
         self._home = None
+
+
+def _with_nearest_topic(
+    error: errors.UnknownTopic, channel: Channel, left_seconds: float
+) -> errors.UnknownTopic:
+    """Returns the error with the name of the most similar topic, if the broker lists one."""
+    timeout_seconds = min(left_seconds, limits.PROBE_TIMEOUT_SECONDS)
+    try:
+        listed: flight_messages.TopicNames = channel.action(
+            "topics.list", flight_messages.Empty(), timeout_seconds=timeout_seconds
+        )
+    except errors.SparklogError:
+        return error
+    return unknown_topic(error.topic, listed.topics).with_traceback(error.__traceback__)
 
 
 def may_pass(failure: errors.SparklogError) -> bool:

@@ -24,6 +24,7 @@ import typer
 from sparklog import errors
 from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.clock import SystemClock
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.jobs.rewriting import PassSteps, Piece, rewrite
 from sparklog.jobs.running import echo, parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
@@ -67,9 +68,10 @@ def compact(
     Example: spark-submit jobs/compact.py --root ./data orders
     """
     uri = root_for_spark(root)
-    known = root_metadata(uri).reload().topics.get(topic)
+    topics = root_metadata(uri).reload().topics
+    known = topics.get(topic)
     if known is None:
-        raise errors.UnknownTopic(topic=topic)
+        raise unknown_topic(topic, topics)
     options = storage_options(uri)
     table = TopicTable(open_store(uri, options), topic, clock=SystemClock())
     if table.refresh().topic_id != known.topic_id:

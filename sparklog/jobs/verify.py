@@ -24,6 +24,7 @@ from sparklog.cli.maintenance import print_finding
 from sparklog.cli.shared import ExitCode, RootOption, root_metadata
 from sparklog.clock import Clock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.jobs.running import parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
@@ -107,7 +108,7 @@ def verify(
     known = {*root_metadata(uri).reload().topics}
     for name in topics or ():
         if name not in known:
-            raise errors.UnknownTopic(topic=name)
+            raise unknown_topic(name, known)
     began = time.perf_counter()
     options = storage_options(uri)
     job = _Verification(open_store(uri, options), SystemClock(), allow_gaps=allow_gaps)

@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.formats.json_values import pack
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.sinks import commit as commits
 from sparklog.sinks.columns import ROLES, check_columns, columns_of_no_record
 from sparklog.sinks.foreach import QUERY_ID
@@ -101,7 +102,7 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
     open_cluster(store, clock=SystemClock(), create=False)
     topics = MetadataStore(store, clock=SystemClock()).reload().topics
     if options.topic is not None and options.topic not in topics:
-        raise errors.UnknownTopic(topic=options.topic)
+        raise unknown_topic(options.topic, topics)
     if options.topic is not None:
         topics = {options.topic: topics[options.topic]}
     found = manifest.destinations(topics)

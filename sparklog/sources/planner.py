@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.sources import offsets, tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
@@ -78,12 +79,13 @@ class Planner:
 
     def check_names(self) -> None:
         """Checks as `check_topics`, but before the first refresh and without opening tables."""
-        self._check_named(self._view.names())
+        existing = self._view.names()
+        self._check_named(existing, similar=existing)
 
-    def _check_named(self, existing: Container[str]) -> None:
+    def _check_named(self, existing: Container[str], *, similar: Collection[str] = ()) -> None:
         for name in self._selection.topics:
             if name not in existing:
-                self._lose(errors.UnknownTopic(topic=name))
+                self._lose(unknown_topic(name, similar))
 
     def earliest(self) -> Position:
         """Returns the log start of every partition."""

@@ -245,6 +245,9 @@ def test_errors_are_raised_where_they_belong(tmp_path: Path) -> None:
         async with log.producer() as producer:
             with pytest.raises(errors.UnknownTopic):
                 await producer.send("nowhere", b"")
+            await log.create_topic("orders")
+            with pytest.raises(errors.UnknownTopic, match="Did you mean 'orders'"):
+                await producer.send("ordres", b"")
             with pytest.raises(errors.WrongSchema):
                 await producer.send("t", "text")
             assert (await producer.send("t", b"")).offset == 0

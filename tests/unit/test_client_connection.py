@@ -65,7 +65,7 @@ def test_refusals_keep_their_facts(broker: LiveBroker) -> None:
     with Connection.to(broker.address, clock=clock) as connection:
         with pytest.raises(errors.UnknownTopic) as raised:
             connection.action("topics.describe", flight_messages.TopicName(topic="nope"))
-        assert raised.value.facts == {"topic": "nope"}
+        assert raised.value.facts == {"topic": "nope", "hint": ""}
         assert clock.monotonic() == 0.0
 
 

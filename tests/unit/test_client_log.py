@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import inspect
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -17,12 +18,12 @@ import pytest
 
 import sparklog
 from sparklog import errors, testing
-from sparklog.client.connection import Connection
+from sparklog.client.connection import Channel, Connection
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.lag import PartitionLag
 from sparklog.client.log import Log
 from sparklog.client.producer.producer import Producer
-from sparklog.formats import record
+from sparklog.formats import flight_messages, record
 from tests.support.groups import join
 from tests.support.live import SLICE_ROWS, LiveBroker
 
@@ -79,6 +80,60 @@ def test_refused_topics(log: Log) -> None:
         log.add_partitions("t", 2)
     with pytest.raises(errors.UnknownTopic):
         log.delete_topic("u")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda log: log.describe("ordres"),
+        lambda log: log.alter("ordres", {}),
+        lambda log: log.delete_topic("ordres"),
+        lambda log: log.delete_records("ordres", {0: 0}),
+        lambda log: log.read("ordres"),
+        lambda log: log.flush_to_table("ordres"),
+        lambda log: log.consumer("ordres"),
+        lambda log: log.consumer().assign([("ordres", 0)]),
+        lambda log: log.producer().send("ordres", b"x"),
+    ],
+)
+def test_a_misspelt_topic_is_corrected(log: Log, call: Callable[[Log], object]) -> None:
+    """An unknown topic is an error with the most similar name, whichever call it is given to."""
+    log.create_topic("orders")
+    with pytest.raises(errors.UnknownTopic, match=r"name\. Did you mean 'orders'\?$") as raised:
+        call(log)
+    assert raised.value.topic == "ordres"
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_misspelt_topic_without_a_similar_one(log: Log) -> None:
+    """A topic of brokers is not proposed, and neither is one that is spelt quite differently."""
+    log.create_topic("orders")
+    log.commit_group_offsets("g", {("orders", 0): 0})
+    assert "__consumer_offsets" in log.topics(internal=True)
+    for topic in ("__consumer_offset", "flights"):
+        with pytest.raises(errors.UnknownTopic, match=r"correct the name\.$"):
+            log.describe(topic)
+
+
+def test_an_unknown_topic_is_an_error_if_the_broker_lists_none(broker: LiveBroker) -> None:
+    """A broker that fails to list its topics hides no error, and many topics are not compared."""
+    failure = errors.BrokerUnavailable(address="a:1", reason="gone")
+    ask = Channel.action
+    for listed in (failure, flight_messages.TopicNames(topics=["ordres2"] * 10_001)):
+
+        def answer(channel: Channel, name: str, *args: Any, listed: Any = listed, **kw: Any) -> Any:
+            if name != "topics.list":
+                return ask(channel, name, *args, **kw)
+            if isinstance(listed, Exception):
+                raise listed
+            return listed
+
+        with (
+            mock.patch.object(Channel, "action", answer),
+            Log(Connection.to(broker.address)) as log,
+            pytest.raises(errors.UnknownTopic, match=r"correct the name\.$"),
+        ):
+            log.describe("ordres")
 
 
 def test_cluster(broker: LiveBroker, log: Log) -> None:

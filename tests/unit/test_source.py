@@ -339,6 +339,18 @@ def test_a_partition_that_is_not_assigned_any_more_is_told() -> None:
         planner.reconcile(at)
 
 
+def test_a_misspelt_topic_is_corrected() -> None:
+    """Before anything is read, an unknown topic is an error with the most similar one there is."""
+    world = World()
+    world.root.create_topic("orders")
+    world.commit("g", {0: 0})  # the brokers' own topic is never proposed
+    for topic, ends in (("ordres", r"Did you mean 'orders'\?$"), ("__consumer_offset", r"name\.$")):
+        view = RootView(open_store(world.uri), clock=ManualClock())
+        planner = Planner(view, Selection(topics=(topic,)), fail_on_data_loss=True)
+        with pytest.raises(errors.UnknownTopic, match=ends):
+            planner.check_names()
+
+
 def test_a_topic_that_goes_between_plan_and_read_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that gets this error from a broker raises it, or continues without the topic."""
     world = World()

@@ -424,8 +424,9 @@ class Target:
     def topics(self, names: Iterable[str]) -> dict[str, TargetTopic]:
         """Returns the states of the topics that exist."""
         found = {}
-        for name in names:
-            with contextlib.suppress(errors.UnknownTopic):
+        existing = {*self.log.topics(internal=True)}
+        for name in filter(existing.__contains__, names):
+            with contextlib.suppress(errors.UnknownTopic):  # it was deleted just now
                 info = self.log.describe(name)
                 config = dict(info.config)
                 found[name] = TargetTopic(
