@@ -573,10 +573,11 @@ class _Job:
         if found is not None:
             check_fits(found, shape.columns)
         info = self._source.describe(self._log)
-        part = range_of(self._log, info, start, LATEST)
         # Not of a later look, which may show windows that another run has planned since.
-        self._number = 0 if last is None else last.number + 1
-        self._at = part.starts if last is None else last.ends
+        if last is not None:  # the start may not resolve any more, and does not apply
+            self._number, self._at = last.number + 1, last.ends
+        else:
+            self._number, self._at = 0, range_of(self._log, info, start, LATEST).starts
         self._check_start(info)
         is_new = "" if found is not None else ", to be created"
         echo(f"from {self._source.topic}, at most {self._waiting(info).count:,} records")

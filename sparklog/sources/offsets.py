@@ -10,7 +10,7 @@ The end of a query's first micro-batch also contains the start of that batch, by
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "from": {"0": 20, "1": 40}}}
 
 Spark logs the end of a batch before it runs it, but not the start of the first one: for that it
-asks the source again (ADR 19).
+asks the source again, whose options may no longer resolve (ADR 19).
 
 The end of the log, as progress shows it, also has the time of the first record that a query has
 not read, in ms since 1970, for each partition that has one:
@@ -96,7 +96,7 @@ def decode(stored: Mapping[str, Any]) -> Position:
 def start_within(end: Mapping[str, Any]) -> Position | None:
     """Returns the start of the batch that ends there, or None if only Spark knows it.
 
-    Raises what `decode` raises.
+    A batch without topics needs no start. Raises what `decode` raises.
     """
     found = _decoded(end)
     starts = {
@@ -104,7 +104,7 @@ def start_within(end: Mapping[str, Any]) -> Position | None:
         for topic, each in found.items()
         if each.begin is not None
     }
-    return starts if found and len(starts) == len(found) else None
+    return starts if len(starts) == len(found) else None
 
 
 def _decoded(stored: Mapping[str, Any]) -> Mapping[str, _Stored]:

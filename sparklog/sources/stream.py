@@ -12,13 +12,16 @@ It takes into account how Spark 4.2 calls a Python stream reader:
 - Spark logs the end of a batch before it runs it, but not the start of the first batch: if that one
   is repeated, it asks for the initial offset again, when the end of the log or a group has moved.
   So the end of the first batch also contains its start (ADR 19).
+- The initial offset is asked for before a query is known to be new, and Spark does not store it. So
+  it is a mark, and the start is resolved only where a new query needs it: a repeated first batch
+  does not depend on an option that no longer resolves.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -47,6 +50,9 @@ from sparklog.spark_errors import rows_sentence_first, sentence_first
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
 
+_UNRESOLVED: Final[dict[str, Any]] = {"startingOffsets": "not resolved"}
+"""The initial offset, which is not a position: the value of a topic is an object."""
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Planner of a stream: one long-lived object in one process on the driver's machine."""
@@ -67,7 +73,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End of a query with `availableNow`."""
         self._end: Position = {}
         """End of the newest micro-batch that was planned."""
-        self._initial: dict[str, Any] | None = None
+        self._start: Position | None = None
+        """Start of a new query, once it is resolved."""
         self._reporter: GroupReporter | None = None
         self._reporter_patience_seconds = limits.GROUP_REPORT_LAST_SECONDS
         """Time that the end of the query may still wait for the reporter, in all."""
@@ -76,14 +83,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @sentence_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Returns the start of the first micro-batch.
+        """Returns a mark for the start of the first micro-batch, and resolves nothing.
 
-        It stays the same if Spark asks again, although a group or the end of the log has moved.
-        After a restart, the end of the first batch contains it.
+        Spark also asks when it repeats that batch, whose end contains the start.
         """
-        options, planner = self._options, self._refreshed()
-        if self._initial is None:
-            found = self._patiently(
+        return dict(_UNRESOLVED)
+
+    def _resolved(self) -> Position:
+        """Returns the start of a new query, which stays the same, although a group moves on.
+
+        Raises what `Planner.resolve` raises.
+        """
+        if self._start is None:
+            options, planner = self._options, self._refreshed()
+            self._start = self._patiently(
                 lambda: planner.resolve(
                     "startingOffsets",
                     options.starting,
@@ -91,8 +104,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     late_is_latest=options.late_start_is_latest,
                 )
             )
-            self._initial = offsets.encode(found)
-        return self._initial
+        return self._start
+
+    def _position(self, start: dict[str, Any]) -> Position:
+        return self._resolved() if start == _UNRESOLVED else offsets.decode(start)
 
     @sentence_first
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -115,10 +130,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @sentence_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        position = offsets.decode(start)
+        position = self._position(start)
         end = self._latest(position, limit)
         self._report(position, is_last=self._target is not None and end == position)
-        if start == self._initial:
+        if start == _UNRESOLVED:
             return offsets.encode_first(position, end)
         # Spark compares texts: a different text of the same position would start a batch.
         return start if end == position else offsets.encode(end)
@@ -224,7 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @sentence_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, last = offsets.start_within(end), offsets.decode(end)
-        first = offsets.decode(start) if begin is None or start == end else begin
+        first = self._position(start) if begin is None or start == end else begin
         # After a restart, a query plans before it has refreshed.
         planner = self._refreshed() if self._planner is None else self._planner
         slices = self._patiently(lambda: planner.slices(first, last))
@@ -285,10 +300,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class EarlierStreamReader(StreamReader):
     """Stream reader for Spark before 4.2, which calls `latestOffset` without the query's position.
 
-    So a loss is noticed when a micro-batch is planned.
+    So a loss is noticed when a micro-batch is planned, and the start is resolved when Spark asks.
     """
 
     _last: dict[str, Any] | None = None
+
+    @sentence_first
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return offsets.encode(self._resolved())
 
     @sentence_first
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -18,6 +18,8 @@ from tests.support.harvest import Collected, send, sent, start
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from sparklog.sources.offsets import Position
 
 pytestmark = [pytest.mark.spark, pytest.mark.since("4.2")]
 
@@ -60,8 +62,8 @@ def register_slow_source(spark: SparkSession, address: str, mark: Path) -> None:
             from sparklog.sources.stream import StreamReader
 
             class SlowReader(StreamReader):
-                def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-                    found = super().initialOffset()
+                def _resolved(self) -> Position:
+                    found = super()._resolved()
                     if not mark.exists():
                         mark.touch()
                         with sparklog.connect(address) as log, log.producer() as producer:
@@ -122,6 +124,31 @@ def test_a_first_batch_from_a_group_is_repeated_from_where_the_group_was(
     assert query.awaitTermination(60)
     assert collected.once() == ["v2", "v4", "v6", "v8", "v9", "v10", "v11"]
     assert collected.sizes == [5, 2]
+
+
+def test_a_first_batch_is_repeated_although_its_start_resolves_no_longer(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """The option names the partitions of then; the checkpoint has the start, and needs no option.
+
+    The new partition is read from its start, by the next batch.
+    """
+    frame = spark.readStream.format("sparklog").options(root=str(root), subscribe="t")
+    frame = frame.option("startingOffsets", '{"t": {"0": 1, "1": 4}}')
+    collected = Failing()
+    query = start(frame.load(), tmp_path / "checkpoint", collected, availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the sink is down"):
+        query.awaitTermination(60)
+    log.add_partitions("t", 3)
+    with log.producer() as producer:
+        producer.send("t", value=b"v10", partition=2)
+    query = start(frame.load(), tmp_path / "checkpoint", collected, availableNow=True)
+    assert query.awaitTermination(60)
+    assert collected.once() == ["v2", "v4", "v6", "v8", "v9", "v10"]
+    assert collected.sizes == [5, 1]
+    new = start(frame.load(), tmp_path / "new", collected, availableNow=True)
+    with pytest.raises(StreamingQueryException, match="name exactly the partitions"):
+        new.awaitTermination(60)
 
 
 def test_a_query_that_waits_has_one_empty_batch(

@@ -59,6 +59,24 @@ def test_a_topic_that_is_created_again_ends_the_job(
     assert kept.last() == (None, True)
 
 
+def test_a_job_that_continues_does_not_resolve_its_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `--start` that a new job could not have, because a partition was added, stops no other."""
+    kept = Checkpoint(str(tmp_path / "checkpoint"))
+    kept.open({})
+    plan = kept.plan(0, Range(starts={0: 0}, ends={0: 1}), _FIELDS.json())
+    monkeypatch.setattr(Table, "schema", lambda *_, **__: None)
+    with sparklog.connect(tmp_path / "root") as log:
+        log.create_topic("t", partitions=1)
+        log.add_partitions("t", 2)
+        job = _job(log, tmp_path / "root")
+        job.prepare(None, plan, '{"0": 0}')
+        assert job._at == {0: 1}
+        with pytest.raises(errors.BadOption, match="an offset for each of the 2 partitions"):
+            job.prepare(None, None, '{"0": 0}')
+
+
 def _job(log: Log, root: Path) -> _Job:
     """A run without Spark, of topic t."""
     spark: Any = None

@@ -599,6 +599,7 @@ def test_the_end_of_a_first_batch_holds_its_start() -> None:
         "v": TopicOffsets("v", {}),
     }
     assert offsets.start_within(offsets.encode(end)) is None
+    assert offsets.start_within({}) == {}
 
 
 # ------------------------------------------------------------------------------ tasks

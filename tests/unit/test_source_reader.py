@@ -41,6 +41,7 @@ from tests.support.worlds import WatchedClock, World, position
 
 LATE = {"startingOffsetsByTimestampStrategy": "latest"}
 GIVEN = {"root": "memory://x", "subscribe": "a"}
+AT_START = {"t": {"0": 0, "1": 0}}
 
 
 def stream_of(world: World, clock: ManualClock, **changes: str) -> StreamReader:
@@ -76,7 +77,7 @@ def test_an_idle_stream_waits_longer_and_longer() -> None:
     waits = []
     for _ in range(50):
         began = clock.monotonic()
-        assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
+        assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
         waits.append(clock.monotonic() - began)
         clock.advance(0.1)
     assert waits == pytest.approx(sorted(waits))
@@ -90,14 +91,14 @@ def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock, pollInterval="500ms")
     start = stream.initialOffset()
-    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
     for _ in range(5):
         clock.advance(0.1)
-        assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
+        assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
     assert clock.slept_seconds == pytest.approx([0.4] * 5)
     world.append(1)
     clock.advance(0.6)
-    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != AT_START
     assert len(clock.slept_seconds) == 5
 
 
@@ -264,10 +265,10 @@ def test_a_long_poll_interval_holds_no_query_up() -> None:
     start = stream.initialOffset()
     stream.latestOffset(start, ReadAllAvailable())
     world.append(1)
-    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
     assert clock.slept_seconds == [limits.POLL_BLOCKS_SECONDS]
     clock.advance(600)
-    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != AT_START
 
 
 def fail(self: Planner, *, from_scratch: bool = False) -> None:
@@ -280,13 +281,15 @@ def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPa
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock)
     start = stream.initialOffset()
+    stream.latestOffset(start, ReadAllAvailable())
     world.append(1)
+    clock.slept_seconds.clear()
     refresh = Planner.refresh
     monkeypatch.setattr(Planner, "refresh", fail)
-    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
     assert sum(clock.slept_seconds) >= limits.SPARK_PATIENCE_SECONDS
     monkeypatch.setattr(Planner, "refresh", refresh)
-    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != AT_START
 
 
 def test_available_now_does_not_end_for_a_store_that_does_not_answer(
@@ -310,6 +313,7 @@ def test_the_first_batch_is_read_once_however_often_its_end_comes() -> None:
     world.append(2, 1)
     stream = stream_of(world, clock, startingOffsets="latest")
     start = stream.initialOffset()
+    stream.latestOffset(start, ReadAllAvailable())
     world.append(3)
     world.root.add_partitions("t", 3)
     end = stream.latestOffset(start, ReadAllAvailable())
@@ -506,15 +510,16 @@ def rows_between(world: World, start: dict[str, Any], end: dict[str, Any], **cha
 def test_a_first_batch_that_is_repeated_begins_where_it_began(
     options: dict[str, str], start: tuple[int, int]
 ) -> None:
-    """After a failure or a restart Spark asks again where to begin, and gets another answer."""
+    """After a failure or a restart the option would name another start."""
     world = World()
     world.append(5, 5)
     world.commit("g", {0: 1, 1: 4})
     reader = stream_of(world, WatchedClock(), **options)
     began = reader.initialOffset()
+    reader.latestOffset(began, ReadAllAvailable())
     world.append(3, 2)
     end = reader.latestOffset(began, ReadAllAvailable())
-    assert (end["t"]["offsets"], began["t"]["offsets"]) == (
+    assert (end["t"]["offsets"], end["t"]["from"]) == (
         {"0": 8, "1": 7},
         {str(number): offset for number, offset in enumerate(start)},
     )
@@ -533,6 +538,41 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
         *((1, offset) for offset in range(7, 11)),
     ]
     assert reader.latestOffset(after, ReadAllAvailable()) == after
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": '{"t": {"0": 1, "1": 4}}'},
+        {"startingOffsets": "group", "group.id": "g"},
+        {"startingTimestamp": "1000000"},
+    ],
+)
+def test_a_first_batch_is_repeated_although_its_start_resolves_no_longer(
+    options: dict[str, str],
+) -> None:
+    """A partition is new, the group has expired, no record is that late: the checkpoint counts."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 1, 1: 4})
+    reader = stream_of(world, WatchedClock(), **options)
+    began = reader.initialOffset()
+    end = reader.latestOffset(began, ReadAllAvailable())
+    begun = rows_between(world, began, end, **options)
+    assert begun
+
+    world.root.add_partitions("t", 3)
+    world.root.append(("t", 2, payload([b"new"])))
+    world.commit("g", {0: None, 1: None})
+    if "startingTimestamp" in options:
+        options["startingTimestamp"] = "99999999999999"  # a relative time is another one now
+    again = stream_of(world, WatchedClock(), **options)
+    assert rows_between(world, again.initialOffset(), end, **options) == begun
+    after = again.latestOffset(end, ReadAllAvailable())
+    assert rows_between(world, end, after, **options) == [(2, 0)]
+    new = stream_of(world, WatchedClock(), **options)
+    with pytest.raises(errors.BadOption):
+        new.latestOffset(new.initialOffset(), ReadAllAvailable())
 
 
 def test_the_end_of_an_empty_first_batch_is_one_position() -> None:
@@ -555,14 +595,14 @@ def test_what_appears_before_the_first_batch_is_read_from_its_start() -> None:
     world.append(2, 2)
     reader = stream_of(world, WatchedClock(), startingOffsets="latest")
     began = reader.initialOffset()
+    found = reader._resolved()
     world.root.delete_topic("t")
     world.root.create_topic("t")
     world.values = {0: [], 1: []}
     world.append(3, 1)
     options = {"startingOffsets": "latest", "failOnDataLoss": "false"}
     reader = stream_of(world, WatchedClock(), **options)
-    reader._initial = began
+    reader._start = found
     end = reader.latestOffset(began, ReadAllAvailable())
     again = stream_of(world, WatchedClock(), **options).initialOffset()
-    assert again["t"]["offsets"] == {"0": 3, "1": 1}
     assert rows_between(world, again, end, **options) == [(0, 0), (0, 1), (0, 2), (1, 0)]
