@@ -122,7 +122,7 @@ def _wanted(name: str, kind: DataType) -> str | None:
         return "array<struct<key:string,value:binary>>" if kind.typeName() == "map" else None
     if name in ("key", "value"):
         return None if word in _BYTES or kind.typeName() in ("array", "map", "struct") else "string"
-    return {"timestamp": "timestamp", "partition": "int"}[name]
+    return {"timestamp": "timestamp_ltz", "partition": "int"}[name]
 
 
 # ------------------------------------------------------------------------------ the job

@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from sparklog.formats.flight_messages import TopicInfo
 
 _ORIGIN: Final = {"_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
-_ORIGIN_DDL: Final = "_partition INT, _offset BIGINT, _timestamp TIMESTAMP"
 _REJECTED_DDL: Final = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
-    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>, reason STRING"
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT,"
+    " timestamp TIMESTAMP_LTZ, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, reason STRING"
 )
 _NO_TABLE: Final = ("TABLE_OR_VIEW_NOT_FOUND", "PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 _ONLY_FOLDER: Final = "DELTA_TABLE_NOT_FOUND"

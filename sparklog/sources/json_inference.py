@@ -195,13 +195,15 @@ _PYTHON_TYPES: Final[dict[str, Any]] = {
 
 
 def ddl_of(schema: StructType) -> str:
-    """Returns the fields of a schema as DDL."""
+    """Returns the fields of a schema as DDL, which means the same in every session."""
     return ", ".join(f"{quoted(each.name)} {_ddl_type(each.dataType)}" for each in schema)
 
 
 def _ddl_type(kind: DataType) -> str:
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
+    if isinstance(kind, TimestampType):
+        return "TIMESTAMP_LTZ"  # TIMESTAMP is what `spark.sql.timestampType` says
     if isinstance(kind, StructType):
         return f"STRUCT<{ddl_of(kind)}>"
     if isinstance(kind, ArrayType):

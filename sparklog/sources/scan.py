@@ -46,9 +46,13 @@ _COMPUTED = ("topic", "partition", CORRUPT)
 
 
 def ddl(options: SourceOptions) -> str:
-    """Returns the columns of the options as DDL, so that Spark parses `valueSchema`."""
+    """Returns the columns of the options as DDL, so that Spark parses `valueSchema`.
+
+    In DDL, TIMESTAMP is the type that `spark.sql.timestampType` says, but TIMESTAMP_LTZ is not.
+    """
     values = {"json": f"STRUCT<{options.value_schema}>", "string": "STRING"}
     kinds = {name: kind.simpleString() for name, kind in _TYPES.items()}
+    kinds["timestamp"] = "TIMESTAMP_LTZ"
     kinds["value"] = values.get(options.value_format, kinds["value"])
     return ", ".join(f"`{name}` {kinds[name]}" for name in options.columns)
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.sql import SparkSession
@@ -113,6 +114,23 @@ def test_a_column_with_the_name_of_a_part_in_upper_case(
     value = b'{"Key":"1","Timestamp":"2026-01-02T03:04:05.000006Z"}'
     assert records(log) == [(b"1", value)]
     assert log.read("t")["timestamp"].to_pylist() == [_AT]
+
+
+def test_the_time_of_a_record_is_a_timestamp_whatever_the_session_prefers(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Its TIMESTAMP_NTZ is converted too, in the time zone of the session."""
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    time = "--timestamp=to_timestamp('2026-01-02T03:04:05.000006')"
+    try:
+        succeed(root, "--topic=t", "--format=csv", "--option=header=true", time, tmp_path)
+        zone = spark.conf.get("spark.sql.session.timeZone")
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    assert zone is not None
+    expected = _AT.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    assert log.read("t")["timestamp"].to_pylist() == [expected]
 
 
 def test_headers_are_a_map_or_an_array(root: Path, log: Log) -> None:

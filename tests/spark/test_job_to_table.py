@@ -108,6 +108,24 @@ def test_a_schema_is_kept(spark: SparkSession, root: Path, log: Log, table: Path
     assert "NOT NULL constraint violated for column: id" in fail(root, table)
 
 
+def test_timestamps_stay_timestamps_whatever_the_session_prefers(
+    spark: SparkSession, root: Path, log: Log, table: Path
+) -> None:
+    """A column that was TIMESTAMP is TIMESTAMP in the next run, and so is that of the origin."""
+    spark.sql(f"create table delta.`{table}` (id int, at timestamp) using delta")
+    send(log, {"id": 1, "at": "2026-01-02T03:04:05Z"}, b"{")
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        arguments = ["--dead-letters=dead", "--partitions=1", "--origin", "--new-fields=add"]
+        assert succeed(root, *arguments, table).endswith("; 1 dead letters")
+        kinds = dict(spark.read.format("delta").load(str(table)).dtypes)
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    assert (kinds["at"], kinds["_timestamp"]) == ("timestamp", "timestamp")
+    at = log.read("t")["timestamp"][0].as_py()
+    assert [(row["at"].hour, row["_timestamp"]) for row in rows(table)] == [(3, at)]
+
+
 def test_each_version_is_that_of_a_dictionary(root: Path, log: Log, table: Path) -> None:
     """With --upsert the newest record of a key counts, and a null value deletes its row."""
     chance = random.Random(5)

@@ -53,6 +53,28 @@ def test_rows_are_those_of_spark_s_kafka_source(spark: SparkSession, root: Path,
     assert_df_equality(read(spark, root), expected, ignore_row_order=True)
 
 
+def test_timestamps_are_timestamps_whatever_the_session_prefers(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """TIMESTAMP means TIMESTAMP_NTZ in DDL of such a session, which no column of a record is."""
+    send(log, 0, 2)
+    options = {"includeHeaders": "true", "valueFormat": "json", "valueSchema": "delay INT"}
+    collected = Collected()
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        for given in ({}, options):
+            found = read(spark, root, **given)
+            assert dict(found.dtypes)["timestamp"] == "timestamp"
+            times = found.selectExpr("unix_micros(timestamp) AS us").collect()
+            assert [row.us for row in times] == [int(AT.timestamp()) * 1_000_000] * 2
+        frame = stream(spark, root)
+        assert dict(frame.dtypes)["timestamp"] == "timestamp"
+        assert start(frame, tmp_path, collected, availableNow=True).awaitTermination(60)
+        assert collected.once() == sent(0, 2)
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_headers_and_single_columns_are_a_choice(spark: SparkSession, root: Path, log: Log) -> None:
     """includeHeaders adds the column of Spark's Kafka source; columns takes only some."""
     send(log, 0, 2)
