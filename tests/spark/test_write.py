@@ -411,6 +411,53 @@ def test_complete_mode_appends_the_whole_result_each_time(
     assert values(log, "u") == ["3", "6"]
 
 
+@pytest.mark.since("4.1")
+def test_update_mode_is_refused_by_spark_itself(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """The sink is not asked, and the documentation has this message."""
+    source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
+    counts = spark.readStream.format("sparklog").options(**source).load().groupBy("topic").count()
+    query = (
+        counts.selectExpr("cast(count as string) as value")
+        .writeStream.format("sparklog")
+        .options(root=str(root), topic="u", checkpointLocation=str(tmp_path / "checkpoint"))
+        .outputMode("update")
+        .start()
+    )
+    refusal = "requirement failed: sparklog does not support Update mode"
+    with pytest.raises(StreamingQueryException, match=refusal):
+        query.awaitTermination(60)
+
+
+def test_update_mode_appends_what_has_changed_through_foreach_batch(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """The groups of a micro-batch have a record each; the others, which stay, have none."""
+    source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
+    rows = spark.readStream.format("sparklog").options(**source).load()
+    counts = rows.groupBy("key").count().selectExpr("key", "cast(count as string) as value")
+    once = foreach_batch(name="counts", root=str(root), topic="u")
+    for keys in (["a", "b"], ["b"]):
+        given = [(key, "v") for key in keys]
+        frame = spark.createDataFrame(given, "key string, value string")
+        write(frame, root, topic="t")
+        query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(once)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+    found = log.read("u").select(["key", "value"]).to_pylist()
+    assert sorted((row["key"], row["value"]) for row in found) == [
+        (b"a", b"1"),
+        (b"b", b"1"),
+        (b"b", b"2"),
+    ]
+
+
 def hand_over(
     spark: SparkSession, root: Path, checkpoint: Path, take: Callable[[DataFrame, int], None]
 ) -> StreamingQuery:
