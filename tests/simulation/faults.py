@@ -421,6 +421,15 @@ class Disk:
         if self.base.is_local and found is not None and found.durable:
             self._removed[path] = found
 
+    def emptied_folders(self, folder: str) -> set[str]:
+        """Names of the folders directly in the folder from which objects were removed.
+
+        A disk keeps such a folder, even if it is empty.
+        """
+        within = f"{folder}/" if folder else ""
+        below = (each.removeprefix(within) for each in self._removed if each.startswith(within))
+        return {each.partition("/")[0] for each in below if "/" in each}
+
     def settle_removals(self, folder: str) -> None:
         """A flush of the folder makes removals durable too."""
         for path in [each for each in self._removed if each.rpartition("/")[0] == folder]:
@@ -513,6 +522,9 @@ class ProcessStore(MemoryStore):
         for path in paths:
             self.disk.remember_removal(path)
             super().delete([path])
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted({*super().folders(folder), *self.disk.emptied_folders(folder)})
 
     def free_bytes(self) -> int | None:
         return 0 if self.is_full() else None

@@ -360,3 +360,32 @@ def test_files_without_a_table_are_left_alone(store: MemoryStore, clock: ManualC
     clock.advance(2 * limits.ORPHAN_GRACE_SECONDS)
     assert maintenance.sweep_orphans(table) == 0
     assert [stat.name for stat in store.walk(table.folder)] == [file.path]
+
+
+# ------------------------------------------------------------------------------ deleted topics
+
+
+class Recorder(NoFaults):
+    """Notes the operations of a store in their order."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[str, str]] = []
+
+    def before(self, operation: str, path: str) -> None:
+        self.operations.append((operation, path))
+
+
+def test_removals_are_durable_before_an_emptied_table_is_noted(clock: ManualClock) -> None:
+    """Nobody looks for the files of a deleted topic that a power cut brings back after the note."""
+    recorder = Recorder()
+    store = MemoryStore(clock, faults=recorder)
+    table = TopicTable(store, "t", clock=clock)
+    create(table, 2)
+    store.put("topics/t/partition=1/of another program", b"keeps the folder")
+    assert not maintenance.is_emptied(store, "t")
+    recorder.operations.clear()
+    maintenance.note_emptied(table)
+    noted = recorder.operations.index(("put", "topics/t/_emptied"))
+    for folder in (LOG, "topics/t/partition=1"):
+        assert ("sync_folder", folder) in recorder.operations[:noted]
+    assert maintenance.is_emptied(store, "t")
