@@ -5,15 +5,19 @@ Rules:
 - A table is registered at its location. No data is copied or written, and dropping the table from
   the catalog leaves the topic unchanged.
 - Most catalogs allow letters, digits and underscores in names, and ignore case. Other characters of
-  a topic's name become underscores, as in the names of Kafka's metrics. Topics that would get the
-  same name are an error.
+  a topic's name become underscores, as in the names of Kafka's metrics. So the name of a table
+  depends on the topic's name alone, whichever other topics exist or are registered with it.
+- Tables and views share the names of a schema, and `IF NOT EXISTS` hides that one is taken. So each
+  topic of the log has two names, of its table and its view, whether or not it is registered now. A
+  topic that shares one with another topic is an error, until the user names one of the two.
 - Names are always in backticks, since a topic may have the name of a keyword.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
@@ -26,18 +30,35 @@ _NOT_FOR_SPARK: Final = ("az", "azure", "memory")
 """URI schemes that Spark does not know, or knows by another name."""
 
 
-def table_names(topics: Sequence[str]) -> dict[str, str]:
-    """Returns a table name for each topic. Raises `BadOption` if two would have the same."""
-    taken: dict[str, str] = {}
-    names = {}
+def table_names(
+    topics: Sequence[str], log: Iterable[str], chosen: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns a table name for each topic.
+
+    Args:
+        topics: those to name.
+        log: all topics of the log, whose names the returned ones differ from.
+        chosen: the names that the user has chosen, by topic of the log.
+
+    Raises:
+        errors.BadOption: the table or the view of a topic would have the name of another topic's.
+    """
+    every = {*log, *topics}
+    names = {topic: chosen.get(topic) or _NOT_IN_NAMES.sub("_", topic) for topic in sorted(every)}
+    owners: dict[str, list[tuple[str, str]]] = {}
+    for topic, name in names.items():
+        owners.setdefault(name.lower(), []).append((topic, "table"))
+        owners.setdefault((name + VIEW_SUFFIX).lower(), []).append((topic, "view"))
     for topic in topics:
-        name = _NOT_IN_NAMES.sub("_", topic)
-        other = taken.setdefault(name.lower(), topic)
-        if other != topic:
-            reason = f"its table would be named {name}, like that of {other!r}; use --name for one"
-            raise errors.BadOption(option="topic", value=topic, reason=reason)
-        names[topic] = name
-    return names
+        for what, name in (("table", names[topic]), ("view", names[topic] + VIEW_SUFFIX)):
+            for other, its in owners[name.lower()]:
+                if other != topic:
+                    reason = (
+                        f"its {what} would be named {name}, like the {its} of {other!r}; choose a"
+                        f" name for one of them with --name {topic}=NAME or --name {other}=NAME"
+                    )
+                    raise errors.BadOption(option="topic", value=topic, reason=reason)
+    return {topic: names[topic] for topic in topics}
 
 
 def location(table_uri: str, *, root: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -176,11 +176,12 @@ def ddl(
         ),
     ] = None,
     name: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="The name of the table, for a single topic. Default: the topic's name, in which"
-            " underscores replace all but letters, digits and underscores.",
+            metavar="[TOPIC=]NAME",
+            help="The name of a topic's table, without TOPIC for a single topic; repeat it for"
+            " more. Default: the topic's name, in which underscores replace all but letters, digits"
+            " and underscores.",
             show_default=False,
         ),
     ] = None,
@@ -203,7 +204,8 @@ def ddl(
 ) -> None:
     """Print SQL that registers topics' tables in a catalog of Spark or Databricks.
 
-    No data is copied, and DROP TABLE leaves the topic untouched.
+    No data is copied, and DROP TABLE leaves the topic untouched. No table or view gets the name of
+    another topic's, in capitals or not: topics that would share one need a --name.
 
     Example: sparklog topics ddl orders --schema events --root s3://bucket/log
     """
@@ -214,16 +216,33 @@ def ddl(
         raise typer.BadParameter("no topic is named: name some, or give --all")
     if catalog and not schema:
         raise typer.BadParameter("--catalog requires --schema")
-    if name and len(chosen) != 1:
-        raise typer.BadParameter("--name allows a single topic only")
+    given = _table_names(name or (), chosen)
     with open_log(root, bootstrap, wait) as log:
         infos = [log.describe(topic) for topic in (log.topics() if all_topics else chosen)]
-    names = {chosen[0]: name} if name else table_names([info.topic for info in infos])
+        every = log.topics(internal=True)
+    for unknown in given.keys() - {*every}:
+        raise errors.UnknownTopic(topic=unknown)
+    names = table_names([info.topic for info in infos], every, given)
     where = [part for part in (catalog, schema) if part]
     for info in infos:
         at = location(info.table_uri, root=spark_root)
         table = (*where, names[info.topic])
         typer.echo("\n".join(statements(info.topic, at, table, with_view=view)))
+
+
+def _table_names(given: Iterable[str], chosen: Sequence[str]) -> dict[str, str]:
+    """Parses `[TOPIC=]NAME` texts. Raises a usage error without TOPIC for several topics."""
+    names = {}
+    for text in given:
+        topic, equals, name = text.partition("=")
+        if not equals:
+            if len(chosen) != 1:
+                raise typer.BadParameter("--name NAME allows a single topic only: use TOPIC=NAME")
+            topic, name = chosen[0], text
+        if not topic or not name:
+            raise typer.BadParameter(f"expected [TOPIC=]NAME, not {text!r}")
+        names[topic] = name
+    return names
 
 
 @app.command(cls=Command, epilog=_KEYS)

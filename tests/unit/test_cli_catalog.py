@@ -107,12 +107,83 @@ def test_spark_has_no_such_store() -> None:
     assert catalog.location("az://c/log/topics/t", root=root) == f"{root}/topics/t"
 
 
-@pytest.mark.parametrize("other", ["a_b", "a.b", "A-B"])
-def test_two_topics_never_have_one_table(other: str) -> None:
-    """Names that most catalogs do not tell apart are refused, with both topics."""
-    with pytest.raises(errors.BadOption, match="like that of 'a-b'") as raised:
-        catalog.table_names(["a-b", "c", other])
-    assert raised.value.value == other
+ALONE = ("a", "pay", "pay-v1", "Ord_2", "text", "pay_texts")
+MEETINGS = [
+    ("a-b", "a_b", "table", "table"),
+    ("a-b", "a.b", "table", "table"),
+    ("a-b", "A-B", "table", "table"),
+    ("ord", "Ord", "table", "table"),
+    ("pay", "pay_text", "view", "table"),
+    ("pay", "Pay.text", "view", "table"),
+    ("a-b", "A_B_text", "view", "table"),
+]
+"""Two topics, and what of each would have one name."""
+
+
+@pytest.mark.parametrize(("first", "second", "ours", "theirs"), MEETINGS)
+def test_two_topics_never_have_one_name(first: str, second: str, ours: str, theirs: str) -> None:
+    """Either is refused, whichever a call names, with both topics and the option for a name."""
+    log = [*ALONE, first, second]
+    for topics in ([first], [first, second], [*ALONE, first]):
+        with pytest.raises(errors.BadOption, match=f"the {theirs} of '{second}'") as raised:
+            catalog.table_names(topics, log)
+        assert raised.value.value == first
+        assert f"its {ours} " in str(raised.value)
+        assert f"--name {first}=NAME or --name {second}=NAME" in str(raised.value)
+    with pytest.raises(errors.BadOption, match=f"the {ours} of '{first}'") as raised:
+        catalog.table_names([second], log)
+    assert raised.value.value == second
+
+
+@pytest.mark.parametrize(("first", "second", "_ours", "_theirs"), MEETINGS)
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_a_chosen_name_parts_two_topics(
+    first: str, second: str, _ours: str, _theirs: str, renamed: int
+) -> None:
+    """With a name for one of them, both are registered, and all names differ without case."""
+    log = sorted({*ALONE, first, second})
+    chosen = {(first, second)[renamed]: "other"}
+    names = catalog.table_names(log, log, chosen)
+    taken = [name.lower() for table in names.values() for name in (table, f"{table}_text")]
+    assert len(taken) == len(set(taken)) == 2 * len(log)
+    for topic in log:
+        assert catalog.table_names([topic], log, chosen) == {topic: names[topic]}
+
+
+@pytest.mark.parametrize("chosen", ["orders", "ORDERS", "orders_text", "pay_text"])
+def test_a_chosen_name_is_not_that_of_another_topic(chosen: str) -> None:
+    """Neither its table's nor its view's, also if the call names only one of the topics."""
+    with pytest.raises(errors.BadOption, match="would be named"):
+        catalog.table_names(["t"], ["orders", "pay", "t"], {"t": chosen})
+    with pytest.raises(errors.BadOption, match="would be named"):
+        catalog.table_names(["t", "u"], ["t", "u"], {"t": "orders", "u": "Orders"})
+
+
+def test_the_name_of_a_topic_does_not_depend_on_others() -> None:
+    """It is the same alone and among others, which may come and go."""
+    for topic in ALONE:
+        alone = catalog.table_names([topic], [topic])
+        assert catalog.table_names([topic], ALONE) == alone
+        assert catalog.table_names(ALONE, ALONE)[topic] == alone[topic]
+
+
+def test_topics_that_meet_are_refused_until_one_has_a_name(root: Path) -> None:
+    """Also if the call names one of them only, and nothing is printed then."""
+    for topic in ("orders_text", "Page_Views.v1"):
+        assert run("topics", "create", topic, "--root", str(root)).exit_code == ExitCode.OK
+    for arguments in (("orders", "--view"), ("orders_text",), ("page-views.v1",), ("--all",)):
+        refused = run("topics", "ddl", *arguments, "--root", str(root))
+        assert (refused.exit_code, refused.stdout) == (ExitCode.FAILED, "")
+        assert "--name" in refused.stderr
+    names = ("--name", "orders_text=texts", "--name", "page-views.v1=views")
+    assert "`orders`" in ddl(root, "orders", *names)
+    found = ddl(root, "--all", "--view", *names)
+    created = sorted(line.split("`")[1] for line in found.splitlines() if "CREATE" in line)
+    tables = ["Page_Views_v1", "orders", "texts", "views"]
+    assert created == sorted([*tables, *(f"{name}_text" for name in tables)])
+    assert "`texts`" in ddl(root, "orders_text", "--name", "texts")
+    unknown = run("topics", "ddl", "orders_text", "--name", "nope=n", "--root", str(root))
+    assert "Topic 'nope' does not exist" in unknown.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,8 +192,10 @@ def test_two_topics_never_have_one_table(other: str) -> None:
         ((), "name some, or give --all"),
         (("t", "--all"), "name some, or give --all"),
         (("t", "--catalog", "main"), "--catalog requires --schema"),
-        (("t", "u", "--name", "n"), "--name allows a single topic"),
-        (("--all", "--name", "n"), "--name allows a single topic"),
+        (("t", "u", "--name", "n"), "--name NAME allows a single topic"),
+        (("--all", "--name", "n"), "--name NAME allows a single topic"),
+        (("t", "--name", "t="), "expected [TOPIC=]NAME, not 't='"),
+        (("t", "--name", "=n"), "expected [TOPIC=]NAME, not '=n'"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], told: str) -> None:
