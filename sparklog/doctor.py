@@ -415,6 +415,9 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
     for each in report.held_back:
         advice = "records wait in the write-ahead log; mend the table, or what the reason names"
         yield _warn("topic held back", f"{each.topic}: {each.reason}", advice)
+    for kept in report.kept_records:
+        advice = "its records take space until the property is unset; or configure it to keep them"
+        yield _warn("deletions refused", f"{kept.topic}: {kept.reason}", advice)
 
 
 def check_empty(store: Store) -> CheckResult:

@@ -68,6 +68,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     held_back: list[flight_messages.HeldBack] = []
     refused: list[flight_messages.Refused] = []
     """Work that brokers refuse now; of several, the reasons name the broker."""
+    kept_records: list[flight_messages.KeptRecords] = []
+    """Topics whose retention and key compaction are refused, because their table is append-only."""
     reason: str = ""
     """The reason why a live broker did not answer; others may have."""
 
@@ -130,6 +132,9 @@ def of_root(
             for status in answers
             for each in status.refused
         ],
+        kept_records=list(
+            {each.topic: each for status in answers for each in status.kept_records}.values()
+        ),
         reason="; ".join(
             f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
             for each in silent
@@ -219,6 +224,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         unpublished_bytes=status.unpublished_bytes,
         held_back=status.held_back,
         refused=status.refused,
+        kept_records=status.kept_records,
     )
 
 

@@ -339,12 +339,17 @@ class Broker:
         return RecordTimes(self._reader, self._partition_table)
 
     def status(self) -> flight_messages.BrokerStatus:
-        """Returns counts of topics, partitions and unpublished bytes, and topics held back."""
+        """Returns counts of topics, partitions and unpublished bytes, and refused work."""
         topics = self._partition_table.topics()
         held_back = [
             flight_messages.HeldBack(topic=topic.name, reason=reason)
             for topic in topics
             if (reason := topic.refusal) is not None
+        ]
+        kept_records = [
+            flight_messages.KeptRecords(topic=topic.name, reason=reason)
+            for topic in topics
+            if (reason := topic.deletion_refusal) is not None
         ]
         return flight_messages.BrokerStatus(
             cluster_id=self._leadership.cluster.cluster_id,
@@ -359,6 +364,7 @@ class Broker:
                 flight_messages.Refused(work=work, reason=reason)
                 for work, reason in self.refused.states().items()
             ],
+            kept_records=kept_records[: limits.STATUS_TOPICS],
         )
 
     def configs(self, listener: str) -> list[ConfigEntry]:

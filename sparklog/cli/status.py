@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -10,10 +11,11 @@ from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOptio
 from sparklog.options import check_bootstrap, storage_options
 
 if TYPE_CHECKING:
+    from sparklog.formats.flight_messages import HeldBack, KeptRecords
     from sparklog.status import StatusReport
     from sparklog.storage.liveness import Leader
 
-_HELD_BACK_SHOWN: Final = 20
+_TOPICS_SHOWN: Final = 20
 _WORDS: Final = {
     "served": "served",
     "silent": "a broker is alive but does not answer from here",
@@ -31,8 +33,9 @@ def status(
     """Show the brokers of a log and the state of its topics.
 
     The command starts no broker. Exits with 0 if the log is served and all topics can be published,
-    with 3 if topics are held back, a broker refuses work or does not answer, and with 4 if there is
-    no broker. With --root it asks all brokers, with --bootstrap the one at that address.
+    with 3 if topics are held back or records stay that should be deleted, a broker refuses work or
+    does not answer, and with 4 if there is no broker. With --root it asks all brokers, with
+    --bootstrap the one at that address.
 
     Example: sparklog status --root ./data
     """
@@ -69,8 +72,8 @@ def _report(root: str | None, bootstrap: str | None) -> StatusReport:
 
 def _exit_code(report: StatusReport) -> ExitCode:
     if report.state == "served":
-        is_whole = not (report.held_back or report.reason or report.refused)
-        return ExitCode.OK if is_whole else ExitCode.UNHEALTHY
+        troubles = (report.held_back, report.reason, report.refused, report.kept_records)
+        return ExitCode.UNHEALTHY if any(troubles) else ExitCode.OK
     return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
 
 
@@ -98,11 +101,20 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:
         lines.append(("unpublished", f"{report.unpublished_bytes:,} bytes"))
-    shown = report.held_back[:_HELD_BACK_SHOWN]
-    lines += [("held back", f"{each.topic}: {each.reason}") for each in shown]
-    if len(report.held_back) > len(shown):
-        lines.append(("held back", f"and {len(report.held_back) - len(shown)} more topics"))
+    lines += _of_topics("held back", "", report.held_back)
+    lines += _of_topics("refused", "deletions of ", report.kept_records)
     return lines
+
+
+def _of_topics(
+    name: str, what: str, topics: Sequence[HeldBack | KeptRecords]
+) -> Iterator[tuple[str, str]]:
+    """Yields a line for each of the first topics, and one for the others."""
+    for each in topics[:_TOPICS_SHOWN]:
+        yield name, f"{what}{each.topic}: {each.reason}"
+    if len(topics) > _TOPICS_SHOWN:
+        more = f"{len(topics) - _TOPICS_SHOWN} more topics"
+        yield name, f"{what}{more}" if what else f"and {more}"
 
 
 def _state(report: StatusReport) -> str:

@@ -198,6 +198,13 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
 
 
+class KeptRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic whose records stay beyond its configuration, because its table is append-only."""
+
+    topic: str
+    reason: str
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Work that a broker refuses now."""
 
@@ -220,6 +227,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     held_back: list[HeldBack] = []
     """At most `limits.STATUS_TOPICS` of them."""
     refused: list[Refused] = []
+    kept_records: list[KeptRecords] = []
+    """At most `limits.STATUS_TOPICS` of them."""
 
 
 class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,7 +34,7 @@ from sparklog.storage.file_compaction import FileGroup, Merge
 from sparklog.storage.log_compaction import CompactionPass
 from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table import APPEND_ONLY_REASON, TopicTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +97,7 @@ class _Compaction:
 
     def show(self) -> None:
         """Prints the plan, by the version of the table that was read."""
+        self._note_append_only()
         cuts = retention.choose(self._table.snapshot, now_us=self._table.clock.now_us())
         passes = log_compaction.choose(self._table, everything=True)
         groups = self._groups(self._table.snapshot)
@@ -108,6 +109,7 @@ class _Compaction:
     def run(self) -> None:
         """Does what there is to do. Raises the first failure, after everything else is done."""
         began = time.perf_counter()
+        self._note_append_only()
         retained = retention.retain(self._table)
         self._compact_keys()
         self._merge()
@@ -123,6 +125,11 @@ class _Compaction:
         typer.echo(f"{topic}: nothing to compact" if is_idle else said + "".join(parts))
         for failure in self._failures:
             raise failure
+
+    def _note_append_only(self) -> None:
+        snapshot = self._table.snapshot
+        if snapshot.append_only and retention.removes_records(snapshot.config):
+            echo(f"{self._table.topic} is only merged: {APPEND_ONLY_REASON}")
 
     @functools.cached_property
     def _spark(self) -> SparkSession:

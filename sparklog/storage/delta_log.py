@@ -583,6 +583,8 @@ def new_metadata(*, table_id: str, created_ms: int) -> Metadata:
     )
 
 
+APPEND_ONLY: Final = "delta.appendOnly"
+
 _WRITER_FEATURES: Final = {
     3: "check constraints",
     4: "change data feed or generated columns",
@@ -594,6 +596,14 @@ _WRITER_FEATURES: Final = {
 def foreign_reason(protocol: Protocol, metadata: Metadata) -> str | None:
     """Names the feature, property or column that sparklog does not support; None: there is none."""
     return _protocol_reason(protocol) or _property_reason(metadata) or _schema_reason(metadata)
+
+
+def is_append_only(metadata: Metadata) -> bool:
+    """Returns whether commits may only add and rearrange rows (`dataChange` false), not remove any.
+
+    https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Append-only Tables".
+    """
+    return (metadata.configuration.get(APPEND_ONLY) or "").lower() == "true"
 
 
 def _protocol_reason(protocol: Protocol) -> str | None:
@@ -612,8 +622,6 @@ def _property_reason(metadata: Metadata) -> str | None:
     properties = metadata.configuration
     if properties.get("delta.columnMapping.mode", "none") != "none":
         return "column mapping is on"
-    if (properties.get("delta.appendOnly") or "").lower() == "true":
-        return "delta.appendOnly is true, which forbids retention and compaction"
     if properties.get("delta.setTransactionRetentionDuration") is not None:
         return "delta.setTransactionRetentionDuration is set, which forgets where partitions end"
     return None

@@ -12,8 +12,8 @@ Rules, which are those of Kafka's log cleaner where it has them:
 - A pass is one commit, or a few for a very large partition. These may be in any order, because the
   record that supersedes another is kept; the last one records the end of the pass. A commit is made
   only if, in the version right before it, exactly the files that the pass has read or written have
-  the partition's rows below the end, and the topic is still compacted. Otherwise the pass is
-  abandoned, and its new files are removed.
+  the partition's rows below the end, and the topic is still compacted and its table not
+  append-only. Otherwise the pass is abandoned, and its new files are removed.
 - Removed rows are in no other file, so `dataChange` is true for removed files. It is false for
   added files, since all their rows existed before. So no stream of another engine reads a row
   twice, and one that ignores deletes continues.
@@ -197,12 +197,12 @@ def choose(
     with a record per second is not compacted each second. Or if dirty records have waited as long
     as the topic allows. Or if tombstones have waited long enough without a pass since. With
     `everything`, all partitions with dirty records or waiting tombstones. `before_us`: records in
-    files written since wait for a later pass. Raises `BadOption` if the topic's configuration is
-    invalid.
+    files written since wait for a later pass. None of an append-only table does. Raises `BadOption`
+    if the topic's configuration is invalid.
     """
     snapshot, now_us = table.snapshot, table.clock.now_us()
     policy = policy_of(snapshot.config)
-    if policy is None or snapshot.topic_id is None:
+    if policy is None or snapshot.topic_id is None or snapshot.append_only:
         return []
     found = []
     for partition, files in enumerate(snapshot.files):
@@ -403,6 +403,8 @@ def _is_as_it_was(table: TopicTable, each: CompactionPass, paths: set[str]) -> b
     """Returns whether exactly the files of these paths have the rows below the end."""
     snapshot = table.snapshot
     if snapshot.topic_id != each.topic_id or policy_of(snapshot.config) is None:
+        return False
+    if snapshot.append_only:
         return False
     files = snapshot.files[each.partition]
     taken = {file.path for file in files if file.first is None or file.first < each.end}

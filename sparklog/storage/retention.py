@@ -14,6 +14,9 @@ Rules, which are those of Kafka's `UnifiedLog` where it has them:
 - One commit removes the files and moves the `txn` `sparklog/<topic id>/<p>/start`. It is made only
   if, in the version right before it, exactly the chosen files have the rows below the new start.
   Otherwise the choice is made again, and the new files are removed.
+- From an append-only table (`delta.appendOnly`) no record is removed: retention waits until the
+  property is unset, and a deletion is an error. The log start stays too, since it would hide
+  records that the table has to keep. Where it is, it stays in effect.
 - The log start never moves back. Rows below it that another engine restores with an older version
   are not records: readers skip them, and `sweep_below` removes them.
 """
@@ -33,6 +36,7 @@ from sparklog.storage import data_file, file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
+    APPEND_ONLY_REASON,
     TableChange,
     TopicTable,
     data_path,
@@ -61,6 +65,15 @@ def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
     return RetentionPolicy(
         retention_ms=_number(config, "retention.ms"),
         retention_bytes=_number(config, "retention.bytes"),
+    )
+
+
+def removes_records(config: Mapping[str, str]) -> bool:
+    """Returns whether a topic with this configuration loses records, by retention or compaction."""
+    policies = config.get("cleanup.policy", "delete").split(",")
+    bounds = ("retention.ms", "retention.bytes") if "delete" in policies else ()
+    return "compact" in policies or any(
+        config.get(key, str(_UNLIMITED)) != str(_UNLIMITED) for key in bounds
     )
 
 
@@ -97,11 +110,13 @@ def choose(snapshot: TableSnapshot, *, now_us: int) -> list[RetentionCut]:
     """Returns the files that exceed the topic's bounds, or are below the log start.
 
     Files with overlapping offsets are removed together. A partition with a file without statistics
-    is skipped until compaction adds them, because the file may have any offset. Raises `BadOption`
-    if the topic's configuration is invalid.
+    is skipped until compaction adds them, because the file may have any offset. No file of an
+    append-only table is returned. Raises `BadOption` if the topic's configuration is invalid.
     """
     policy = policy_of(snapshot.config)
-    cuts = []
+    cuts: list[RetentionCut] = []
+    if snapshot.append_only:
+        return cuts
     for partition, files in enumerate(snapshot.files):
         clusters = _clusters(files)
         start = snapshot.starts[partition]
@@ -220,7 +235,8 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     When this returns, the log start is moved durably, also through a power cut. An offset at or
     below the log start has no effect. All records below the offsets must be in the table.
 
-    Raises `UnknownTopic` if the table is no longer that of the topic, `OffsetOutOfRange` beyond the
+    Raises `UnknownTopic` if the table is no longer that of the topic, `PolicyViolation` if it is
+    append-only, `OffsetOutOfRange` beyond the
     table's end, `MissingObject` and `CorruptObject` if a file cannot be rewritten because it is not
     as the log says, and like `TopicTable.commit`.
     """
@@ -230,6 +246,8 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
         if deletion is None:
             table.sync()  # the process that moved it may have died before the move was durable
             return snapshot
+        if snapshot.append_only:
+            raise errors.PolicyViolation(topic=table.topic, reason=APPEND_ONLY_REASON)
         found = _Deleting(table, topic_id, offsets, deletion, snapshot.ends).run()
         if found is not None:
             return found
@@ -241,12 +259,12 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
 
 
 def sweep_below(table: TopicTable) -> None:
-    """Removes rows below the log start from the newest version.
+    """Removes rows below the log start from the newest version, unless it is append-only.
 
     Only another engine can have restored them. Raises like `delete_records`.
     """
     snapshot = table.snapshot
-    if snapshot.topic_id is None:
+    if snapshot.topic_id is None or snapshot.append_only:
         return
     found = {
         partition: start

@@ -101,6 +101,8 @@ class TableSnapshot:
     """The id and the epoch of the broker that created it; None: an older release did."""
     gaps: Gaps = field(default_factory=lambda: MappingProxyType({}))
     """See `storage.gaps`."""
+    append_only: bool = False
+    """True if no commit may remove records: only add some, and rearrange files."""
 
 
 # ------------------------------------------------------------------------------ the WAL

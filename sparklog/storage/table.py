@@ -8,6 +8,8 @@ Rules:
 - Version v is put only if absent, by a writer that has seen v-1, and all assumptions of a change
   are checked on the snapshot of exactly v-1. So two contradictory changes are never both made,
   whatever their writers.
+- `delta.appendOnly` is another engine's to set. While it is true, a change that removes rows is
+  refused (`PolicyViolation`), unless it ends the topic; all others are made.
 - Old commits are removed, oldest first. Afterwards a put of an old version v succeeds although v
   existed before, so a commit counts only if its predecessor exists after it.
 - A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
@@ -62,6 +64,11 @@ NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
 
 REMOVED_AT: Final = "sparklog.removedAt"
 """The tag with the time of removal in ms, of a file whose `deletionTimestamp` is later."""
+
+APPEND_ONLY_REASON: Final = (
+    "its table is append-only (delta.appendOnly = true), so its records stay; set the property to"
+    " false, or unset it, to allow retention, key compaction and deletion of records"
+)
 
 _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
 # The names are given by `data_file.put` and `file_suffix`.
@@ -260,10 +267,15 @@ def describe_change(
 
 
 def delete_change(snapshot: TableSnapshot) -> TableChange:
-    """Returns the change that deletes the topic: removes every file, and clears the topic id."""
+    """Returns the change that deletes the topic: removes every file, and clears the topic id.
+
+    As a table may be dropped although it is append-only, this property ends with the topic.
+    """
+    ours = (TOPIC_ID, PARTITIONS, CONFIG, CREATOR)
+    is_barred = snapshot.append_only
     return TableChange(
         removes=tuple(file for files in snapshot.files for file in files),
-        properties=dict.fromkeys((TOPIC_ID, PARTITIONS, CONFIG, CREATOR)),
+        properties=dict.fromkeys((*ours, delta_log.APPEND_ONLY) if is_barred else ours),
         operation="DELETE",
     )
 
@@ -279,6 +291,7 @@ class _Topic:
     partitions: int = 0
     config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     creator: tuple[int, int] | None = None
+    append_only: bool = False
     foreign: str | None = None
     """The reason why sparklog does not support this table."""
 
@@ -288,9 +301,9 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
         return _Topic(foreign="its log has no protocol or no metadata")
     if reason := delta_log.foreign_reason(protocol, metadata):
         return _Topic(foreign=reason)
-    properties = metadata.configuration
+    properties, append_only = metadata.configuration, delta_log.is_append_only(metadata)
     if properties.get(TOPIC_ID) is None:
-        return _Topic()
+        return _Topic(append_only=append_only)
     try:
         config = msgspec.json.decode(properties.get(CONFIG) or "", type=dict[str, str])
         partitions = int(properties.get(PARTITIONS) or "")
@@ -301,6 +314,7 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
             partitions=partitions,
             config=MappingProxyType(config),
             creator=_creator(properties.get(CREATOR)),
+            append_only=append_only,
         )
     except (ValueError, msgspec.MsgspecError) as error:
         return _Topic(foreign=f"its sparklog.* properties are damaged: {error}")
@@ -369,6 +383,10 @@ class _Replay:
     @property
     def topic_id(self) -> str | None:
         return self._topic.topic_id
+
+    @property
+    def append_only(self) -> bool:
+        return self._topic.append_only
 
     def apply(self, version: int, actions: Actions) -> None:
         """Applies the actions of a commit or checkpoint, which lead to `version`."""
@@ -503,6 +521,7 @@ class _Replay:
             starts=tuple(self._starts),
             files=tuple(self._files_in_order),
             gaps=self.gaps,
+            append_only=self._topic.append_only,
         )
 
     def _update_partitions(self) -> None:
@@ -1024,8 +1043,9 @@ class TopicTable:
         change, or the one on which `decide` abandoned it.
 
         Raises like `refresh`. No effect: `StorageUnavailable` (also after too many lost
-        races), `StorageFull`, and `TimedOut` for a file that has become too old to be added: write
-        it again. Perhaps an effect: `OutcomeUnknown`; look for your own files or `txn`.
+        races), `StorageFull`, `PolicyViolation` for a removal of rows from an append-only table,
+        and `TimedOut` for a file that has become too old to be added: write it again. Perhaps an
+        effect: `OutcomeUnknown`; look for your own files or `txn`.
         """
         assert not self._only_reads
         with self._lock:
@@ -1139,6 +1159,8 @@ class TopicTable:
         assert all(unquote(file.path) in replay.active for file in change.removes)
         assert not any(unquote(file.path) in replay.active for file in change.adds)
         assert all(version >= replay.offset(app_id) for app_id, version in change.txns.items())
+        if replay.append_only and self._removes_rows(change):
+            raise errors.PolicyViolation(topic=self.topic, reason=APPEND_ONLY_REASON)
         if change.preparation is not None and change.preparation not in self.preparations:
             raise _lost_preparation(self.topic)
         limit_seconds = self.orphan_grace_seconds / 2
@@ -1150,6 +1172,14 @@ class TopicTable:
             if self.clock.now_us() - file.modified_us > limit_seconds * 1e6:
                 what = f"writing {file.path} and adding it"
                 raise errors.TimedOut(what=what, timeout_seconds=limit_seconds)
+
+    def _removes_rows(self, change: TableChange) -> bool:
+        """Returns whether rows would leave a table that stays append-only."""
+        if delta_log.APPEND_ONLY in (change.properties or {}):
+            return False
+        if change.create and self._replay.active:
+            return True
+        return bool(change.removes) and (change.data_change or change.drops_rows)
 
     def _actions(self, change: TableChange) -> Actions:
         replay, now_ms = self._replay, self.clock.now_us() // 1_000

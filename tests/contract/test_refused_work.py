@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
@@ -25,6 +26,7 @@ from sparklog.broker.refused_work import Work
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.clock import SystemClock
+from sparklog.doctor import CheckState, check_broker
 from sparklog.formats.flight_messages import AppendHeader
 from sparklog.settings import (
     BrokerSettings,
@@ -35,7 +37,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
 from tests.support.brokers import payload
 from tests.support.flights import BrokerClient, Stream
@@ -209,6 +211,63 @@ def test_a_state_is_visible_from_its_beginning_to_its_end(
     assert lines[0] == f"{work} are refused"
     assert lines[-1] == f"{work} are accepted again"
     assert len(lines) % 2 == 0
+
+
+def test_an_append_only_table_is_visible_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    """As a state of its topic, which is published meanwhile; a deletion names the property."""
+    metric = 'sparklog_topic_deletions_refused{topic="t"}'
+    settings = BrokerSettings(
+        root=str(tmp_path),
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen=""),
+        publisher=PublisherSettings(interval_seconds=0.05),
+        janitor=JanitorSettings(interval_seconds=0.05),
+    )
+    with capture_logs() as logged, Agent(settings) as agent, sparklog.connect(agent.address) as log:
+
+        def show() -> tuple[int, str]:
+            found = CliRunner().invoke(app, ["status", "--bootstrap", agent.address])
+            return found.exit_code, found.stdout
+
+        def figures() -> str:
+            assert agent._sources is not None
+            return b"".join(Exposition(Collector(agent._sources)).text()).decode()
+
+        def events() -> list[str]:
+            return [each["event"] for each in logged if each["event"].startswith("deletions are")]
+
+        log.create_topic("t", 1, {"retention.ms": 10**12})
+        with log.producer() as producer:
+            producer.send("t", b"0")
+        log.flush_to_table()
+        engine = DeltaTable(str(tmp_path / "topics" / "t"))
+        engine.alter.set_table_properties({"delta.appendOnly": "true"})
+        wait_until(lambda: events() == ["deletions are refused"], "a line in the log")
+        code, shown = show()
+        assert code == ExitCode.UNHEALTHY
+        assert "deletions of t: its table is append-only (delta.appendOnly = true)" in shown
+        assert f"{metric} 1" in figures()
+        found = check_broker(LocalStore(tmp_path), SystemClock())
+        assert ("deletions refused", CheckState.WARN) in [
+            (each.check, each.state) for each in found
+        ]
+        with log.producer() as producer:
+            producer.send("t", b"1")
+        log.flush_to_table()
+        with pytest.raises(errors.PolicyViolation, match=r"unset it"):
+            log.delete_records("t", {0: 1})
+        assert log.read("t").num_rows == len(DeltaTable(engine.table_uri).to_pyarrow_table()) == 2
+        assert log.describe("t").partitions[0].start == 0
+        engine = DeltaTable(engine.table_uri)
+        engine.alter.set_table_properties({"delta.appendOnly": "false"})
+        wait_until(lambda: len(events()) == 2, "another line in the log")
+        assert events()[1] == "deletions are accepted again"
+        assert show()[0] == ExitCode.OK
+        assert f"{metric} 0" in figures()
+        assert log.delete_records("t", {0: 1}) == {0: 1}
+    page, alerts = (DOCS / "operations.md", DOCS / "operations" / "alerts.yaml")
+    assert all(text in page.read_text() for text in (metric.partition("{")[0], *events()))
+    assert f"expr: {metric.partition('{')[0]} > 0" in alerts.read_text()
 
 
 def test_a_producer_is_told_why_its_records_wait(

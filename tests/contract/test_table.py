@@ -638,7 +638,7 @@ def test_preparations_survive_a_change_of_another_engine_that_is_undone(
     """Numbers are not used again after a table was foreign for a while."""
     create(table, 1)
     number = table.prepare(tables.TOPIC_ID, 1)
-    put_commit(store, 2, with_property("delta.appendOnly", "true"))
+    put_commit(store, 2, with_property("delta.columnMapping.mode", "name"))
     with pytest.raises(errors.ForeignTable):
         table.refresh()
     put_commit(store, 3, {"metaData": METADATA})
@@ -836,7 +836,6 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "is of partition None": foreign_add("x.parquet", partitionValues={"partition": None}),
     "actions that sparklog does not know: ['domainMetadata']": {"domainMetadata": {"domain": "x"}},
     "column mapping is on": with_property("delta.columnMapping.mode", "name"),
-    "delta.appendOnly is true": with_property("delta.appendOnly", "true"),
     "delta.setTransactionRetentionDuration is set": with_property(
         "delta.setTransactionRetentionDuration", "interval 1 day"
     ),
@@ -891,12 +890,36 @@ def test_half_a_table_is_refused(table: TopicTable, store: Store, action: dict[s
 def test_foreign_change_may_be_undone(table: TopicTable, store: Store) -> None:
     """Once the property is removed, the topic continues."""
     create(table, 1)
-    put_commit(store, 1, with_property("delta.appendOnly", "true"))
+    put_commit(store, 1, with_property("delta.columnMapping.mode", "name"))
     with pytest.raises(errors.ForeignTable):
         table.refresh()
     put_commit(store, 2, {"metaData": METADATA})
     assert append(table).ends == (10,)
     assert another(table).refresh() == table.snapshot
+
+
+def test_an_append_only_table_gains_rows_and_loses_none(table: TopicTable, store: Store) -> None:
+    """Appends and merges continue; a removal of rows has no effect; a topic may be deleted."""
+    create(table, 1)
+    first, second = (append(table).files[0][-1] for _ in range(2))
+    put_commit(store, 3, with_property("delta.appendOnly", "TRUE"))
+    assert append(table).append_only
+    merged = dataclasses.replace(first, path="partition=0/m.parquet", last=second.last, rows=20)
+    rearranged = TableChange(adds=(merged,), removes=(first, second), data_change=False)
+    version = table.commit(lambda _: rearranged).version
+    for change in (
+        TableChange(removes=(merged,)),
+        TableChange(removes=(merged,), data_change=False, drops_rows=True),
+    ):
+        with pytest.raises(errors.PolicyViolation, match=r"delta\.appendOnly"):
+            table.commit(lambda _, change=change: change)  # type: ignore[misc]
+    assert table.refresh().version == version
+    assert another(table).refresh() == table.snapshot
+    table.checkpoint()
+    assert another(table).refresh().append_only
+    ended = table.commit(delete_change)
+    assert (ended.topic_id, ended.append_only) == (None, False)
+    assert create(table, 1, topic_id="again").files == ((),)
 
 
 def test_comments_on_columns_are_welcome(table: TopicTable, store: Store) -> None:

@@ -139,6 +139,43 @@ def test_records_beyond_retention_ms_are_removed(
     assert logged() == []
 
 
+def test_an_append_only_table_is_published_and_merged(
+    rig: Rig, clock: ManualClock, logged: Logged
+) -> None:
+    """Its records stay, which one line says, and another one says when they go again."""
+    rig.create("r", retention_ms="600000")
+    rig.create("c", cleanup_policy="compact")
+
+    def set_append_only(value: str | None) -> None:
+        for topic in ("r", "c", "t"):
+            engine = TopicTable(rig.store, topic, clock=clock)
+            engine.commit(lambda _: TableChange(properties={"delta.appendOnly": value}))
+
+    set_append_only("true")
+    for number in range(6):
+        for topic in ("r", "c", "t"):
+            rig.append([f"{number}"], topic=topic, key=[b"k"])
+        rig.publish()
+    clock.advance(1_000.0 + SWEEP)
+    for _ in range(3):
+        rig.janitor.tick()
+    every = [(number, b"%d" % number) for number in range(6)]
+    for topic in ("r", "c", "t"):
+        assert rig.read(topic) == rows_of_table(rig.store, clock, topic) == every
+        assert len(rig.partition_table.topic(topic).table.refresh().files[0]) < 6
+    assert sorted(logged()) == [("deletions are refused", "c"), ("deletions are refused", "r")]
+    assert {each.topic for each in rig.broker.status().kept_records} == {"c", "r"}
+    set_append_only(None)
+    clock.advance(limits.COMPACT_SETTLED_SECONDS + SWEEP)
+    for _ in range(2):
+        rig.janitor.tick()
+    assert rig.partition_table.topic("r").partition(0).start == 6
+    assert rows_of_table(rig.store, clock, "c") == [(5, b"5")]
+    over = [line for line in logged() if line[0] == "deletions are accepted again"]
+    assert sorted(topic or "" for _, topic in over) == ["c", "r"]
+    assert rig.broker.status().kept_records == []
+
+
 def test_a_log_start_that_clients_have_seen_survives_a_power_cut(clock: ManualClock) -> None:
     """A start that a dead process moved is made durable before the janitor reports it."""
     store = MemoryStore(clock, is_local=True)

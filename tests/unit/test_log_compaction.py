@@ -278,6 +278,15 @@ def test_a_topic_that_is_not_compacted_is_left_alone(
     assert log_compaction.borders(table, table.snapshot) == (0,)
 
 
+def test_an_append_only_table_keeps_superseded_records(table: TopicTable) -> None:
+    """No pass is due while the property is set; then the same records go."""
+    add_texts(table, "a1", "a2")
+    append_only(table)
+    assert choose(table, everything=True) == []
+    table.commit(lambda _: TableChange(properties={"delta.appendOnly": None}))
+    assert compact_all(table) == [1]
+
+
 # ------------------------------------------------------------------------------ when
 
 
@@ -549,6 +558,11 @@ def make_anew(table: TopicTable) -> None:
     table.commit(lambda _: create_change("other", 1, COMPACT))
 
 
+def append_only(table: TopicTable) -> None:
+    """Sets the property, as another engine does."""
+    table.commit(lambda _: TableChange(properties={"delta.appendOnly": "true"}))
+
+
 def keep_all(table: TopicTable) -> None:
     """The topic is not compacted any more."""
     table.commit(lambda before: describe_change(before, 1, {"cleanup.policy": "delete"}))
@@ -561,7 +575,7 @@ def bring_back(table: TopicTable) -> None:
 
 
 @pytest.mark.parametrize(
-    "meanwhile", [merge_all, compact_all, end_it, make_anew, keep_all, bring_back]
+    "meanwhile", [merge_all, compact_all, end_it, make_anew, append_only, keep_all, bring_back]
 )
 def test_a_pass_yields(table: TopicTable, meanwhile: object) -> None:
     """A pass yields to a commit that changes its files, and leaves nothing behind."""

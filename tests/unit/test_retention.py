@@ -419,6 +419,75 @@ def test_deletion_again(table: TopicTable) -> None:
         assert (found.version, found.starts) == (version, (12, 0))
 
 
+def append_only(table: TopicTable, value: str | None) -> None:
+    """Sets or unsets the property, as another engine does."""
+    other = TopicTable(table.store, "t", clock=table.clock)
+    other.commit(lambda _: TableChange(properties={delta_log.APPEND_ONLY: value}))
+
+
+def test_an_append_only_table_keeps_its_records(table: TopicTable) -> None:
+    """Retention waits, a deletion is an error, and the log start stays, until it is unset."""
+    configure(table, retention_bytes="1")
+    retention.delete_records(table, TOPIC_ID, {0: 12})
+    append_only(table, "true")
+    version, files = table.refresh().version, data_files(table)
+    assert retention.retain(table) == 0
+    with pytest.raises(errors.PolicyViolation, match=r"delta\.appendOnly"):
+        retention.delete_records(table, TOPIC_ID, {0: 25})
+    assert retention.delete_records(table, TOPIC_ID, {0: 12}).starts == (12, 0)
+    assert (table.refresh().version, data_files(table)) == (version, files)
+    assert offsets(table) == list(range(12, 50))
+    append_only(table, None)
+    assert retention.delete_records(table, TOPIC_ID, {0: 25}).starts == (25, 0)
+    assert retention.retain(table) == 2
+    assert offsets(table) == list(range(40, 50))
+
+
+@pytest.mark.parametrize("straddles", [True, False])
+def test_a_deletion_stops_where_the_table_becomes_append_only(
+    table: TopicTable, straddles: bool
+) -> None:
+    """It is refused by name, and leaves no file, where the property comes right before it."""
+    files = data_files(table)
+    mine = raced(table, lambda other: append_only(other, "true"))
+    with pytest.raises(errors.PolicyViolation):
+        retention.delete_records(mine, TOPIC_ID, {0: 25 if straddles else 20})
+    assert (table.refresh().starts, data_files(table)) == ((0, 0), files)
+
+
+def test_restored_rows_stay_in_an_append_only_table(table: TopicTable) -> None:
+    """Readers of the log skip them, and they go once the property is unset."""
+    removed = table.refresh().files[0][0]
+    retention.delete_records(table, TOPIC_ID, {0: 10})
+    table.commit(lambda _: TableChange(adds=(removed,), restores=True))
+    append_only(table, "true")
+    table.refresh()
+    retention.sweep_below(table)
+    assert offsets_for_others(table) == list(range(50))
+    assert offsets(table) == list(range(10, 50))
+    append_only(table, "false")
+    table.refresh()
+    retention.sweep_below(table)
+    assert offsets_for_others(table) == list(range(10, 50))
+
+
+@pytest.mark.parametrize(
+    ("config", "removes"),
+    [
+        ({}, False),
+        ({"retention.ms": "-1", "retention.bytes": "-1"}, False),
+        ({"retention.ms": "5"}, True),
+        ({"retention.bytes": "5", "cleanup.policy": "delete"}, True),
+        ({"cleanup.policy": "compact"}, True),
+        ({"cleanup.policy": "compact,delete"}, True),
+        ({"cleanup.policy": "compact", "retention.ms": "-1"}, True),
+    ],
+)
+def test_what_removes_records_by_itself(config: dict[str, str], removes: bool) -> None:
+    """A bound of retention does, and compaction by key."""
+    assert retention.removes_records(config) is removes
+
+
 def test_what_deletion_refuses(table: TopicTable) -> None:
     """An offset beyond the table's end, and a table that is another topic's now; with no effect."""
     version = table.snapshot.version

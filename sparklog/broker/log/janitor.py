@@ -75,6 +75,8 @@ class _TopicMaintenance:
     failure_log: FailureLog = field(default_factory=FailureLog)
     commits: int = 0
     """Our commits since the last look at the topic."""
+    deletions_refused: bool = False
+    """True once it is in the log that the table is append-only, until it no longer is."""
     compacting: Future[None] | None = None
     """The removal of superseded records that runs beside the others."""
 
@@ -239,6 +241,16 @@ class Janitor:
         self._try(topic, state, "sweep", self._sweep, should_stop)
         self._try(topic, state, "retention", self._retain, should_stop)
         self._try(topic, state, "topic", self._checkpoint_and_merge, should_stop)
+        self._note_refusal(topic, state)
+
+    def _note_refusal(self, topic: Topic, state: _TopicMaintenance) -> None:
+        """Logs once that records stay that should be removed, and once that they no longer do."""
+        reason = topic.deletion_refusal
+        if reason is not None and not state.deletions_refused:
+            _log.warning("deletions are refused", topic=topic.name, reason=reason)
+        elif reason is None and state.deletions_refused:
+            _log.info("deletions are accepted again", topic=topic.name)
+        state.deletions_refused = reason is not None
 
     def _compact_beside(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]

@@ -37,6 +37,7 @@ from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.storage import assign
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.retention import removes_records
 from sparklog.storage.snapshot import (
     NOT_LED,
     BatchId,
@@ -46,7 +47,7 @@ from sparklog.storage.snapshot import (
     Located,
     TableSnapshot,
 )
-from sparklog.storage.table import NO_TABLE, TopicTable
+from sparklog.storage.table import APPEND_ONLY_REASON, NO_TABLE, TopicTable
 from sparklog.storage.wal import WalObject
 
 _OVERHEAD_BYTES = 640
@@ -233,6 +234,12 @@ class Topic:
     def refusal(self) -> str | None:
         """Why this broker cannot write the topic's table; None also where others lead all of it."""
         return self.in_doubt or (self.held_back if self.partitions else None)
+
+    @property
+    def deletion_refusal(self) -> str | None:
+        """Why records stay that retention or key compaction should remove; None if none should."""
+        is_append_only = self.table.snapshot.append_only
+        return APPEND_ONLY_REASON if is_append_only and removes_records(self.config) else None
 
     @property
     def timestamp_type(self) -> int:

@@ -180,6 +180,7 @@ class TopicState:
     """When the oldest record that is not in the table arrived."""
     table: TableFigures
     held_back: bool
+    deletions_refused: bool
     offline: int
     """Partitions that accept no records."""
     stuck: int
@@ -367,6 +368,7 @@ class Collector:
             oldest_us=oldest_us,
             table=table,
             held_back=topic.refusal is not None,
+            deletions_refused=topic.deletion_refusal is not None,
             offline=len(partitions) if topic.in_doubt is not None else blocked,
             stuck=self._stuck(topic),
         )

@@ -69,6 +69,7 @@ _OF_TOPICS: Final[Mapping[str, Callable[[TopicState, int], float]]] = {
     "sparklog_publish_lag_records": lambda t, _: t.lag_records,
     "sparklog_publish_lag_seconds": lambda t, now_us: age_seconds(t.oldest_us, now_us),
     "sparklog_topic_held_back": lambda t, _: int(t.held_back),
+    "sparklog_topic_deletions_refused": lambda t, _: int(t.deletions_refused),
     "sparklog_table_files": lambda t, _: t.table.files,
     "sparklog_table_small_files": lambda t, _: t.table.small_files,
     "sparklog_table_bytes": lambda t, _: t.table.bytes,

@@ -118,6 +118,9 @@ _GAUGES: Final = {
     ),
     "sparklog_work_refused": "1 while the broker refuses this work.",
     "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
+    "sparklog_topic_deletions_refused": (
+        "1 while the topic's table is append-only, and records stay that should be removed."
+    ),
     "sparklog_topics_held_back": "Topics whose table cannot be written.",
     "sparklog_partitions_blocked": "Partitions that accept no records.",
     "sparklog_table_files": "Data files of a topic's table.",
