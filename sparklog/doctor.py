@@ -55,6 +55,7 @@ _SKEW_WARN_SECONDS: Final = 2.0
 _SKEW_FAIL_SECONDS: Final = 5.0
 _CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, before which this was not written
 _FOLDER: Final = "doctor"
+_INODES_WARN: Final = 50_000
 
 
 class CheckState(enum.StrEnum):
@@ -102,6 +103,7 @@ def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield check_put_price(store, folder, clock)
         yield check_log(store, folder)
         yield check_space(store)
+        yield check_inodes(store)
         yield check_clock(store, folder, clock)
         yield from check_broker(store, clock)
         if store.uri.startswith("s3://"):
@@ -239,6 +241,8 @@ def check_writable(store: Store, folder: str) -> CheckResult:
         store.put_new(path, data)
         same = store.get(path).to_pybytes() == data
         store.delete([path])
+    except errors.StorageFull as error:
+        return _fail("root", f"no {error.missing} is left under {store.uri}", error.advice)
     except _STORE_ERRORS as error:
         return _fail("root", f"{store.uri}: {_message(error)}", advice)
     if not same:
@@ -356,6 +360,20 @@ def check_space(store: Store) -> CheckResult:
         advice = "the write-ahead log alone may take that much where a table cannot be written"
         return _warn("free space", found, advice)
     return _ok("free space", found)
+
+
+def check_inodes(store: Store) -> CheckResult:
+    """Against the number of files that a broker creates in a while."""
+    free = store.free_inodes()
+    if free is None:
+        return _ok("free inodes", "as many as the store gives")
+    found = f"{free:,}"
+    advice = "no file can be created without one, whatever space is free: delete files or folders"
+    if free < limits.FEW_INODES:
+        return _fail("free inodes", found, advice)
+    if free < _INODES_WARN:
+        return _warn("free inodes", found, advice)
+    return _ok("free inodes", found)
 
 
 def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:

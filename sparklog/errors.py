@@ -101,6 +101,16 @@ _EMPTY_ROOT_ADVICE: Final = (
     " `sparklog broker --allow-non-empty`"
 )
 
+_ADVICE_WHEN_FULL: Final = {
+    "space": "Free some space, or shorten the retention of topics",
+    "inode": "Delete files or empty folders, or move the root to a file system with more inodes",
+    "quota": (
+        "Raise the quota of the broker's user, group or project, for bytes and for files, or free"
+        " some of what it counts"
+    ),
+}
+"""The remedy for each resource that a file system may lack."""
+
 _DOUBLE_STOP: Final = re.compile(r"(?<![./])([.?…])\.(?= |$)")
 """The end of a reason that is a sentence itself, and the full stop of the message."""
 
@@ -202,14 +212,17 @@ class StorageUnavailable(Retriable):
 
 
 class StorageFull(Retriable):
-    """The root's disk has no space left for records: free some."""
+    """The root's disk has no space, inode or quota (`missing`) left for records: free some."""
 
     code = "storage_full"
     template = (
-        "No space is left for records under {root}: {free_bytes} bytes are free, and"
-        " {reserve_bytes} are kept in reserve. Free some space, or shorten the retention of"
-        " topics."
+        "No {missing} is left for records under {root}: {free_bytes} bytes are free, and"
+        " {reserve_bytes} are kept in reserve. {advice}."
     )
+
+    def __init__(self, *, missing: str = "space", advice: str | None = None, **facts: Any) -> None:
+        advice = advice or _ADVICE_WHEN_FULL[missing]
+        super().__init__(missing=missing, advice=advice, **facts)
 
 
 class EarlierBatchMissing(Retriable):

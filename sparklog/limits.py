@@ -45,6 +45,7 @@ STAGED_BYTES = 64 * GIB
 TOPIC_HELD_BYTES = 1 * GIB
 TOPIC_HELD_STAGED_BYTES = 8 * GIB
 FREE_SPACE_RESERVE_BYTES = 256 * MIB
+FEW_INODES = 1_000  # the files of refused puts are removed before the free ones are counted
 REFUSED_SECONDS = 5.0  # without a refusal, after which work counts as accepted again
 FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
 CHECKPOINT_EVERY_OBJECTS = 1_000

@@ -825,7 +825,9 @@ class Agent:
     def _look_for_refusals(self) -> None:
         """Notes states in which work would be refused, though none is tried."""
         if not self._heartbeats.is_writing:
-            self._refused.note(Work.HEARTBEATS, "none could be written, and nothing else either")
+            reason = "none could be written, and nothing else either"
+            failure = self._heartbeats.failure  # None also while a write hangs
+            self._refused.note(Work.HEARTBEATS, f"{reason}: {failure}" if failure else reason)
         try:
             self._writer.check_space()
         except errors.SparklogError as error:

@@ -68,6 +68,8 @@ class Heartbeats:
         self._proved_at = -float("inf")
         self.beat_at = -float("inf")
         """When the newest heartbeat was written, in monotonic seconds."""
+        self.failure: str | None = None
+        """Why the last try failed; None if it succeeded."""
 
     @property
     def is_writing(self) -> bool:
@@ -86,7 +88,12 @@ class Heartbeats:
         self._has_stopped = stopped
         nonces = tuple(self._nonces)
         found = msgspec.structs.replace(self._describe(), stopped=stopped, nonces=nonces)
-        write_heartbeat(self._store, found)
+        try:
+            write_heartbeat(self._store, found)
+        except Exception as error:
+            self.failure = str(error) or repr(error)
+            raise
+        self.failure = None
         self._written = nonces
         self.beat_at = self._clock.monotonic()
 

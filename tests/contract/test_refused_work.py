@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
+from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.metrics.collection import Collector
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.refused_work import Work
@@ -142,6 +143,19 @@ def read_only(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_inodes(world: World) -> Iterator[None]:
+    """A disk with space and without inodes."""
+    world.faults.error = errors.StorageFull(
+        root="memory://x", missing="inode", free_bytes=10**9, reserve_bytes=0
+    )
+    world.faults.prefix = ""
+    with pytest.raises(errors.StorageFull):
+        append(world)
+    yield
+    world.faults.prefix = None
+
+
+@contextlib.contextmanager
 def without_heartbeats(world: World) -> Iterator[None]:
     """A folder of heartbeats without rights, or a disk without inodes."""
     world.faults.prefix = "heartbeats/"
@@ -175,6 +189,7 @@ def many_streams(world: World) -> Iterator[None]:
 STATES: list[tuple[Work, Callable[[World], Any], str]] = [
     (Work.WRITES, full, "No space is left"),
     (Work.WRITES, read_only, "read-only"),
+    (Work.WRITES, without_inodes, "No inode is left"),
     (Work.HEARTBEATS, without_heartbeats, "read-only"),
     (Work.CONNECTIONS, many_connections, "kafka.max_connections"),
     (Work.STREAMS, many_streams, "flight.max_streams"),
@@ -211,6 +226,19 @@ def test_a_state_is_visible_from_its_beginning_to_its_end(
     assert lines[0] == f"{work} are refused"
     assert lines[-1] == f"{work} are accepted again"
     assert len(lines) % 2 == 0
+
+
+def test_heartbeats_that_fail_for_long_still_say_why(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status names the missing resource also once nothing was written for a while."""
+    monkeypatch.setattr(Heartbeats, "is_writing", False)
+    with without_inodes(world):
+        wait_until(
+            lambda: "No inode is left" in world.states()[Work.HEARTBEATS], "the store's reason"
+        )
+        assert "heartbeats: none could be written, and nothing else either: " in world.status()[1]
+    wait_until(lambda: world.states()[Work.HEARTBEATS].endswith("either"), "no reason any more")
 
 
 def test_an_append_only_table_is_visible_from_its_beginning_to_its_end(tmp_path: Path) -> None:

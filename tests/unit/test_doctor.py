@@ -62,8 +62,13 @@ class SmallStore(MemoryStore):
 
     free = 0
 
+    inodes: int | None = None
+
     def free_bytes(self) -> int | None:
         return self.free
+
+    def free_inodes(self) -> int | None:
+        return self.inodes
 
 
 # ------------------------------------------------------------------------------ the machine
@@ -172,6 +177,7 @@ def test_sound_root(tmp_path: Path) -> None:
             "durable put",
             "write-ahead log",
             "free space",
+            "free inodes",
             "clock",
             "broker",
         ]
@@ -275,8 +281,35 @@ def test_free_space(free_bytes: int, state: CheckState) -> None:
 
 
 def test_bucket_has_room() -> None:
-    """A store that does not know its free space has enough."""
+    """A store that does not know its free space has enough, and enough inodes."""
     assert doctor.check_space(MemoryStore(ManualClock())).state is CheckState.OK
+    assert doctor.check_inodes(MemoryStore(ManualClock())).state is CheckState.OK
+
+
+@pytest.mark.parametrize(
+    ("free", "state"),
+    [
+        (0, CheckState.FAIL),
+        (20_000, CheckState.WARN),
+        (10**6, CheckState.OK),
+        (None, CheckState.OK),
+    ],
+)
+def test_free_inodes(free: int | None, state: CheckState) -> None:
+    """Without inodes no file can be created, whatever space is free."""
+    store = SmallStore(ManualClock())
+    store.inodes = free
+    assert doctor.check_inodes(store).state is state
+
+
+@pytest.mark.parametrize("missing", ["space", "inode", "quota"])
+def test_a_root_that_is_full_names_the_missing_resource(missing: str) -> None:
+    """And the advice is about that, not about rights."""
+    full = errors.StorageFull(root="r", missing=missing, free_bytes=10**9, reserve_bytes=0)
+    faults = ScriptedFaults(Fault(operation="put_new", error=full))
+    found = doctor.check_writable(MemoryStore(ManualClock(), faults=faults), FOLDER)
+    assert (found.state, found.advice) == (CheckState.FAIL, full.advice)
+    assert found.found.startswith(f"no {missing} is left under ")
 
 
 @pytest.mark.parametrize(

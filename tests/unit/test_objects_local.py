@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -410,6 +411,59 @@ def test_full_disk(
     assert refused.value.root == ready.uri
     assert files(ready) == ["f/first"]
     ready.put_new("f/second", b"2")
+
+
+FULL_VOLUME = [
+    (errno.ENOSPC, 0, 0, "space"),
+    (errno.ENOSPC, 0, 5_000, "space"),
+    (errno.ENOSPC, 900_000, 5_000, "space"),
+    (errno.ENOSPC, 900_000, 0, "inode"),
+    (errno.ENOSPC, 900_000, 2, "inode"),
+    (errno.EDQUOT, 900_000, 5_000, "quota"),
+    (errno.EDQUOT, 0, 0, "quota"),
+]
+"""The system's error, the free blocks of 1 kB and the free inodes, and the missing resource."""
+
+
+@pytest.mark.parametrize(("number", "blocks", "inodes", "missing"), FULL_VOLUME)
+def test_a_full_disk_names_the_missing_resource(
+    ready: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    blocks: int,
+    inodes: int,
+    missing: str,
+) -> None:
+    """Space, inodes or a quota, with what to do about it, also once it was sent to a client."""
+    volume = SimpleNamespace(f_bavail=blocks, f_frsize=1_000, f_favail=inodes, f_files=10**6)
+    monkeypatch.setattr(os, "statvfs", lambda _: volume)
+    monkeypatch.setattr(os, "writev", failing(number))
+    with pytest.raises(errors.StorageFull, match=f"^No {missing} is left") as refused:
+        ready.put_new("f/second", b"2")
+    assert (refused.value.missing, refused.value.free_bytes) == (missing, blocks * 1_000)
+    assert ("Free some space" in str(refused.value)) == (missing == "space")
+    sent = errors.revive(refused.value.code, refused.value.facts)
+    assert str(sent) == str(refused.value)
+
+
+def test_a_file_system_without_a_number_of_inodes(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It creates them on demand, so it lacks space only."""
+    volume = SimpleNamespace(f_bavail=900_000, f_frsize=1_000, f_favail=0, f_files=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: volume)
+    monkeypatch.setattr(os, "writev", failing(errno.ENOSPC))
+    assert ready.free_inodes() is None
+    with pytest.raises(errors.StorageFull, match=r"^No space is left"):
+        ready.put_new("f/second", b"2")
+
+
+def test_a_full_disk_of_an_older_release() -> None:
+    """Its error names no missing resource, and is readable as before."""
+    facts = {"root": "file:///r", "free_bytes": 1, "reserve_bytes": 2}
+    assert "No space is left for records under file:///r: 1 bytes are free" in str(
+        errors.revive("storage_full", facts)
+    )
 
 
 def test_disk_fills_within_a_put(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

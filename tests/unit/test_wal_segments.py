@@ -441,6 +441,19 @@ def test_a_full_disk_changes_nothing(store: MemoryStore, clock: ManualClock) -> 
     assert values_of(store, log.follower(1, 2).poll()) == ["a", "c"]
 
 
+@pytest.mark.parametrize(("number", "missing"), [(errno.ENOSPC, "space"), (errno.EDQUOT, "quota")])
+def test_an_append_that_is_refused_names_the_missing_resource(
+    store: MemoryStore, clock: ManualClock, number: int, missing: str
+) -> None:
+    """Space or a quota; an append needs no inode."""
+    log_of(store, clock).appender(1, 1).append([records("a")])
+    full = store.view(ScriptedFaults(_failing(number, "before", 2)))
+    ours = log_of(full, clock).appender(1, 2)
+    ours.append([records("a")])
+    with pytest.raises(errors.StorageFull, match=f"^No {missing} is left"):
+        ours.append([records("b")])
+
+
 def _failing(number: int, moment: str, count: int) -> Fault:
     error = OSError(number, "injected")
     return Fault(operation="append", error=error, moment=moment, count=count)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from sparklog.storage.objects.base import (
     claim,
     claim_all,
     put_together,
+    shortage,
 )
 from sparklog.storage.objects.local import LocalStore
 from sparklog.storage.objects.memory import (
@@ -63,6 +64,7 @@ __all__ = [
     "in_parallel",
     "open_store",
     "put_together",
+    "shortage",
 ]
 
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -206,6 +207,15 @@ class Store(Protocol):
     def free_bytes(self) -> int | None:
         """Returns the free space; None if unknown."""
         ...
+
+    def free_inodes(self) -> int | None:
+        """Returns the number of files that may still be created; None if unknown or unlimited."""
+        ...
+
+
+def shortage(error: OSError) -> str:
+    """Returns what a file system lacks by the error of a write: `StorageFull.missing`."""
+    return "quota" if error.errno == errno.EDQUOT else "space"
 
 
 def checked_path(path: str) -> str:

@@ -44,6 +44,7 @@ from sparklog.storage.objects.base import (
     checked_folder,
     checked_path,
     pieces,
+    shortage,
 )
 from sparklog.storage.objects.files import LogFiles
 from sparklog.storage.objects.local_files import LocalFiles
@@ -455,14 +456,21 @@ class LocalStore:
         return swept
 
     def free_bytes(self) -> int:
+        space = self._statvfs()
+        return space.f_bavail * space.f_frsize
+
+    def free_inodes(self) -> int | None:
+        space = self._statvfs()
+        return space.f_favail if space.f_files else None  # some file systems create them on demand
+
+    def _statvfs(self) -> os.statvfs_result:
         full_path = self.root
         while not os.path.isdir(full_path):
             full_path = os.path.dirname(full_path)
         try:
-            space = os.statvfs(full_path)
+            return os.statvfs(full_path)
         except OSError as error:
             raise self._refusal("statvfs", "", error) from error
-        return space.f_bavail * space.f_frsize
 
     # -------------------------------------------------------------------------- helpers
 
@@ -484,10 +492,22 @@ class LocalStore:
     def _refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
         """Returns the error to raise for a system call that surely had no effect."""
         if error.errno in _FULL:
-            return errors.StorageFull(root=self.uri, free_bytes=self.free_bytes(), reserve_bytes=0)
+            return self._full(error)
         if error.errno in _FORBIDDEN:
             return errors.RootNotWritable(root=self.uri, reason=f"{operation} of {path}: {error}")
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
+
+    def _full(self, error: OSError) -> errors.StorageFull:
+        """Returns the error that names the missing resource: each put creates a file."""
+        missing, free_bytes = shortage(error), self.free_bytes()
+        free_inodes = self.free_inodes()
+        has_few = free_inodes is not None and free_inodes < limits.FEW_INODES
+        # XFS, for example, has no inodes where it has no space.
+        if missing == "space" and has_few and free_bytes >= limits.MIB:
+            missing = "inode"
+        return errors.StorageFull(
+            root=self.uri, missing=missing, free_bytes=free_bytes, reserve_bytes=0
+        )
 
 
 class _Written:

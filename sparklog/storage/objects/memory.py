@@ -400,6 +400,9 @@ class MemoryStore:
     def free_bytes(self) -> int | None:
         return None
 
+    def free_inodes(self) -> int | None:
+        return None
+
 
 def _stat(name: str, found: MemoryObject) -> Stat:
     return Stat(name=name, size_bytes=found.data.size, modified_us=found.modified_us)
@@ -541,3 +544,6 @@ class DelayedStore:
 
     def free_bytes(self) -> int | None:
         return self._inner.free_bytes()
+
+    def free_inodes(self) -> int | None:
+        return self._inner.free_inodes()

@@ -283,6 +283,9 @@ class RemoteStore:
     def free_bytes(self) -> int | None:
         return None
 
+    def free_inodes(self) -> int | None:
+        return None
+
 
 def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
     """Splits options into those of the store and those of its HTTP client, without prefix."""

@@ -105,7 +105,7 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         if error.errno in _CANNOT:
             return f"appending to a file failed: {error}"
         if error.errno in FULL:
-            raise storage_full(store) from error
+            raise storage_full(store, error) from error
         raise errors.StorageUnavailable(operation="append", path=path, reason=str(error)) from error
     except SyncFailed as error:
         raise errors.StorageUnavailable(operation="sync", path=path, reason=str(error)) from error

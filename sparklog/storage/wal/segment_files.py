@@ -13,7 +13,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.clock import Clock
-from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.objects import ObjectMissing, Store, claim, shortage
 from sparklog.storage.objects.files import Access, LogFile, LogFiles
 from sparklog.storage.snapshot import Bounds, Located, WalPosition
 from sparklog.storage.wal import frames
@@ -233,19 +233,27 @@ class EpochFiles:
     def refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
         """Returns the error to raise for a system call that surely had no effect."""
         if error.errno in FULL:
-            return self.full()
+            return self.full(error)
         if error.errno in _FORBIDDEN:
             reason = f"{operation} of {path}: {error}"
             return errors.RootNotWritable(root=self.store.uri, reason=reason)
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
 
-    def full(self) -> errors.StorageFull:
-        return storage_full(self.store)
+    def full(self, error: OSError | None = None) -> errors.StorageFull:
+        return storage_full(self.store, error)
 
 
-def storage_full(store: Store) -> errors.StorageFull:
-    """Returns the error to raise where the file system has no space for an append."""
-    return errors.StorageFull(root=store.uri, free_bytes=store.free_bytes() or 0, reserve_bytes=0)
+def storage_full(store: Store, error: OSError | None = None) -> errors.StorageFull:
+    """Returns the error to raise where the file system has no space for an append, or no quota.
+
+    An append needs no inode. `error` is the system's; None if an append was cut short.
+    """
+    return errors.StorageFull(
+        root=store.uri,
+        missing="space" if error is None else shortage(error),
+        free_bytes=store.free_bytes() or 0,
+        reserve_bytes=0,
+    )
 
 
 def claimed(
