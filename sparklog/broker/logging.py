@@ -49,12 +49,29 @@ def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[settings.level.upper()]
         ),
-        # Looked up for each line: a program with an embedded broker may replace its standard error.
         # A line is one write, with its end: several brokers write to one place.
-        logger_factory=lambda *_: structlog.WriteLogger(cast("TextIO", in_file or sys.stderr)),
+        logger_factory=lambda *_: structlog.WriteLogger(
+            cast("TextIO", in_file or _StandardError())
+        ),
         cache_logger_on_first_use=False,
     )
     return in_file
+
+
+class _StandardError:
+    """The standard error of the process, which may be a terminal that is closed by now.
+
+    Looked up for each line: a program with an embedded broker may replace it.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 class LogFile:

@@ -23,7 +23,7 @@ from sparklog import errors, limits, pandas_import
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
-from sparklog.broker.supervisor import when_supervisor_stops
+from sparklog.broker.supervisor import stop_signals, when_supervisor_stops
 from sparklog.settings import BrokerSettings
 from sparklog.storage.identity import Ask
 from sparklog.storage.metadata import BrokerKind
@@ -42,6 +42,8 @@ def run_broker(
     ask: Ask | None = None,
 ) -> None:
     """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
+
+    A hangup (SIGHUP), as of a closed terminal, stops it likewise, unless it is ignored.
 
     Raises what `Agent.start` and `Agent.wait` raise.
 
@@ -120,11 +122,12 @@ class _StoppedEarly(BaseException):
 
 
 class _Signals:
-    """SIGTERM and SIGINT: they interrupt a start, and stop a broker that serves."""
+    """SIGTERM, SIGINT and SIGHUP: they interrupt a start, and stop a broker that serves."""
 
     def __init__(self, stops_with: Collection[int]) -> None:
         """`stops_with`: brokers that get no partitions where the supervisor stops all."""
         self._stops_with = stops_with
+        self._numbers = stop_signals()
         self._all_stop = threading.Event()
         self._main_thread = threading.get_ident()
         self._interrupted: str | None = None
@@ -134,7 +137,7 @@ class _Signals:
 
     def interrupt_start(self) -> None:
         """From now on, a signal raises `_StoppedEarly` in the main thread."""
-        _handle(self._interrupt)
+        self._handle(self._interrupt)
 
     def stop(self, agent: Agent) -> None:
         """From now on, a signal stops `agent` in good order.
@@ -142,13 +145,13 @@ class _Signals:
         Raises `_StoppedEarly` if one came during the start: an exception that a signal raises in a
         callback from C, such as those of a compiler, is printed and lost.
         """
-        _handle(functools.partial(self._stop, agent))
+        self._handle(functools.partial(self._stop, agent))
         if self._interrupted is not None:
             raise _StoppedEarly(self._interrupted)
 
     def ignore(self) -> None:
         """From now on, a signal does nothing: the process ends, and first says why."""
-        _handle(signal.SIG_IGN)
+        self._handle(signal.SIG_IGN)
 
     def stop_with_supervisor(self) -> None:
         """Acts as a signal does, together with the other brokers of the supervisor."""
@@ -168,10 +171,9 @@ class _Signals:
     def _reason(self, received: int) -> str:
         return "its supervisor stops" if self._all_stop.is_set() else signal.Signals(received).name
 
-
-def _handle(how: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, how)
+    def _handle(self, how: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        for each in self._numbers:
+            signal.signal(each, how)
 
 
 def _freeze_objects() -> None:

@@ -80,6 +80,8 @@ class StopRequested:
     """The supervisor got a signal."""
 
     reason: str
+    may_kill: bool = True
+    """False for a hangup, which may come twice, from the terminal and from the shell."""
 
 
 Event: TypeAlias = Serves | Ended | StopRequested
@@ -184,8 +186,8 @@ class Supervisor:
                 self._serves(self._members[broker], line)
             case Ended(broker=broker, code=code):
                 self._end(broker, self._members[broker], code)
-            case StopRequested(reason=reason):
-                self._stop_or_kill(reason)
+            case StopRequested(reason=reason, may_kill=may_kill):
+                self._stop_or_kill(reason, may_kill=may_kill)
 
     def _serves(self, member: _Member, line: str) -> None:
         member.serves_since = self._clock.monotonic()
@@ -230,9 +232,9 @@ class Supervisor:
     def _fail(self, code: int) -> None:
         self._failed_with = self._failed_with or (code if code > 0 else _BY_SIGNAL - code)
 
-    def _stop_or_kill(self, reason: str) -> None:
+    def _stop_or_kill(self, reason: str, *, may_kill: bool) -> None:
         self._signals += 1
-        if self._signals > 1:
+        if self._signals > 1 and may_kill:
             self._kill(reason)
         elif self._is_stopping:
             left = [broker for broker, each in self._members.items() if each.child is not None]
@@ -309,9 +311,10 @@ def supervise(
     take_over: bool = False,
     allow_non_empty: bool = False,
 ) -> int:
-    """Runs brokers until SIGTERM or SIGINT, and returns the exit code.
+    """Runs brokers until SIGTERM, SIGINT or SIGHUP, and returns the exit code.
 
-    Prints a line for each broker that serves, and one when all do. A second signal kills them.
+    Prints a line for each broker that serves, and one when all do. A second signal kills them,
+    unless it is a hangup.
 
     Args:
         settings: of the first broker, with bounds for all of them together.
@@ -340,16 +343,29 @@ def supervise(
         )
 
     def on_signal(received: int, _frame: object) -> None:
-        events.put(StopRequested(reason=signal.Signals(received).name))
+        reason = signal.Signals(received).name
+        events.put(StopRequested(reason=reason, may_kill=received != signal.SIGHUP))
 
     supervisor = Supervisor(list(each), start, clock=SystemClock(), tell=_print, root=settings.root)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, on_signal)
     while supervisor.exit_code is None:
         supervisor.tick()
         with contextlib.suppress(queue.Empty):
             supervisor.handle(events.get(timeout=supervisor.pause_seconds()))
     return supervisor.exit_code
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals that stop brokers in good order.
+
+    A hangup, as of a closed terminal, is one of them unless the process ignores it: `nohup` has it
+    ignored so that a broker outlives its terminal.
+    """
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def _print(line: str) -> None:

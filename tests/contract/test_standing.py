@@ -97,7 +97,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_broker_that_is_stopped_while_it_starts_ends_cleanly(
     tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -120,6 +120,68 @@ def test_a_broker_that_is_stopped_while_it_starts_ends_cleanly(
     status = preloaded.run(["sparklog", "status", "--root", str(root)])
     assert b"stopped" in status.stdout
     assert b"died" not in status.stdout
+
+
+def test_a_broker_whose_terminal_is_closed_stops_in_order(tmp_path: Path) -> None:
+    """It publishes and ends with 0, although it can write no line any more; no recovery follows."""
+    ours, theirs = os.openpty()
+    broker = subprocess.Popen(
+        [sys.executable, "-c", _ON_A_TERMINAL, str(tmp_path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        served = b""
+        while b"Flight at" not in served:
+            served += os.read(ours, 4096)
+        os.close(ours)
+        assert broker.wait(SECONDS) == 0
+    finally:
+        broker.kill()
+        broker.wait()
+    status = preloaded.run(["sparklog", "status", "--root", str(tmp_path)])
+    assert b"shut down cleanly" in status.stdout
+
+
+_ON_A_TERMINAL = """
+import fcntl, sys, termios
+from sparklog.cli import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.argv = ["sparklog", "broker", "--root", sys.argv[1], "--flight", "127.0.0.1:0", "--kafka", ""]
+main()
+"""
+
+
+def test_a_broker_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    """A hangup that the process ignores from its start does nothing, and SIGTERM stops it."""
+    broker = subprocess.Popen(
+        [sys.executable, "-c", _UNDER_NOHUP, str(tmp_path)], stdout=subprocess.PIPE
+    )
+    try:
+        assert broker.stdout is not None
+        assert b"serves" in broker.stdout.readline()
+        broker.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            broker.wait(0.3)
+        broker.send_signal(signal.SIGTERM)
+        assert broker.wait(SECONDS) == 0
+    finally:
+        broker.kill()
+        broker.communicate()
+
+
+_UNDER_NOHUP = """
+import signal, sys
+from sparklog.cli import main
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+sys.argv = ["sparklog", "broker", "--root", sys.argv[1], "--flight", "127.0.0.1:0", "--kafka", ""]
+main()
+"""
 
 
 UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc")

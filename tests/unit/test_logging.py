@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import subprocess
 import sys
@@ -45,6 +46,18 @@ def test_lines_of_several_brokers_are_told_apart(capsys: pytest.CaptureFixture[s
     first, second = map(msgspec.json.decode, capsys.readouterr().err.splitlines())
     assert (first["broker_id"], first["event"]) == (2, "serving")
     assert "broker_id" not in second
+
+
+def test_a_closed_terminal_stops_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that standard error does not take any more are lost, without an error."""
+
+    class Closed(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    configure(LogSettings(format="json", level="info"))
+    monkeypatch.setattr(sys, "stderr", Closed())
+    structlog.get_logger("sparklog.test").info("stopping")
 
 
 def test_a_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

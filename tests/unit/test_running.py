@@ -20,7 +20,7 @@ from tests.support.waiting import time_with
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(each) for each in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):
@@ -48,6 +48,21 @@ def test_a_signal_ends_a_start() -> None:
     signals.stop(agent)  # type: ignore[arg-type]
     os.kill(os.getpid(), signal.SIGTERM)
     assert agent.reasons == ["SIGTERM"]
+
+
+@pytest.mark.parametrize(
+    ("before", "reasons"), [(signal.SIG_DFL, ["SIGHUP"]), (signal.SIG_IGN, [])]
+)
+def test_a_hangup_stops_a_broker_unless_it_is_ignored(
+    before: signal.Handlers, reasons: list[str]
+) -> None:
+    """A closed terminal stops it in good order, and `nohup` keeps it running."""
+    signal.signal(signal.SIGHUP, before)
+    signals, agent = _Signals(()), FakeAgent()
+    signals.interrupt_start()
+    signals.stop(agent)  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert agent.reasons == reasons
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

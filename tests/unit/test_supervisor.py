@@ -229,6 +229,13 @@ def test_a_second_signal_kills(serving: Machine) -> None:
     assert serving.supervisor.exit_code == 137
 
 
+def test_a_hangup_never_kills(serving: Machine) -> None:
+    """One that follows another signal, as a closed terminal does, lets the brokers stop."""
+    serving.stop()
+    serving.handle(StopRequested(reason="SIGHUP", may_kill=False))
+    assert serving.calls == [["stop"]] * 3
+
+
 def test_the_first_signal_never_kills(machine: Machine) -> None:
     """A signal that arrives while brokers stop because of a failure lets them stop cleanly."""
     machine.serve(1, 3)

@@ -221,8 +221,8 @@ def _receive(connection: socket.socket, length: int, deadline: float | None) -> 
 def main() -> None:
     """Serves until the broker closes the socket."""
     # The terminal and systemd send these to the broker too, which still publishes before it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     pandas_import.block()
     if sys.argv[3] != VERSION:  # their messages, and what they write, may differ
         sys.exit(f"sparklog {VERSION} was installed while {sys.argv[3]} runs: restart the broker")
