@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,27 @@ def test_other_protocols_at_the_flight_port(
     (line,) = [each for each in lines if "reason" in each]
     assert "not a Flight client" in line["event"]
     assert line["peer"].startswith("127.0.0.1")
+
+
+@pytest.mark.parametrize("listener", ["kafka", "flight"])
+@pytest.mark.parametrize("how", ["closed", "reset", "half closed"])
+def test_a_connection_that_sends_nothing_is_not_logged(
+    agent: Agent, listener: str, how: str
+) -> None:
+    """Health checks of load balancers connect, and close or reset the connection at once."""
+    address = agent.kafka_address if listener == "kafka" else agent.address
+    host, _, port = address.rpartition(":")
+    with capture_logs() as lines:
+        for _ in range(5):
+            with socket.create_connection((host, int(port)), 10.0) as peer:
+                if how == "reset":
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                elif how == "half closed":
+                    peer.shutdown(socket.SHUT_WR)
+                    assert peer.recv(1) == b""
+        knock(address, b"GET / HTTP/1.1\r\n\r\n")  # accepted after them, and logged
+        wait_until(lambda: any("HTTP" in each.get("reason", "") for each in lines), "it is logged")
+    assert ["HTTP" in each.get("reason", "") for each in lines] == [True]
 
 
 def test_many_that_knock_at_the_flight_port_fill_no_log(agent: Agent) -> None:

@@ -8,6 +8,7 @@ that `read` returns.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -36,6 +37,8 @@ class SocketStream(asyncio.BufferedProtocol):
         self._draining: asyncio.Future[None] | None = None
         self._is_full = False
         self._is_over = False
+        self.peer = ""
+        """The client's address without its port; empty if it is unknown."""
         self.left: Callable[[], None] | None = None
         """Called when the client will send nothing more."""
         self.read_bytes = 0
@@ -45,6 +48,9 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # Now: a transport has no address any more once its client has reset the connection.
+        with contextlib.suppress(OSError, ValueError):
+            self.peer = str((self._transport.get_extra_info("peername") or ("",))[0])
         self._opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -105,12 +111,6 @@ class SocketStream(asyncio.BufferedProtocol):
     def transport(self) -> asyncio.Transport:
         assert self._transport is not None, "the stream is not connected yet"
         return self._transport
-
-    @property
-    def peer(self) -> str:
-        """The client's address without its port; empty if it is unknown."""
-        peername = self.transport.get_extra_info("peername")
-        return str(peername[0]) if peername else ""
 
     @property
     def is_over(self) -> bool:
