@@ -7,9 +7,11 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 from structlog.testing import capture_logs
 
 from sparklog.broker.agent import Agent
@@ -116,6 +118,30 @@ def test_many_that_knock_at_the_flight_port_fill_no_log(agent: Agent) -> None:
             knock(agent.address, b"GET / HTTP/1.1\r\n\r\n")
             assert time.monotonic() < deadline
     assert len(lines) < 12
+
+
+def test_a_client_that_wants_sasl_is_logged(agent: Agent) -> None:
+    """Its error names SASL, and the log has the mechanism and the client."""
+    failures: list[str] = []
+    given: dict[str, Any] = {
+        "bootstrap.servers": agent.kafka_address,
+        "client.id": "secret",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "reconnect.backoff.ms": 500,
+        "log_level": 0,
+        "error_cb": lambda error: failures.append(str(error)),
+    }
+    client = AdminClient(given)
+    with capture_logs() as lines:
+        wait_until(lambda: bool(client.poll(0.05) or failures), "the client is refused")
+    assert "SASL" in failures[0]
+    line = next(each for each in lines if "refused" in each["event"])
+    assert line["client"] == "'secret' at 127.0.0.1"
+    assert "SASL 'SCRAM-SHA-256'" in line["reason"]
+    assert "security.protocol=PLAINTEXT" in line["reason"]
 
 
 def test_many_wrong_clients_do_not_fill_the_log(agent: Agent) -> None:

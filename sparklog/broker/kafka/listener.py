@@ -124,7 +124,7 @@ class KafkaListener:
         self._addresses: Counter[str] = Counter()
         """The number of connections of each client address."""
         self._closed = 0
-        """Connections that were closed for a reason since the last check."""
+        """Connections that were closed or refused for a reason since the last check."""
         self.sessions = FetchSessions(self._clock)
         self.counts = ListenerCounts({key: _metric_name(api.name) for key, api in APIS.items()})
         self.writer_queue_lock = asyncio.Lock()
@@ -218,6 +218,11 @@ class KafkaListener:
         self._closed += 1
         if self._closed <= _LOGGED_CLOSED:
             _log.warning("a connection is closed", peer=peer, reason=reason)
+
+    def log_refused(self, client: str, reason: str) -> None:
+        self._closed += 1
+        if self._closed <= _LOGGED_CLOSED:
+            _log.warning("a client is refused", client=client, reason=reason)
 
     async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
         return await self._loop.run_in_executor(self._pools[pool], call, *values)

@@ -57,6 +57,8 @@ LENGTH_BYTES: Final = 4
 """The size of the length before each frame."""
 _LARGE_BYTES: Final = 4_096
 """The size from which copying bytes costs more than another chunk for the socket."""
+_CLIENT_ID_SHOWN: Final = 100
+"""The number of characters of a client id in a log line."""
 API_VERSIONS: Final = 18
 _TEXTS: Final = frozenset({"error_message", "batch_index_error_message"})
 """The fields of replies that have an error text."""
@@ -82,6 +84,11 @@ class Request:
     """The memory for the records of the reply, taken before they are read."""
     is_gone: Callable[[], bool] = lambda: False
     """Returns whether the client has disconnected."""
+
+    @property
+    def client(self) -> str:
+        """The client's id, which the client chooses, and its address, for the log."""
+        return f"{self.client_id[:_CLIENT_ID_SHOWN]!r} at {self.client_host.lstrip('/')}"
 
 
 class ReplyMemory(Protocol):

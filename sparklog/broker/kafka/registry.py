@@ -72,6 +72,9 @@ class HandlerContext(Protocol):
     def log_closed(self, peer: str, reason: str) -> None:
         """Logs why a connection is closed. Of many in a second, most are only counted."""
 
+    def log_refused(self, client: str, reason: str) -> None:
+        """Logs why a client is refused, which then closes its connection; as `log_closed`."""
+
     async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
         """Returns the result of `call(*values)`, run in a thread of that pool."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -21,9 +21,6 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes, topic_fields, topic_name_of_id
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.limits import KAFKA_CREATED_TOPICS
-
-_CLIENT_ID_SHOWN: Final = 100
-"""The number of characters of a client id in a log line."""
 
 
 @serves(3, "metadata", max_version=13, is_repeatable=True)
@@ -64,11 +61,6 @@ async def _requested_topics(context: HandlerContext, request: Request) -> list[A
     return list(once.values())
 
 
-def _client_name(request: Request) -> str:
-    """Returns the client's id, which the client chooses, and its address, for the log."""
-    return f"{request.client_id[:_CLIENT_ID_SHOWN]!r} at {request.client_host.lstrip('/')}"
-
-
 class _Created(NamedTuple):
     """The result of creating missing topics."""
 
@@ -96,7 +88,7 @@ async def _create(context: HandlerContext, topics: Sequence[Any], request: Reque
             return _Created(refused, are_all=False)
         attempts += 1
         try:
-            create = partial(context.broker.topics.create_on_request, client=_client_name(request))
+            create = partial(context.broker.topics.create_on_request, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, create, name)
         except errors.SparklogError as error:
             refused[name] = code_of(error)
