@@ -190,12 +190,10 @@ class TopicAdmin:
             self.ensure_offsets_topic()
             return
         with suppress(errors.TopicExists):
-            created = self.create(CreateTopic(topic=name))
-            _log.info(
-                "created a topic that a client asked for (topics.auto_create)",
-                topic=name,
-                partitions=len(created.partitions),
+            self._create(
+                CreateTopic(topic=name),
                 client=client,
+                event="created a topic that a client asked for (topics.auto_create)",
             )
 
     def ensure_offsets_topic(self) -> None:
@@ -215,18 +213,20 @@ class TopicAdmin:
             edits = [(Edit.SET, key, value) for key, value in config.items()]
             self.edit_config(name, edits, only_checks=False)
 
-    def create(self, request: CreateTopic) -> TopicInfo:
-        """Creates a topic and returns its description.
+    def create(self, request: CreateTopic, *, client: str = "") -> TopicInfo:
+        """Creates a topic and returns its description; `client` names who asked, in the log.
 
         Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`,
         `InternalTopic`; `OutcomeUnknown` where it may exist, which the next call that names it, or
         the janitor, finds out.
         """
         check_not_reserved(request.topic)
-        return self._create(request)
+        return self._create(request, client=client)
 
-    def create_all(self, requests: Sequence[CreateTopic]) -> list[TopicInfo | errors.SparklogError]:
-        """Creates topics with different names by one change of the metadata.
+    def create_all(
+        self, requests: Sequence[CreateTopic], *, client: str = ""
+    ) -> list[TopicInfo | errors.SparklogError]:
+        """Creates topics with different names by one change of the metadata; see `create`.
 
         Returns for each the description, or the error that `create` would have raised.
         """
@@ -244,9 +244,12 @@ class TopicAdmin:
             some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
             try:
                 with self._metadata.changing(f"creation of {len(some)} topics"):
-                    self._create_some(some, found)
+                    created = self._create_some(some, found)
             except errors.SparklogError as error:
                 found.update((each.name, error) for each in some if each.name not in found)
+            else:
+                for each in created:
+                    _log_change("created a topic", each.name, client, partitions=each.count)
         return [
             self.describe(each.topic) if each.topic not in found else found[each.topic]
             for each in requests
@@ -254,8 +257,8 @@ class TopicAdmin:
 
     def _create_some(
         self, wanted: Sequence[_NewTopic], found: dict[str, TopicInfo | errors.SparklogError]
-    ) -> None:
-        """Creates the topics, except those for which `found` gets the answer."""
+    ) -> list[_NewTopic]:
+        """Creates the topics, except those for which `found` gets the answer; returns them."""
         tables: list[tuple[_NewTopic, TopicTable]] = []
         for each in wanted:
             try:
@@ -282,10 +285,11 @@ class TopicAdmin:
             else:
                 created[each.name] = each, table
         if not created:
-            return
+            return []
         named = self._name([each for each, _ in created.values()])
         for name, (_, table) in created.items():
             self._serve(name, named, table)
+        return [each for each, _ in created.values()]
 
     def _creation(self, new: _NewTopic, table: TopicTable) -> Decide:
         """Returns the change that creates the topic on the present version of its table.
@@ -324,7 +328,9 @@ class TopicAdmin:
         if reason:
             raise errors.BadReplicationFactor(topic=topic, requested=factor, reason=reason)
 
-    def _create(self, request: CreateTopic) -> TopicInfo:
+    def _create(
+        self, request: CreateTopic, *, client: str = "", event: str = "created a topic"
+    ) -> TopicInfo:
         name = request.topic
         count, config = self._checked(request)
         with self._metadata.changing(f"creation of topic {name}"):
@@ -345,6 +351,7 @@ class TopicAdmin:
                     raise errors.MetadataChanged from None
                 return self.describe(name)
             self._serve(name, self._name([new]), table)
+        _log_change(event, name, client, partitions=count)
         return self.describe(name)
 
     def _checked(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
@@ -447,8 +454,8 @@ class TopicAdmin:
 
     # -------------------------------------------------------------------------- changing
 
-    def add_partitions(self, request: AddPartitions) -> TopicInfo:
-        """Adds partitions; existing records stay in theirs.
+    def add_partitions(self, request: AddPartitions, *, client: str = "") -> TopicInfo:
+        """Adds partitions; existing records stay in theirs. `client` names who asked, in the log.
 
         Raises `UnknownTopic`, `BadPartitionCount`, and `InternalTopic`, because groups would move
         to other partitions.
@@ -458,6 +465,7 @@ class TopicAdmin:
         with self._metadata.changing(f"partitions for topic {request.topic}"):
             topic = self._partition_table.topic(request.topic)
             _check_more(request, topic.count)
+            before = topic.count
 
             def widen(before: TableSnapshot) -> TableChange:
                 # It has more than we serve where an earlier call was cut short: that is repeated.
@@ -489,6 +497,8 @@ class TopicAdmin:
 
             snapshot = topic.table.commit(widen)
             self._add_partitions(topic, snapshot, self._metadata.change(widen_metadata))
+        event = "added partitions to a topic"
+        _log_change(event, topic.name, client, before=before, partitions=topic.count)
         return self.describe(topic.name)
 
     def check_partitions(self, request: AddPartitions) -> None:
@@ -496,8 +506,10 @@ class TopicAdmin:
         _check_count(request.topic, request.partitions)
         _check_more(request, self._partition_table.topic(request.topic).count)
 
-    def alter(self, request: AlterTopic) -> TopicInfo:
+    def alter(self, request: AlterTopic, *, client: str = "") -> TopicInfo:
         """Sets configuration keys, or resets those whose value is None to their default.
+
+        `client` names who asked, in the log.
 
         Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
         """
@@ -512,28 +524,38 @@ class TopicAdmin:
                     changed[key] = value
             return changed
 
-        self._change_config(request.topic, change, only_checks=False)
+        self._change_config(request.topic, change, only_checks=False, client=client)
         return self.describe(request.topic)
 
     def edit_config(
-        self, topic: str, edits: Sequence[tuple[Edit, str, str | None]], *, only_checks: bool
+        self,
+        topic: str,
+        edits: Sequence[tuple[Edit, str, str | None]],
+        *,
+        only_checks: bool,
+        client: str = "",
     ) -> None:
-        """Changes single keys by (edit, key, value), or only checks the change.
+        """Changes single keys by (edit, key, value), or only checks the change; see `alter`.
 
         Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
         """
         check_topic_name(topic)
         self._change_config(
-            topic, lambda config: topic_config.edited(config, edits), only_checks=only_checks
+            topic,
+            lambda config: topic_config.edited(config, edits),
+            only_checks=only_checks,
+            client=client,
         )
 
-    def replace_config(self, topic: str, config: Mapping[str, str], *, only_checks: bool) -> None:
+    def replace_config(
+        self, topic: str, config: Mapping[str, str], *, only_checks: bool, client: str = ""
+    ) -> None:
         """Replaces the whole configuration: keys that `config` lacks return to their default.
 
         Raises what `edit_config` raises.
         """
         check_topic_name(topic)
-        self._change_config(topic, lambda _: config, only_checks=only_checks)
+        self._change_config(topic, lambda _: config, only_checks=only_checks, client=client)
 
     def _change_config(
         self,
@@ -541,6 +563,7 @@ class TopicAdmin:
         change: Callable[[Mapping[str, str]], Mapping[str, str]],
         *,
         only_checks: bool,
+        client: str,
     ) -> None:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._partition_table.topic(name)
@@ -578,6 +601,9 @@ class TopicAdmin:
                 is_same = known is not None and known.topic_id == topic.topic_id
                 topic.config = dict(known.config) if known is not None and is_same else was
                 raise
+            now = topic.config
+        changed = {key: now.get(key) for key in was | now if was.get(key) != now.get(key)}
+        _log_change("altered a topic", name, client, config=changed)
 
     def settle_config(self, name: str) -> None:
         """Takes a configuration back from the table that no version of the metadata has got.
@@ -631,8 +657,10 @@ class TopicAdmin:
 
     # -------------------------------------------------------------------------- deleting
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, client: str = "") -> None:
         """Deletes a topic; its files are removed after the grace period of replaced files.
+
+        `client` names who asked, in the log.
 
         Raises `UnknownTopic`, `InternalTopic`; `OutcomeUnknown` where the topic may be gone, which
         the next call that names it, or the janitor, finds out, or where it is gone and its table is
@@ -655,6 +683,8 @@ class TopicAdmin:
                 topic.in_doubt = f"it may have been deleted: {error}"
                 self._in_doubt.add(name)
                 raise
+            # Before its table is emptied, which may fail: the topic is gone.
+            _log_change("deleted a topic", name, client, partitions=topic.count)
             self._end(topic)
 
     def finish_deletion(self, name: str) -> None:
@@ -736,6 +766,12 @@ class TopicAdmin:
             what = f"deletion of topic {topic.name}: it is gone, but its table is not empty"
             raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
         self._created.pop(topic.topic_id, None)
+
+
+def _log_change(event: str, topic: str, client: str, **facts: object) -> None:
+    """Logs a change of a topic that a client has asked for; the broker's own are not logged."""
+    if client:
+        _log.info(event, topic=topic, **facts, client=client)
 
 
 def _entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata:

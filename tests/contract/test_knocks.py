@@ -5,18 +5,31 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 from structlog.testing import capture_logs
 
+import sparklog
+from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from tests.support.waiting import wait_until
+
+SECONDS = 30.0
 
 
 @pytest.fixture
@@ -151,6 +164,75 @@ def test_many_wrong_clients_do_not_fill_the_log(agent: Agent) -> None:
             knock(agent.kafka_address, b"GET / HTTP/1.1\r\n\r\n")
         wait_until(lambda: any("connections" in line for line in lines), "they are counted")
     assert len(lines) < 60
+
+
+def changes(lines: list[MutableMapping[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Returns (event, client, change) of the log lines about topics."""
+    left_out = ("event", "log_level", "topic", "client")
+    return [
+        (each["event"], each["client"], {k: v for k, v in each.items() if k not in left_out})
+        for each in lines
+        if each.get("topic") == "t" and "client" in each
+    ]
+
+
+def test_changes_by_a_kafka_client_are_logged(agent: Agent) -> None:
+    """Each has a line with the client; one that is refused or only checked has none."""
+    admin = AdminClient({"bootstrap.servers": agent.kafka_address, "client.id": "ops"})
+    resource = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        "t",
+        incremental_configs=[
+            ConfigEntry(
+                "retention.ms",
+                "60000",
+                incremental_operation=AlterConfigOpType.SET,
+            )
+        ],
+    )
+    with capture_logs() as lines:
+        for checks, error in ((True, None), (False, None), (False, "exists")):
+            (made,) = admin.create_topics([NewTopic("t", 2)], validate_only=checks).values()
+            with pytest.raises(KafkaException, match=error) if error else nullcontext():
+                made.result(SECONDS)
+        for checks in (True, False):
+            (done,) = admin.incremental_alter_configs([resource], validate_only=checks).values()
+            done.result(SECONDS)
+            (done,) = admin.create_partitions(
+                [NewPartitions("t", 3)], validate_only=checks
+            ).values()
+            done.result(SECONDS)
+        (gone,) = admin.delete_topics(["t"]).values()
+        gone.result(SECONDS)
+    by = "'ops' at 127.0.0.1"
+    assert changes(lines) == [
+        ("created a topic", by, {"partitions": 2}),
+        ("altered a topic", by, {"config": {"retention.ms": "60000"}}),
+        ("added partitions to a topic", by, {"before": 2, "partitions": 3}),
+        ("deleted a topic", by, {"partitions": 3}),
+    ]
+
+
+def test_changes_by_a_native_client_are_logged(agent: Agent) -> None:
+    """Each has a line with the client's address; a topic that existed was not created."""
+    with sparklog.connect(agent.address) as log, capture_logs() as lines:
+        log.create_topic("t", partitions=2)
+        log.create_topic("t", partitions=2, if_absent=True)
+        log.alter("t", {"retention.ms": "60000"})
+        log.alter("t", {"retention.ms": None})
+        log.add_partitions("t", 3)
+        log.delete_topic("t")
+        with pytest.raises(errors.UnknownTopic):
+            log.delete_topic("t")
+    found = changes(lines)
+    assert [(event, facts) for event, _, facts in found] == [
+        ("created a topic", {"partitions": 2}),
+        ("altered a topic", {"config": {"retention.ms": "60000"}}),
+        ("altered a topic", {"config": {"retention.ms": None}}),
+        ("added partitions to a topic", {"before": 2, "partitions": 3}),
+        ("deleted a topic", {"partitions": 3}),
+    ]
+    assert all(client.startswith("127.0.0.1:") for _, client, _ in found)
 
 
 def test_a_topic_that_a_client_asked_for_is_logged(agent: Agent) -> None:

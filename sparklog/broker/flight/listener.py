@@ -117,11 +117,7 @@ class FlightListener:
             "status": lambda _: broker.status(),
             "figures": lambda _: broker.figures(),
             "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
-            "topics.create": broker.topics.create,
             "topics.describe": lambda request: broker.topics.describe(request.topic),
-            "topics.alter": broker.topics.alter,
-            "topics.add_partitions": broker.topics.add_partitions,
-            "topics.delete": _silently(lambda request: broker.topics.delete(request.topic)),
             "topics.compact": lambda request: broker.topics.compact(request.topic),
             "records.delete": broker.deletion.delete,
             "offsets.for_times": broker.offsets_for_times,
@@ -131,6 +127,21 @@ class FlightListener:
             "publish.now": _silently(broker.publishing.publish),
             **group_calls.actions(groups),
         }
+
+        def delete(request: flight_messages.TopicName, client: str) -> flight_messages.Empty:
+            broker.topics.delete(request.topic, client=client)
+            return flight_messages.Empty()
+
+        topics = broker.topics
+        self._changes: dict[str, Callable[[Any, str], group_calls.Answer]] = {
+            "topics.create": lambda request, client: topics.create(request, client=client),
+            "topics.alter": lambda request, client: topics.alter(request, client=client),
+            "topics.add_partitions": (
+                lambda request, client: topics.add_partitions(request, client=client)
+            ),
+            "topics.delete": delete,
+        }
+        """Actions that are logged with the address of their client."""
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + limits.FLIGHT_BESIDE_BYTES
@@ -371,7 +382,8 @@ class FlightListener:
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
         looks = self._broker.looks
-        reply = self._actions[name](request)
+        change = self._changes.get(name)
+        reply = self._actions[name](request) if change is None else change(request, call.peer)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:

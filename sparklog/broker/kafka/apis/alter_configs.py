@@ -21,7 +21,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     def change(resource: Any) -> None:
         config = {each.name: _value(each) for each in resource.configs}
         name = resource.resource_name
-        context.broker.topics.replace_config(name, config, only_checks=body.validate_only)
+        context.broker.topics.replace_config(
+            name, config, only_checks=body.validate_only, client=request.client
+        )
 
     return await alter_resources(context, body, change)
 

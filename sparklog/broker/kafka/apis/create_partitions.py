@@ -7,6 +7,7 @@ themselves.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -28,7 +29,11 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "throttle_time": NO_TIME,
         "results": [
             await _widen(
-                context, each, is_repeated=counts[each.name] > 1, only_checks=body.validate_only
+                context,
+                each,
+                is_repeated=counts[each.name] > 1,
+                only_checks=body.validate_only,
+                client=request.client,
             )
             async for each in context.scheduler.iterate(body.topics)
         ],
@@ -36,7 +41,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 async def _widen(
-    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool
+    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool, client: str
 ) -> Fields:
     code, message = ErrorCode.none, None
     change = flight_messages.AddPartitions(topic=topic.name, partitions=topic.count)
@@ -46,9 +51,8 @@ async def _widen(
         context.broker.topics.check_partitions(change)
         _check_assignments(context, topic)
         if not only_checks:
-            await context.run_blocking(
-                WorkerPool.CHANGE, context.broker.topics.add_partitions, change
-            )
+            add_partitions = partial(context.broker.topics.add_partitions, client=client)
+            await context.run_blocking(WorkerPool.CHANGE, add_partitions, change)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": topic.name, "error_code": code, "error_message": message}

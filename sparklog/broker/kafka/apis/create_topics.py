@@ -7,6 +7,7 @@ partitions and has no further effect: the brokers agree on leaders among themsel
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -29,6 +30,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     topics = {each.name: each for each in body.topics}  # a repeated topic is refused once
     found: dict[str, errors.SparklogError | tuple[int, dict[str, str], Any]] = {}
     wanted: list[flight_messages.CreateTopic] = []
+    create_all = partial(context.broker.topics.create_all, client=request.client)
     async for each in context.scheduler.iterate(topics.values()):
         try:
             creation = _parse(each, is_repeated=counts[each.name] > 1)
@@ -41,9 +43,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             found[each.name] = error
     for first in range(0, len(wanted), limits.TOPICS_CREATED_TOGETHER):
         some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
-        created = await context.run_blocking(
-            WorkerPool.CHANGE, context.broker.topics.create_all, some
-        )
+        created = await context.run_blocking(WorkerPool.CHANGE, create_all, some)
         for creation, info in zip(some, created, strict=True):
             if isinstance(info, errors.SparklogError):
                 found[creation.topic] = info

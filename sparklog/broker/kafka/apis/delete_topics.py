@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -27,14 +28,14 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _delete(context, *each, is_repeated=count > 1)
+            await _delete(context, *each, is_repeated=count > 1, client=request.client)
             async for each, count in context.scheduler.iterate(counts.items())
         ],
     }
 
 
 async def _delete(
-    context: HandlerContext, name: str | None, topic_id: Any, *, is_repeated: bool
+    context: HandlerContext, name: str | None, topic_id: Any, *, is_repeated: bool, client: str
 ) -> Fields:
     code, message = ErrorCode.none, None
     try:
@@ -43,7 +44,8 @@ async def _delete(
         if is_repeated:
             raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
         name = name if name is not None else topic_name_of_id(context.broker, topic_id)
-        await context.run_blocking(WorkerPool.CHANGE, context.broker.topics.delete, name)
+        delete = partial(context.broker.topics.delete, client=client)
+        await context.run_blocking(WorkerPool.CHANGE, delete, name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}

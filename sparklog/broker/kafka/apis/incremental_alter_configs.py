@@ -30,7 +30,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     def change(resource: Any) -> None:
         edits = [_edit(each) for each in resource.configs]
         name = resource.resource_name
-        context.broker.topics.edit_config(name, edits, only_checks=body.validate_only)
+        context.broker.topics.edit_config(
+            name, edits, only_checks=body.validate_only, client=request.client
+        )
 
     return await alter_resources(context, body, change)
 
