@@ -428,7 +428,12 @@ class _RootSession:
             raise errors.BadOption(option="kafka", value=wanted, reason=reason)
 
     def _start(self) -> str:
-        return self._start_process() if self._kind is BrokerKind.DETACHED else self._start_here()
+        is_new = not self._watch.metadata.brokers
+        is_detached = self._kind is BrokerKind.DETACHED
+        address = self._start_process() if is_detached else self._start_here()
+        if is_new:  # a misspelt path would otherwise become a root without a word
+            _log.info("sparklog: created a new, empty log in %s", self._store.uri)
+        return address
 
     def _start_here(self) -> str:
         # Slow to import, and not needed if a broker is alive.

@@ -278,11 +278,18 @@ def open_log(
         _reach(log, bootstrap, wait_seconds or 0.0)
     else:
         assert root is not None
-        if not create:
+        is_new = False
+        try:
             root_metadata(root)
+        except errors.NotARoot:
+            if not create:
+                raise
+            is_new = True
         from sparklog.connecting import connect
 
         log = connect(root)
+        if is_new:
+            typer.echo(f"sparklog: created a new log in {root}", err=True)
     with log:
         yield log
 

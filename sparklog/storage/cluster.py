@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -36,11 +37,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_cluster(
-    store: Store, *, clock: Clock, create: bool, allow_non_empty: bool = False
+    store: Store,
+    *,
+    clock: Clock,
+    create: bool,
+    allow_non_empty: bool = False,
+    on_created: Callable[[], object] = lambda: None,
 ) -> Cluster:
     """Checks the root's format; with `create`, turns an empty folder into a root.
 
-    With `allow_non_empty`, also a folder with files of other programs. Raises `NotARoot`,
+    With `allow_non_empty`, also a folder with files of other programs. Calls `on_created` if it has
+    made the root, and no other program was faster. Raises `NotARoot`,
     `RootNotEmpty`, `FormatTooNew`, `RootNotWritable`, `CorruptObject`.
     """
     if create and not _exists(store):
@@ -49,7 +56,8 @@ def open_cluster(
         created = Cluster(
             cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION
         )
-        claim(store, _PATH, msgspec.json.encode(created), clock=clock)
+        if claim(store, _PATH, msgspec.json.encode(created), clock=clock):
+            on_created()
     return read_cluster(store)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -129,6 +130,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Runs Python to its end, which is what these tests are about."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+
+def test_a_new_log_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt path becomes no log without a word; one that exists is opened without a line."""
+    caplog.set_level(logging.INFO, "sparklog")
+    for _ in range(2):
+        with sparklog.connect(tmp_path / "misspelt"):
+            pass
+    (line,) = [each for each in caplog.messages if "created a new" in each]
+    assert str(tmp_path / "misspelt") in line
+    assert [each.levelname for each in caplog.records if each.getMessage() == line] == ["INFO"]
 
 
 def test_a_program_that_closes_nothing_ends_and_leaves_its_records_in_the_table(

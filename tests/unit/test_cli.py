@@ -209,6 +209,14 @@ def test_no_progress_bar_over_typed_input(monkeypatch: pytest.MonkeyPatch, is_ty
     assert (_meter([given]) is None) is is_typed
 
 
+def test_a_command_that_makes_a_root_prints_it(tmp_path: Path) -> None:
+    """On standard error, so that a misspelt path is noticed; an existing root has no line."""
+    root = ("--root", str(tmp_path / "log"))
+    made = run("topics", "create", "t", *root)
+    assert (made.exit_code, made.stderr) == (0, f"sparklog: created a new log in {root[1]}\n")
+    assert run("topics", "create", "u", *root).stderr == ""
+
+
 def test_consume_in_a_group_continues_where_it_ended(tmp_path: Path) -> None:
     """A command with --group commits exactly the records that it has printed."""
     root = ("--root", str(tmp_path / "log"))

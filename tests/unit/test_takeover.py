@@ -292,7 +292,8 @@ def test_a_start_is_not_refused_by_its_own_registration(
             take_over=False,
             is_member=is_member,
         )
-    assert [line["event"] for line in logged] == ["repeating a change of the metadata"]
+    events = [line["event"] for line in logged]
+    assert events == ["created a new log", "repeating a change of the metadata"]
     assert first.epoch == 2
 
 

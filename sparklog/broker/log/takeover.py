@@ -149,7 +149,13 @@ def acquire(
         check_alive: False skips the check whether the leader is alive.
         choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
-    open_cluster(store, clock=clock, create=True, allow_non_empty=allow_non_empty)
+    open_cluster(
+        store,
+        clock=clock,
+        create=True,
+        allow_non_empty=allow_non_empty,
+        on_created=lambda: _log.info("created a new log", root=store.uri),
+    )
     log = choose_log()
     cluster = raise_format(store, clock=clock)
     watch = watch or LeaderWatch(
