@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import socket
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS: Final = 10.0
 _ASKED_AT_ONCE: Final = 32
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+"""A request of ApiVersions in version 0, with correlation id 1 and no client id."""
+_ANSWER_BYTES: Final = 8
+"""The length of a reply, and the correlation id of its request."""
 
 
 class LeaderStatus(enum.StrEnum):
@@ -72,6 +77,10 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """Topics whose retention and key compaction are refused, because their table is append-only."""
     reason: str = ""
     """The reason why a live broker did not answer; others may have."""
+    answered: list[flight_messages.BrokerInfo] = []
+    """The brokers that answered, the controller first."""
+    unmet: str = ""
+    """The reason why no Kafka listener answers, if one is required."""
 
 
 def of_address(address: str) -> StatusReport:
@@ -139,7 +148,38 @@ def of_root(
             f"broker {each.leader.broker}: {each.reason}" if len(found) > 1 else each.reason
             for each in silent
         ),
+        answered=[each.broker for each in answers],
     )
+
+
+def requiring_kafka(report: StatusReport) -> StatusReport:
+    """Returns the report with the reason in `unmet` if no Kafka listener of it answers."""
+    addresses = [each.kafka for each in report.answered if each.kafka]
+    unmet = "" if addresses else "no broker that answers has a Kafka listener"
+    if addresses:
+        with ThreadPoolExecutor(min(len(addresses), _ASKED_AT_ONCE)) as pool:
+            reasons = list(pool.map(_kafka_silence, addresses))
+        if all(reasons):
+            unmet = "; ".join(reasons)
+    return msgspec.structs.replace(report, unmet=unmet)
+
+
+def _kafka_silence(address: str) -> str:
+    """Returns why no Kafka listener answers at `host:port`; empty if one does.
+
+    A port that listens accepts connections before a broker serves, so it asks for an answer.
+    """
+    host, _, port = address.rpartition(":")
+    timeout_seconds = limits.PROBE_TIMEOUT_SECONDS
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as peer:
+            peer.sendall(_API_VERSIONS)
+            answer = peer.recv(_ANSWER_BYTES, socket.MSG_WAITALL)
+    except OSError as error:
+        return f"no Kafka listener answers at {address}: {error.strerror or error}"
+    if answer[4:] != _API_VERSIONS[8:12]:
+        return f"no Kafka listener answers at {address}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +265,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         held_back=status.held_back,
         refused=status.refused,
         kept_records=status.kept_records,
+        answered=[status.broker],
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -25,17 +26,30 @@ _WORDS: Final = {
 }
 
 
+class Requirement(enum.StrEnum):
+    KAFKA = "kafka"
+
+
 def status(
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    require: Annotated[
+        Requirement | None,
+        typer.Option(
+            metavar="kafka",
+            help="Exit with 3 if no Kafka listener of the log answers, as where only a program's"
+            " own broker serves it.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the brokers of a log and the state of its topics.
 
     The command starts no broker. Exits with 0 if the log is served and all topics can be published,
     with 3 if topics are held back or records stay that should be deleted, a broker refuses work or
-    does not answer, and with 4 if there is no broker. With --root it asks all brokers, with
-    --bootstrap the one at that address.
+    does not answer, or a requirement is not met, and with 4 if there is no broker. With --root it
+    asks all brokers, with --bootstrap the one at that address.
 
     Example: sparklog status --root ./data
     """
@@ -43,6 +57,10 @@ def status(
 
     root, bootstrap = log_target(root, bootstrap)
     report = _report(root, bootstrap)
+    if require is Requirement.KAFKA:
+        from sparklog.status import requiring_kafka
+
+        report = requiring_kafka(report)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
@@ -73,7 +91,7 @@ def _report(root: str | None, bootstrap: str | None) -> StatusReport:
 def _exit_code(report: StatusReport) -> ExitCode:
     if report.state == "served":
         troubles = (report.held_back, report.reason, report.refused, report.kept_records)
-        return ExitCode.UNHEALTHY if any(troubles) else ExitCode.OK
+        return ExitCode.UNHEALTHY if any((*troubles, report.unmet)) else ExitCode.OK
     return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
 
 
@@ -97,6 +115,8 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
             ("log", broker.log or "standard error of the process"),
             ("WAL", broker.wal or "unknown"),
         ]
+    if report.unmet:
+        lines.append(("required", report.unmet))
     lines += [("refused", f"{each.work}: {each.reason}") for each in report.refused]
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckResult, CheckState
+from sparklog.status import of_address, requiring_kafka
 from sparklog.storage.objects import LocalStore
 from sparklog.version import VERSION
 from tests.support.standing import standing
@@ -86,6 +88,35 @@ def test_a_live_broker_is_described(tmp_path: Path, config: str) -> None:
         assert finding.state is CheckState.OK
         assert f"pid {broker.pid} on host" in finding.found
         assert broker.flight in finding.found
+
+
+def test_a_kafka_listener_may_be_required(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A served log without one, or whose listener does not answer, has exit code 3 then."""
+    monkeypatch.setattr(limits, "PROBE_TIMEOUT_SECONDS", 0.5)
+    required = ("--root", str(tmp_path), "--require", "kafka")
+    with standing(tmp_path, "--config", config):
+        assert status("--root", str(tmp_path)).exit_code == ExitCode.OK
+        result = status(*required)
+        assert result.exit_code == ExitCode.UNHEALTHY
+        assert "required     no broker that answers has a Kafka listener\n" in result.stdout
+    assert status(*required).exit_code == ExitCode.NO_BROKER
+    with standing(tmp_path, "--config", config, kafka="127.0.0.1:0") as broker:
+        for target in (required, ("--bootstrap", broker.flight, "--require", "kafka")):
+            result = status(*target)
+            assert result.exit_code == ExitCode.OK, result.output
+        answered = printed_json(*required)["answered"]
+        assert [each["kafka"] for each in answered] == [broker.kafka]  # type: ignore[attr-defined]
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+            silent_address = f"127.0.0.1:{silent.getsockname()[1]}"
+            report = of_address(broker.flight)
+            (answering,) = report.answered
+            without = msgspec.structs.replace(answering, kafka=silent_address)
+            report = msgspec.structs.replace(report, answered=[without])
+            assert silent_address in requiring_kafka(report).unmet
+            report = msgspec.structs.replace(report, answered=[without, answering])
+            assert not requiring_kafka(report).unmet
 
 
 @pytest.mark.parametrize(
