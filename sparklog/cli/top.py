@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -15,13 +15,18 @@ from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOptio
 from sparklog.options import check_bootstrap, storage_options
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
-    from sparklog.formats.flight_messages import BrokerFigures
+    from sparklog.formats.flight_messages import BrokerFigures, BrokerInfo
     from sparklog.status import StatusReport
 
 _FIRST_SECONDS: Final = 1.0
 """The time over which the first rates are measured."""
+_BETWEEN: Final = 2
+"""The spaces between two columns."""
+_LESS_IMPORTANT: Final = ("small", "size", "files", "partitions", "out/s", "in/s", "age")
+"""Columns about topics that a narrow terminal leaves out, the first one first."""
+_OTHERS_SHOWN: Final = 8
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -44,8 +49,10 @@ def top(
 ) -> None:
     """Show what a broker does: records, lag, files, groups and memory, live.
 
-    Topics with most records per second come first. The command starts no broker, and the broker
-    needs no port for metrics. End it by Ctrl-C. Without a terminal it prints one picture, as with
+    Topics with most records per second come first. A narrow terminal lacks the less important
+    columns. Of several brokers on a root it shows one, and the addresses of the others for
+    --bootstrap. The command starts no broker, and the broker needs no port for metrics. End it by
+    Ctrl-C. Without a terminal it prints one picture, as with
     --once; --json prints the counts since the broker's start. Exits with 4 if there is no broker.
 
     Example: sparklog top --root ./data --once
@@ -62,7 +69,7 @@ def top(
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
         time.sleep(_FIRST_SECONDS)
-        console.print(picture(before, broker.figures(), rows=rows))
+        console.print(picture(before, broker.figures(), rows=rows, others=broker.others))
         return
     with contextlib.suppress(KeyboardInterrupt):
         _show(console, broker, before, interval=interval, rows=rows)
@@ -94,7 +101,7 @@ def _show(
                 continue
             if (now.broker.broker, now.broker.epoch) != (before.broker.broker, before.broker.epoch):
                 before = now  # another one's counts say nothing about rates
-            live.update(picture(before, now, rows=rows), refresh=True)
+            live.update(picture(before, now, rows=rows, others=broker.others), refresh=True)
             before = now
 
 
@@ -104,6 +111,8 @@ class _Broker:
     def __init__(self, root: str | None, bootstrap: str | None) -> None:
         self._root = root
         self._address = check_bootstrap("bootstrap", bootstrap) if bootstrap is not None else ""
+        self.others: list[BrokerInfo] = []
+        """The other brokers of the root when it was last asked for one."""
 
     def figures(self) -> BrokerFigures:
         """Returns the present figures. Raises `typer.Exit` if there is no broker."""
@@ -119,6 +128,7 @@ class _Broker:
             typer.echo(f"sparklog: no broker serves {report.root}", err=True)
             raise typer.Exit(ExitCode.NO_BROKER)
         self._address = report.broker.address
+        self.others = [each for each in report.answered if each.broker != report.broker.broker]
         return status.figures_of(self._address)
 
 
@@ -134,11 +144,22 @@ def _report(root: str) -> StatusReport:
 # ------------------------------------------------------------------------------ the picture
 
 
-def picture(before: BrokerFigures, now: BrokerFigures, *, rows: int) -> RenderableType:
-    """Returns the figures as tables, with rates between two moments."""
-    from rich.console import Group
+def picture(
+    before: BrokerFigures, now: BrokerFigures, *, rows: int, others: Sequence[BrokerInfo] = ()
+) -> RenderableType:
+    """Returns the figures as tables, with rates between two moments.
 
-    parts = [_summary(before, now), _topics(before, now, rows)]
+    `others` are brokers of the same root, which are named with their addresses.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    parts = [_summary(before, now)]
+    if others:
+        where = ", ".join(f"{each.broker} at {each.address}" for each in others[:_OTHERS_SHOWN])
+        more = f" and {len(others) - _OTHERS_SHOWN} more" if len(others) > _OTHERS_SHOWN else ""
+        parts.append(Text(f"not shown: broker {where}{more} (--bootstrap HOST:PORT shows it)"))
+    parts.append(_topics(before, now, rows))
     if now.groups:
         parts.append(_groups(now, rows))
     return Group(*parts)
@@ -214,7 +235,8 @@ def _topics(before: BrokerFigures, now: BrokerFigures, rows: int) -> RenderableT
         "topic", "partitions", "records/s", "in/s", "out/s", "not in table", "age", "files",
         "small", "size", "",
     )  # fmt: skip
-    return _table(headings, [row for _, row in found[:rows]])
+    shown = [row for _, row in found[:rows]]
+    return _Columns(headings, shown, less_important=_LESS_IMPORTANT)
 
 
 def _groups(now: BrokerFigures, rows: int) -> RenderableType:
@@ -228,19 +250,48 @@ def _groups(now: BrokerFigures, rows: int) -> RenderableType:
         )
         for each in now.groups[:rows]
     ]
-    return _table(("group", "state", "members", "lag", "lag in seconds"), found)
+    headings = ("group", "state", "members", "lag", "lag in seconds")
+    return _Columns(headings, found, less_important=("members", "state", "lag in seconds"))
 
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+class _Columns:
+    """A table that leaves out its less important columns where the terminal is too narrow.
 
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    The first column, of names, stays as wide as its longest text, or as wide as there is room.
+    """
+
+    def __init__(
+        self,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        less_important: Sequence[str],
+    ) -> None:
+        """`less_important`: the headings to leave out, the first one first."""
+        self._headings = headings
+        self._rows = rows
+        self._less_important = less_important
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+        from rich.table import Table
+        from rich.text import Text
+
+        columns = [*zip(self._headings, *self._rows, strict=True)]
+        kept = {column[0]: column for column in columns}
+        widths = {column[0]: max(map(cell_len, column)) + _BETWEEN for column in columns}
+        for heading in self._less_important:
+            if sum(widths[each] for each in kept) <= options.max_width:
+                break
+            del kept[heading]
+        table = Table(box=None, header_style="bold", padding=(0, _BETWEEN, 0, 0))
+        for number, heading in enumerate(kept):
+            is_name = number == 0
+            justify: JustifyMethod = "left" if is_name else "right"
+            table.add_column(heading, justify=justify, no_wrap=not is_name)
+        for row in zip(*(column[1:] for column in kept.values()), strict=True):
+            table.add_row(*map(Text, row))
+        yield table
 
 
 def _seconds(before: BrokerFigures, now: BrokerFigures) -> float:

@@ -129,7 +129,10 @@ def status(*target: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_all_members_are_in_the_status(three: Cluster) -> None:
-    """Unpublished bytes are summed, and a topic that one of them cannot publish is named."""
+    """Unpublished bytes are summed, and a topic that one of them cannot publish is named.
+
+    `sparklog top` shows one of them, and names the others.
+    """
     three.create("t", 6)
     three.wait_for_topic(three.agents[3], "t")
     for agent in three.agents.values():
@@ -144,6 +147,9 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
     code, found = status("--root", three.root)
     held_back = [{"topic": "t", "reason": "the disk is full"}]  # once, not for each leader
     assert (code, found["held_back"]) == (ExitCode.UNHEALTHY, held_back)
+    picture = " ".join(run("top", "--once", "--root", three.root).stdout.split())
+    others = [each for each in (1, 2, 3) if each != three.metadata.controller]
+    assert f"not shown: broker {others[0]} at 127.0.0.1:" in picture
     for topic in topics:
         topic.partitions = {}  # others lead them now
     assert status("--root", three.root)[0] == ExitCode.OK

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -65,10 +66,12 @@ def figures(at_seconds: float, records: int, **more: object) -> BrokerFigures:
     return BrokerFigures(**fields)  # type: ignore[arg-type]
 
 
-def shown(before: BrokerFigures, now: BrokerFigures, rows: int = 10) -> list[str]:
+def shown(
+    before: BrokerFigures, now: BrokerFigures, rows: int = 10, width: int = 200, **more: Any
+) -> list[str]:
     """The lines of a picture."""
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(picture(before, now, rows=rows))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(picture(before, now, rows=rows, **more))
     return console.export_text().splitlines()
 
 
@@ -103,6 +106,33 @@ def test_only_some_topics_are_shown() -> None:
     text = "\n".join(shown(figures(10.0, 1_000), figures(12.0, 21_000), rows=1))
     assert "busy" in text
     assert "quiet" not in text
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_keeps_names(width: int) -> None:
+    """Less important columns are left out; names, rates and unpublished records stay."""
+    name = "orders-of-the-northern-store"
+    topic = TopicFigures(
+        topic=name, partitions=4, records_in=123_456_789, lag_records=1_500, table_bytes=5 << 30
+    )
+    before = figures(10.0, 1_000, topics=[TopicFigures(topic=name, partitions=4)])
+    lines = shown(before, figures(12.0, 21_000, topics=[topic]), width=width)
+    (line,) = [each for each in lines if each.startswith(name + " ")]
+    assert "61,728,394" in line
+    assert "1,500" in line
+    (heading,) = [each for each in lines if each.startswith("topic ")]
+    assert "small" not in heading
+    assert ("age" in heading) is (width == 80)
+    assert max(map(len, lines)) <= width
+
+
+def test_other_brokers_of_a_root_are_named() -> None:
+    """A cluster has several: the picture says which are not in it, and how to look at them."""
+    others = [
+        BrokerInfo(broker=each, epoch=1, address=f"host:{each}", kind="standing") for each in (4, 5)
+    ]
+    text = " ".join("\n".join(shown(figures(10.0, 1), figures(12.0, 2), others=others)).split())
+    assert "not shown: broker 4 at host:4, 5 at host:5 (--bootstrap HOST:PORT shows it)" in text
 
 
 def test_a_broker_is_shown_by_root_and_by_address(tmp_path: Path) -> None:
