@@ -288,7 +288,8 @@ def balance(
 ) -> Balanced:
     """Balances the brokers: asks each to give partitions away, until none gives any.
 
-    Raises `BrokerUnavailable` if no broker is up; and, once the time is over, the reason why a
+    Waits for brokers that start: they get partitions only once they serve. Raises
+    `BrokerUnavailable` if no broker is up or starts; and, once the time is over, the reason why a
     broker could not be asked, or `TimedOut`.
 
     `progress` is called after each round of moves with the number of partitions that have moved so
@@ -300,7 +301,9 @@ def balance(
     while True:
         failure: errors.SparklogError | None = None
         in_round = 0
-        for each in _members_up(now):
+        starting = [each.broker for each in now.brokers if each.state == BrokerState.STARTING]
+        up = [each for each in now.brokers if each.state == BrokerState.UP]
+        for each in up if starting else _members_up(now):
             try:
                 reply: BalanceReply = ask(each.address, "cluster.balance", BalanceCluster())
                 in_round += reply.moved
@@ -309,14 +312,16 @@ def balance(
         moved += in_round
         if in_round:
             progress(moved)
-        if not in_round and failure is None:
+        if not in_round and failure is None and not starting:
             break
         if clock.monotonic() >= deadline:
             if failure is not None:
                 raise failure
             what = f"balancing the brokers, after {moved} partitions"
+            if starting:
+                what += f", while these are starting: {', '.join(map(str, starting))}"
             raise errors.TimedOut(what=what, timeout_seconds=timeout_seconds)
-        if failure is not None:
+        if failure is not None or (starting and not in_round):
             clock.sleep(_LOOK_SECONDS)
         now = view.describe()
     after = view.describe(topics=True)

@@ -1,4 +1,4 @@
-"""Ports of the listeners: bound before the broker takes over its root, listening once it serves.
+"""Ports of the listeners: bound before the broker takes over its root, listening once it recovered.
 
 A socket that is bound and does not listen refuses connections, as if there were no broker yet.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from structlog.testing import capture_logs
 
 import sparklog
 from sparklog import errors
+from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from tests.support.waiting import wait_until
@@ -32,15 +36,19 @@ from tests.support.waiting import wait_until
 SECONDS = 30.0
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    """A broker with both listeners."""
-    settings = BrokerSettings(
-        root=str(tmp_path),
+def settings(root: Path) -> BrokerSettings:
+    """Those of a broker with both listeners."""
+    return BrokerSettings(
+        root=str(root),
         flight=FlightSettings(listen="127.0.0.1:0"),
         kafka=KafkaSettings(listen="127.0.0.1:0"),
     )
-    with Agent(settings) as found:
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """A broker with both listeners."""
+    with Agent(settings(tmp_path)) as found:
         yield found
 
 
@@ -100,6 +108,34 @@ def test_other_protocols_at_the_flight_port(
     (line,) = [each for each in lines if "reason" in each]
     assert "not a Flight client" in line["event"]
     assert line["peer"].startswith("127.0.0.1")
+
+
+def test_an_early_kafka_client_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flight is served while the loops over Kafka's records are loaded; Kafka clients wait."""
+    loads, proceed = threading.Event(), threading.Event()
+
+    def load() -> None:
+        loads.set()
+        assert proceed.wait(SECONDS)
+
+    monkeypatch.setattr(agents, "_compile_loops", load)
+    agent = Agent(settings(tmp_path))
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(agent.start)
+        try:
+            assert loads.wait(SECONDS)
+            with sparklog.connect(agent.address) as log:
+                assert log.topics() == []
+            host, _, port = agent._kafka_advertised.rpartition(":")
+            with socket.create_connection((host, int(port)), SECONDS) as peer:
+                peer.sendall(struct.pack(">ihhih", 10, 18, 0, 1, -1))
+                assert not select.select([peer], [], [], 0.1)[0]
+                proceed.set()
+                assert peer.recv(8, socket.MSG_WAITALL)[4:] == b"\0\0\0\1"
+        finally:
+            proceed.set()
+            starting.result(SECONDS)
+            agent.stop()
 
 
 @pytest.mark.parametrize("listener", ["kafka", "flight"])
