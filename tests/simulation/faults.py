@@ -335,6 +335,8 @@ class Disk:
         """
         self.watchers: list[Callable[[str], None]] = []
         """Callbacks for each object that was put."""
+        self.defects: list[str] = []
+        """Errors of code that a broker has logged, and continued."""
         self._removed: dict[str, Any] = {}
         """Removed objects that would reappear after a power cut."""
 

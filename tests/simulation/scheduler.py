@@ -320,13 +320,10 @@ class _Lock:
         self._owner: Task | None = None
         self._count = 0
 
-    def acquire(self, *, timeout: float = float("inf")) -> bool:
+    def acquire(self, *, blocking: bool = True, timeout: float = float("inf")) -> bool:
         current = self._scheduler.current
-        if (
-            not (self._reentrant and self._count and self._owner is current)
-            and self._count
-            and not self._scheduler.wait(lambda: not self._count, timeout)
-        ):
+        is_free = not self._count or (self._reentrant and self._owner is current)
+        if not (is_free or (blocking and self._scheduler.wait(lambda: not self._count, timeout))):
             return False
         self._owner = current
         self._count += 1

@@ -589,6 +589,7 @@ class World:
         self.disk.note("the chaos is over")
         self.faults.active = self._is_operated = False
         ensure(not self._misjudged, "; ".join(self._misjudged))
+        self._check_defects()
         self._recover()
         self._check()
 
@@ -755,6 +756,7 @@ class World:
     ) -> None:
         deadline = self.scheduler.now + seconds
         self.scheduler.run(lambda: is_reached() or self.scheduler.now > deadline)
+        self._check_defects()  # they are why something does not come about
         ensure(is_reached(), f"this does not come about in {seconds} s: {what}")
 
     def _pass(self, seconds: float) -> None:
@@ -798,6 +800,7 @@ class World:
         self._check_bounds()
         self._check_epochs(metadata)
         self._check_leftovers()
+        self._check_defects()
 
     def _check_logs(self, metadata: ClusterMetadata) -> None:
         """Every topic's log, as four tell it, is one, and keeps all promises."""
@@ -896,6 +899,9 @@ class World:
                 allowed = (3 if is_own else 0) if is_in_segments else 1 + is_own
                 ensure(len(left) <= allowed, f"{folder} still holds {left}")
 
+    def _check_defects(self) -> None:
+        ensure(not self.disk.defects, "; ".join(self.disk.defects))
+
     def _check_leftovers(self) -> None:
         base = self.disk.base
         for topic in base.folders("topics"):
@@ -931,6 +937,10 @@ class World:
 # ------------------------------------------------------------------------------ determinism
 
 
+_OF_CODE: Final = (AssertionError, AttributeError, LookupError, NameError, TypeError)
+"""Errors that no fault of a store explains."""
+
+
 class _TraceLog:
     """Takes the place of a module's logger."""
 
@@ -939,6 +949,9 @@ class _TraceLog:
 
     def warning(self, event: str, **facts: object) -> None:
         self._disk.note("log", event, repr(facts))
+        error = sys.exc_info()[1]
+        if isinstance(error, _OF_CODE) and str(error) != "simulated":
+            self._disk.defects.append(f"{event}: {error!r}")
 
     error = warning
     info = warning
