@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sparklog import errors
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.takeover import Taken
@@ -202,10 +204,17 @@ class _Logs:
         """
         found = self._entries.get((topic_id, partition), [])
         state, newest = -1, Bounds(0, 0, 0)
+        start = published = 0
         for number, (_, checkpoint) in enumerate(self._checkpoints):
             bounds = _bounds_in(checkpoint, topic_id, partition)
-            if bounds is not None and (state < 0 or _age(newest) <= _age(bounds)):
+            if bounds is None:
+                continue
+            start, published = max(start, bounds.start), max(published, bounds.published)
+            if state < 0 or _age(newest) <= _age(bounds):
                 state, newest = number, bounds
+        # A leader that could not read the table knew less of it than those before, whose logs have
+        # dropped what they had published.
+        newest = msgspec.structs.replace(newest, start=start, published=published)
         if newest.end >= 0:
             later = [each.entry for each in found if each.entry.base_offset >= newest.end]
         else:
