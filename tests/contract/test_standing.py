@@ -147,9 +147,10 @@ def test_a_broker_whose_terminal_is_closed_stops_in_order(tmp_path: Path) -> Non
 
 
 _ON_A_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 from sparklog.cli import main
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.argv = ["sparklog", "broker", "--root", sys.argv[1], "--flight", "127.0.0.1:0", "--kafka", ""]
 main()

@@ -21,12 +21,15 @@ import sparklog
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
 from sparklog import errors
+from sparklog.broker.logging import configure
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import Workload, drive
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.client.log import Log
+from sparklog.settings import LogSettings
 from tests.support.kafkas import broker
+from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,9 +39,11 @@ LIGHT = ("--seconds", "4", "--rate", "500")
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Opens a log on a broker of ours."""
-    with broker(tmp_path) as agent:
-        yield agent.kafka_address
+    """Opens a log on a broker of ours, whose log lines are not among a command's output."""
+    with logging_restored():
+        configure(LogSettings(level="error"))
+        with broker(tmp_path) as agent:
+            yield agent.kafka_address
 
 
 def test_ours_is_clean(address: str, tmp_path: Path) -> None:

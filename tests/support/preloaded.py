@@ -418,6 +418,7 @@ def main(address: str, kind: str) -> None:
     request = server.run()
     if request is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         _run(request, python)
 
 
