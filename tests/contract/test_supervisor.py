@@ -35,12 +35,21 @@ GAVE = "gave partitions to other brokers"
 SERVES = re.compile(r"sparklog broker (\d+) serves .*Kafka at ([^\s,]+), Flight at (\S+)")
 
 
+_WITH_HANGUPS = """
+import os, signal, sys
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 class Supervised:
     """A supervisor of brokers on a root, at free ports, and what it writes."""
 
     def __init__(self, root: Path, processes: int, *options: str) -> None:
         self.root = root
-        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(root)]
+        command = [sys.executable, "-c", _WITH_HANGUPS]
+        command += ["-m", "sparklog", "broker", "--root", str(root)]
         command += ["--processes", str(processes), "--id", "1"]
         command += ["--flight", "127.0.0.1:0", "--kafka", "127.0.0.1:0", *options]
         environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
