@@ -207,7 +207,7 @@ def has_files(table: TopicTable) -> bool:
 def note_emptied(table: TopicTable) -> None:
     """Notes that only the Delta log is left of a deleted topic, and will be at this version.
 
-    The removals become durable first: nobody looks for files that a power cut brings back later.
+    The removals become durable first: no sweep looks for files that a power cut brings back later.
     """
     for folder in table.store.folders(table.folder):
         table.store.sync_folder(f"{table.folder}/{folder}")

@@ -181,7 +181,7 @@ def test_single_keys_are_changed(log: sparklog.Log, admin: AdminClient) -> None:
 
 
 def test_the_config_of_a_group_is_fixed(frames: Frames) -> None:
-    """It is described, and whoever alters it hears why that has no effect."""
+    """It is described, and the refusal of a change says why it has no effect."""
     change = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "50000"}
     resource = {"resource_type": 32, "resource_name": "g", "configs": [change]}
     reply = frames.ask(44, 1, {"resources": [resource], "validate_only": False})

@@ -314,12 +314,13 @@ def test_a_failing_check_is_logged_once(
     rig.create()
     rig.append(["a"])
     rig.publish()
+    before = len(logged())
     for _ in range(3):
         rig.confirmer.confirm()
-    assert logged() == [("cannot check data files", "t")]
+    assert logged()[before:] == [("cannot check data files", "t")]
     down.is_down = False
     rig.confirmer.confirm()
-    assert logged()[1:] == [("data files of published records exist again", "t")]
+    assert logged()[before + 1 :] == [("data files of published records exist again", "t")]
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -376,7 +376,7 @@ class Recorder(NoFaults):
 
 
 def test_removals_are_durable_before_an_emptied_table_is_noted(clock: ManualClock) -> None:
-    """Nobody looks for the files of a deleted topic that a power cut brings back after the note."""
+    """No sweep looks for the files of a deleted topic that a power cut brings back after it."""
     recorder = Recorder()
     store = MemoryStore(clock, faults=recorder)
     table = TopicTable(store, "t", clock=clock)
