@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaCluster, KafkaProcess, Node
-from sparklog.settings import GroupSettings, TopicSettings
+from sparklog.settings import GroupSettings, KafkaSettings, TopicSettings
 from tests.support.kafkas import broker
 from tests.support.killing import BrokerProcess
 from tests.support.ports import quiet_address, quiet_port
@@ -57,6 +57,8 @@ class Project:
     partitions: int = 1
     """The number of partitions of topics that are created without one."""
     broker_id: int = 0
+    port: int = 0
+    """The broker's, where the tests have it written down; 0: any."""
     auto_create: bool = True
     different: Mapping[str, str] = field(default_factory=dict)
     """Tests that pass only with Kafka, each with the reason."""
@@ -130,7 +132,6 @@ def _kafka_go(folder: Path) -> Suite:
         f"github.com/segmentio/kafka-go@{KAFKA_GO}",
         leave_out="Txn|Transaction|SASL|Scram|ACL|Quota|TestDialerResolver|TestReaderConsumerGroup",
         variables={"KAFKA_VERSION": jars.KAFKA_VERSION, "KAFKA_SKIP_NETTEST": "1"},
-        rewritten="localhost:9092",
     )
 
 
@@ -171,7 +172,7 @@ PROJECTS: Final[Mapping[str, Project]] = {
         },
     ),
     "franz-go's kgo": Project(make=_kgo, at_least=120),
-    "kafka-go": Project(make=_kafka_go, at_least=100),
+    "kafka-go": Project(make=_kafka_go, at_least=100, port=9092),
     "kafkajs": Project(make=_KafkaJs, at_least=10, auto_create=False),
 }
 
@@ -179,7 +180,7 @@ PROJECTS: Final[Mapping[str, Project]] = {
 @pytest.fixture(name="theirs", params=list(PROJECTS), scope="module")
 def _theirs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Project, Suite, Results]]:
+) -> tuple[Project, Suite, Results]:
     """A project, its suite, and what that finds with Kafka."""
     found = jars.find()
     if not found.broker:
@@ -194,9 +195,10 @@ def _theirs(
         "group.min.session.timeout.ms": "1000",
         "offsets.topic.num.partitions": "8",
     }
-    node = Node(project.broker_id, quiet_port(), quiet_port())
+    node = Node(project.broker_id, project.port or quiet_port(), quiet_port())
     with KafkaProcess(found.broker, folder / "kafka", settings, node=node) as kafka:
-        yield project, suite, suite.run(kafka.address)
+        with_kafka = suite.run(kafka.address)
+    return project, suite, with_kafka
 
 
 def test_what_passes_with_kafka_passes_here(
@@ -206,7 +208,9 @@ def test_what_passes_with_kafka_passes_here(
     project, suite, with_kafka = theirs
     groups = GroupSettings(initial_rebalance_delay_ms=100, min_session_timeout_ms=1_000)
     topics = TopicSettings(auto_create=project.auto_create, default_partitions=project.partitions)
-    with broker(tmp_path / "root", id=project.broker_id, groups=groups, topics=topics) as agent:
+    kafka = KafkaSettings(listen=f"127.0.0.1:{project.port}")
+    given = {"id": project.broker_id, "kafka": kafka, "groups": groups, "topics": topics}
+    with broker(tmp_path / "root", **given) as agent:
         check_suite(project, suite, with_kafka, agent.kafka_address)
 
 
