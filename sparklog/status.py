@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import socket
-import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors, kafka_port, limits
 from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
@@ -32,10 +31,6 @@ from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS: Final = 10.0
 _ASKED_AT_ONCE: Final = 32
-_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
-"""A request of ApiVersions in version 0, with correlation id 1 and no client id."""
-_ANSWER_BYTES: Final = 8
-"""The length of a reply, and the correlation id of its request."""
 
 
 class LeaderStatus(enum.StrEnum):
@@ -165,21 +160,13 @@ def requiring_kafka(report: StatusReport) -> StatusReport:
 
 
 def _kafka_silence(address: str) -> str:
-    """Returns why no Kafka listener answers at `host:port`; empty if one does.
-
-    A port that listens accepts connections before a broker serves, so it asks for an answer.
-    """
-    host, _, port = address.rpartition(":")
-    timeout_seconds = limits.PROBE_TIMEOUT_SECONDS
+    """Returns why no Kafka listener answers at `host:port`; empty if one does."""
+    silence = f"no Kafka listener answers at {address}"
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as peer:
-            peer.sendall(_API_VERSIONS)
-            answer = peer.recv(_ANSWER_BYTES, socket.MSG_WAITALL)
+        found = kafka_port.answers(address, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
     except OSError as error:
-        return f"no Kafka listener answers at {address}: {error.strerror or error}"
-    if answer[4:] != _API_VERSIONS[8:12]:
-        return f"no Kafka listener answers at {address}"
-    return ""
+        return f"{silence}: {error.strerror or error}"
+    return "" if found else silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

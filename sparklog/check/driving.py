@@ -14,7 +14,6 @@ import contextlib
 import functools
 import random
 import secrets
-import socket
 import struct
 import threading
 import time
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sparklog import errors
+from sparklog import errors, kafka_port
 from sparklog.check.history import (
     ACKED,
     FAILED,
@@ -52,11 +51,6 @@ _REQUEST_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 3.0
 _LEAVING_SECONDS: Final = 5.0
 """Time that an interrupted run waits for its clients, and again for the deletion of its topic."""
-_CORRELATION: Final = 0x5350_4C47
-_ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
-"""ApiVersions in version 0, which every Kafka broker answers."""
-_VERSIONS_START: Final = struct.pack(">iih", 0, _CORRELATION, 0)
-"""Start of the answer: its length, which differs, the correlation id, and no error."""
 _BURST: Final = 50
 _QUEUED: Final = 20_000
 """Records of a producer that may wait for their acks."""
@@ -676,14 +670,10 @@ def _probe(bootstrap: str) -> None:
         if not is_address(address):
             reason = "expected host:port of a Kafka broker, or several with commas between"
             raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
-        host, _, port = address.rpartition(":")
         reason = "it does not answer as Kafka does; is this another port of the broker?"
         try:
-            place = host.strip("[]"), int(port)
-            with socket.create_connection(place, _PROBE_SECONDS) as peer:
-                peer.sendall(_ASK_VERSIONS)
-                if peer.recv(len(_VERSIONS_START), socket.MSG_WAITALL)[4:] == _VERSIONS_START[4:]:
-                    return
+            if kafka_port.answers(address, timeout_seconds=_PROBE_SECONDS):
+                return
         except TimeoutError:
             reason = f"silent for {_PROBE_SECONDS:g} s; it hangs, or this is not its Kafka port"
         except OSError as error:
