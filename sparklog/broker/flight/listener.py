@@ -128,17 +128,14 @@ class FlightListener:
             **group_calls.actions(groups),
         }
 
-        def delete(request: flight_messages.TopicName, client: str) -> flight_messages.Empty:
+        def delete(request: flight_messages.TopicName, *, client: str) -> flight_messages.Empty:
             broker.topics.delete(request.topic, client=client)
             return flight_messages.Empty()
 
-        topics = broker.topics
-        self._changes: dict[str, Callable[[Any, str], group_calls.Answer]] = {
-            "topics.create": lambda request, client: topics.create(request, client=client),
-            "topics.alter": lambda request, client: topics.alter(request, client=client),
-            "topics.add_partitions": (
-                lambda request, client: topics.add_partitions(request, client=client)
-            ),
+        self._changes: dict[str, Callable[..., group_calls.Answer]] = {
+            "topics.create": broker.topics.create,
+            "topics.alter": broker.topics.alter,
+            "topics.add_partitions": broker.topics.add_partitions,
             "topics.delete": delete,
         }
         """Actions that are logged with the address of their client."""
@@ -383,7 +380,10 @@ class FlightListener:
             self._check_sight()
         looks = self._broker.looks
         change = self._changes.get(name)
-        reply = self._actions[name](request) if change is None else change(request, call.peer)
+        if change is None:
+            reply = self._actions[name](request)
+        else:
+            reply = change(request, client=call.peer)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:

@@ -215,14 +215,15 @@ class KafkaListener:
     # -------------------------------------------------------------------------- for handlers
 
     def log_closed(self, peer: str, reason: str) -> None:
-        self._closed += 1
-        if self._closed <= _LOGGED_CLOSED:
-            _log.warning("a connection is closed", peer=peer, reason=reason)
+        self._log_rarely("a connection is closed", peer=peer, reason=reason)
 
     def log_refused(self, client: str, reason: str) -> None:
+        self._log_rarely("a client is refused", client=client, reason=reason)
+
+    def _log_rarely(self, event: str, **facts: str) -> None:
         self._closed += 1
         if self._closed <= _LOGGED_CLOSED:
-            _log.warning("a client is refused", client=client, reason=reason)
+            _log.warning(event, **facts)
 
     async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
         return await self._loop.run_in_executor(self._pools[pool], call, *values)
