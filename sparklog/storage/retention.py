@@ -69,12 +69,12 @@ def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
 
 
 def removes_records(config: Mapping[str, str]) -> bool:
-    """Returns whether a topic with this configuration loses records, by retention or compaction."""
-    policies = config.get("cleanup.policy", "delete").split(",")
-    bounds = ("retention.ms", "retention.bytes") if "delete" in policies else ()
-    return "compact" in policies or any(
-        config.get(key, str(_UNLIMITED)) != str(_UNLIMITED) for key in bounds
-    )
+    """Returns whether a topic with this configuration loses records, by retention or compaction.
+
+    Raises what `policy_of` raises.
+    """
+    is_compacted = "compact" in config.get("cleanup.policy", "").split(",")
+    return is_compacted or policy_of(config) != RetentionPolicy()
 
 
 def _number(config: Mapping[str, str], key: str) -> int:
@@ -236,9 +236,8 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     below the log start has no effect. All records below the offsets must be in the table.
 
     Raises `UnknownTopic` if the table is no longer that of the topic, `PolicyViolation` if it is
-    append-only, `OffsetOutOfRange` beyond the
-    table's end, `MissingObject` and `CorruptObject` if a file cannot be rewritten because it is not
-    as the log says, and like `TopicTable.commit`.
+    append-only, `OffsetOutOfRange` beyond the table's end, `MissingObject` and `CorruptObject` if a
+    file cannot be rewritten because it is not as the log says, and like `TopicTable.commit`.
     """
     for _ in range(limits.DELETE_ATTEMPTS):
         snapshot = table.refresh()

@@ -476,6 +476,7 @@ def test_restored_rows_stay_in_an_append_only_table(table: TopicTable) -> None:
     [
         ({}, False),
         ({"retention.ms": "-1", "retention.bytes": "-1"}, False),
+        ({"retention.bytes": "-5"}, False),  # which retention takes for no bound
         ({"retention.ms": "5"}, True),
         ({"retention.bytes": "5", "cleanup.policy": "delete"}, True),
         ({"cleanup.policy": "compact"}, True),
