@@ -178,13 +178,20 @@ def try_package(package: Path) -> float:
     return seconds
 
 
+def instructions(text: str, name: str) -> list[str]:
+    """Returns the arguments of all instructions of that name in an image file, in order."""
+    code = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    lines = filter(str.strip, code.replace("\\\n", " ").splitlines())
+    return [line.split(None, 1)[1] for line in lines if line.split(None, 1)[0] == name]
+
+
 def image_commands(text: str) -> tuple[list[str], dict[str, str], list[str]]:
     """Returns the words of an image file's pip, its variables, and its entry point."""
-    lines = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
-    found = dict(line.split(None, 1) for line in lines if line.strip())
-    (pip,) = (line for line in lines if line.startswith("RUN pip "))
-    variables = dict(each.split("=", 1) for each in shlex.split(found["ENV"]))
-    return shlex.split(pip.partition(" && ")[0])[1:], variables, json.loads(found["ENTRYPOINT"])
+    (install,) = (each for each in instructions(text, "RUN") if each.startswith("pip "))
+    pip, _, _ = install.partition("&&")
+    given = shlex.split(" ".join(instructions(text, "ENV")))
+    (entry,) = instructions(text, "ENTRYPOINT")
+    return shlex.split(pip), dict(each.split("=", 1) for each in given), json.loads(entry)
 
 
 def try_image(path: Path, wheel: Path) -> Path:

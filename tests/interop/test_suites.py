@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from tests.support.kafkas import broker
 from tests.support.killing import BrokerProcess
 from tests.support.ports import quiet_address, quiet_port
 from tests.support.suites import (
-    RUN_SECONDS,
     SUITES,
     GoSuite,
     PythonSuite,
@@ -36,6 +34,7 @@ from tests.support.suites import (
     proxied,
     proxy_address,
     python_with,
+    ran,
 )
 
 pytestmark = [pytest.mark.soak(mode="suites"), pytest.mark.timeout(0)]
@@ -147,14 +146,8 @@ class _KafkaJs:
         self._program = Path(shutil.copy(SUITES / "kafkajs.mjs", folder))
 
     def run(self, address: str, only: Collection[str] = ()) -> Results:
-        done = subprocess.run(
-            [str(self._node), str(self._program), address, *only],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        command = [str(self._node), str(self._program), address, *only]
+        done = ran(command, self._program.parent)
         assert done.returncode == 0, done.stderr
         lines = [line.partition(" ") for line in done.stdout.splitlines()]
         return {name.partition(":")[0]: verdict == "PASS" for verdict, _, name in lines}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from tests.support import fences
+from tools import dist
 
 DEPLOY: Final = fences.ROOT / "deploy"
 DOCKERFILE: Final = DEPLOY / "Dockerfile"
@@ -26,22 +26,19 @@ PAGE: Final = fences.ROOT / "docs" / "guides" / "containers.md"
 
 def instructions(name: str) -> list[str]:
     """The arguments of all instructions of that name, in order."""
-    code = re.sub(r"^#.*\n", "", DOCKERFILE.read_text("utf-8"), flags=re.MULTILINE)
-    lines = filter(str.strip, code.replace("\\\n", " ").splitlines())
-    return [line.split(None, 1)[1] for line in lines if line.split(None, 1)[0] == name]
+    return dist.instructions(DOCKERFILE.read_text("utf-8"), name)
 
 
 def environment() -> dict[str, str]:
     """The variables that the image sets."""
-    given = " ".join(instructions("ENV"))
-    return dict(each.split("=", 1) for each in shlex.split(given))
+    _, found, _ = dist.image_commands(DOCKERFILE.read_text("utf-8"))
+    return found
 
 
 def pip_line() -> list[str]:
     """The words of the command that installs the package."""
-    (line,) = (each for each in instructions("RUN") if each.startswith("pip "))
-    command, _, _ = line.partition("&&")
-    return shlex.split(command)
+    found, _, _ = dist.image_commands(DOCKERFILE.read_text("utf-8"))
+    return found
 
 
 def extra() -> str:

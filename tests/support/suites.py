@@ -37,19 +37,31 @@ class Suite(Protocol):
 
 def got(command: Sequence[str], folder: Path, what: str, **environment: str) -> str:
     """The output of a command that gets something; skips the test where that cannot be got."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=GET_SECONDS,
-        check=False,
-    )
+    done = ran(command, folder, environment, seconds=GET_SECONDS)
     if done.returncode:
         pytest.skip(f"{what} cannot be got: {(done.stderr or done.stdout).strip()[-300:]}")
     return done.stdout
+
+
+def ran(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    seconds: float = RUN_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with its output as text, whatever bytes it has."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
 
 
 def cloned(folder: Path, repository: str, tag: str) -> Path:
@@ -73,9 +85,8 @@ def python_with(folder: Path, *packages: str) -> Path:
     return python
 
 
-def _environment(variables: Mapping[str, str], address: str) -> dict[str, str]:
-    given = {name: value.replace("{address}", address) for name, value in variables.items()}
-    return {**os.environ, **given}
+def _with_address(variables: Mapping[str, str], address: str) -> dict[str, str]:
+    return {name: value.replace("{address}", address) for name, value in variables.items()}
 
 
 class PythonSuite:
@@ -108,18 +119,8 @@ class PythonSuite:
         names = sorted({each.partition("[")[0] for each in only})
         chosen = f"({' or '.join(names)}) and " if names else ""
         command += ["-k", f"{chosen}not ({self._leave_out})"]
-        done = subprocess.run(
-            command,
-            cwd=self._folder,
-            env=_environment(self._variables, address),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-        assert path.exists(), done.stdout[-2_000:]
+        done = ran(command, self._folder, _with_address(self._variables, address))
+        assert path.exists(), (done.stdout + done.stderr)[-2_000:]
         return dict(_of_junit(path))
 
 
@@ -174,23 +175,16 @@ class GoSuite:
         got([*self._build, "-o", str(program), "."], self._folder, "the suite")
         names = "|".join(sorted({each.partition("/")[0] for each in only}))
         chosen = f"^({names})$" if names else self._only
-        done = subprocess.run(
-            [
-                *(str(program), "-test.v", f"-test.timeout={RUN_SECONDS}s"),
-                *(f"-test.skip={self._leave_out}", f"-test.run={chosen}"),
-            ],
-            cwd=self._folder,
-            env=_environment(self._variables, address),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=RUN_SECONDS + 60,
-            check=False,
+        command = [str(program), "-test.v", f"-test.timeout={RUN_SECONDS}s"]
+        command += [f"-test.skip={self._leave_out}", f"-test.run={chosen}"]
+        done = ran(
+            command,
+            self._folder,
+            _with_address(self._variables, address),
+            seconds=RUN_SECONDS + 60,
         )
         found = _GO_RESULT.findall(done.stdout)
-        assert found, done.stdout[-2_000:]
+        assert found, (done.stdout + done.stderr)[-2_000:]
         return {
             name: verdict == "PASS"
             for verdict, name in found
