@@ -175,10 +175,10 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def sight_seconds(self) -> float:
-        """The age of the last look at the metadata up to which a broker serves reads.
+        """The age of the last look at the metadata and of the last heartbeat, up to which a broker
+        serves reads.
 
-        Others may replace it `dead_after_seconds` after its last heartbeat, which may be older than
-        that look, and late.
+        Others may replace it `dead_after_seconds` after its last heartbeat.
         """
         return max(
             self.dead_after_seconds - 2 * self.heartbeat_seconds, self.dead_after_seconds / 2

@@ -453,7 +453,7 @@ class Agent:
         liveness = self._liveness
 
         def has_beaten() -> bool:
-            silent_seconds = self._clock.monotonic() - self._heartbeats.beat_at
+            silent_seconds = self._heartbeats.newest.age_seconds(self._clock)
             return silent_seconds < liveness.dead_after_seconds / 2
 
         ask_readiness = functools.partial(readiness, self._store)
@@ -654,6 +654,7 @@ class Agent:
             ),
             settings=settings,
         )
+        broker.metadata.heartbeat_age_seconds = lambda: self._heartbeats.newest.age_seconds(clock)
         self._publishing = PublishLoop(
             self._publisher,
             self._partition_table,
@@ -818,8 +819,12 @@ class Agent:
 
         A successor with our id writes the same heartbeat file.
         """
-        if self._meta.look_age_seconds > self._liveness.heartbeat_seconds:
-            self._meta.refresh()
+        heartbeat_seconds, broker = self._liveness.heartbeat_seconds, self._broker
+        if broker is not None and not self._is_member:
+            if broker.metadata.look_age_seconds > heartbeat_seconds:
+                broker.metadata.follow()
+        elif self._meta.look_age_seconds > heartbeat_seconds:
+            self._meta.refresh()  # what a member has to do then must delay no heartbeat
         takeover.check_leadership(self._meta.current, self._leadership)
 
     def _look_for_refusals(self) -> None:

@@ -138,6 +138,7 @@ class Broker:
             meta,
             leadership,
             writer,
+            clock=clock,
             sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
         )
         """The cluster's metadata, as this broker knows them."""
@@ -384,8 +385,12 @@ class Broker:
 
     @property
     def has_sight(self) -> bool:
-        """False if the broker must not serve a request before `prove_leadership`. Never waits."""
+        """False if the broker must not serve a request before `regain_sight`. Never waits."""
         return self.metadata.has_sight
+
+    def regain_sight(self) -> None:
+        """Looks at the metadata. Raises `BrokerFenced`, and the errors of the store."""
+        self.metadata.regain_sight()
 
     @property
     def looks(self) -> int:

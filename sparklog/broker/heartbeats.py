@@ -16,7 +16,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.broker.log.takeover import Leadership
-from sparklog.clock import Clock
+from sparklog.clock import NEVER, Clock, Moment
 from sparklog.formats.flight_messages import ProveRoot, RootProof
 from sparklog.storage.identity import place_of
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
@@ -66,15 +66,15 @@ class Heartbeats:
         self._written: tuple[str, ...] = ()
         """The nonces of the newest heartbeat."""
         self._proved_at = -float("inf")
-        self.beat_at = -float("inf")
-        """When the newest heartbeat was written, in monotonic seconds."""
+        self.newest: Moment = NEVER
+        """When the newest heartbeat began to be written: others know of it since then or later."""
         self.failure: str | None = None
         """Why the last try failed; None if it succeeded."""
 
     @property
     def is_writing(self) -> bool:
         """Returns whether the broker could write to its root lately."""
-        wrote_at = max(self.beat_at, self._wrote_at())
+        wrote_at = max(self.newest.monotonic_seconds, self._wrote_at())
         return self._clock.monotonic() - wrote_at < self._dead_after_seconds
 
     def write(self, *, stopped: bool = False) -> None:
@@ -86,7 +86,7 @@ class Heartbeats:
         if self._has_stopped:
             return  # a late heartbeat would report this broker as alive
         self._has_stopped = stopped
-        nonces = tuple(self._nonces)
+        nonces, began = tuple(self._nonces), Moment.now(self._clock)
         found = msgspec.structs.replace(self._describe(), stopped=stopped, nonces=nonces)
         try:
             write_heartbeat(self._store, found)
@@ -95,7 +95,7 @@ class Heartbeats:
             raise
         self.failure = None
         self._written = nonces
-        self.beat_at = self._clock.monotonic()
+        self.newest = began
 
     def prove(self, request: ProveRoot) -> RootProof:
         """Answers which root the broker serves, and proves it unless the asker sees the same."""

@@ -8,23 +8,25 @@ has not. Two rules keep it from misleading clients:
   leadership*: a look at the metadata that began after the request arrived. Such responses are that
   an offset is out of range, that a sequence number is out of order, and that a topic, a member or a
   committed offset does not exist. A consumer would reset its position, and a producer would fail;
-- a broker that may have been replaced since its last look at the metadata, because that is long ago
-  (`LivenessSettings.sight_seconds`), serves no request before the next look. Appends are excepted,
-  because an ack is a proof itself, and requests of group members, whose sessions would end during
-  an outage of the store.
+- a broker that may have been replaced since its last look at the metadata, because that look or its
+  last heartbeat is long ago (`LivenessSettings.sight_seconds`), serves no request before the next
+  look. Appends are excepted, because an ack is a proof itself, and requests of group members, whose
+  sessions would end during an outage of the store. A look counts once the broker serves what it has
+  found: other threads of a broker that has just woken up may answer before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import msgspec
 
 from sparklog import errors
 from sparklog.broker.log.takeover import Leadership, check_leadership
 from sparklog.broker.log.writer import Writer
+from sparklog.clock import NEVER, Clock, Moment
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import SyncFailed
@@ -42,24 +44,35 @@ class LeaderMetadata:
         leadership: Leadership,
         writer: Writer,
         *,
+        clock: Clock,
         sight_seconds: float,
     ) -> None:
-        """`sight_seconds`: a look at the metadata that is older does not count any more."""
+        """`sight_seconds`: older looks at the metadata do not count any more, nor after so long a
+        silence of our own.
+        """
         self._store = store
         self._leadership = leadership
         self._writer = writer
+        self._clock = clock
         self._sight_seconds = sight_seconds
+        self._seen = NEVER
+        """When the newest look began whose result is served."""
         self._looking = threading.Lock()
         """Held during a look of `prove`, whose result all waiting calls share."""
         self._looks = 0
+        self._served = 0
         self._proven = 0
-        """The number of looks that have begun, and the newest one that has succeeded."""
+        """The number of looks that have begun, the newest one whose result is served, and the
+        newest one that has proven something.
+        """
         self._failed: tuple[int, errors.SparklogError] | None = None
         """The newest look that has failed, and why."""
         self._changed = 0
         """The newest look that has found other topics or leaders."""
         self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
         """Does the work of `serve`, and returns whether it has changed anything; of a member."""
+        self.heartbeat_age_seconds: Callable[[], float] = lambda: 0.0
+        """Returns the time since our last heartbeat, from which others count our silence."""
         self._serving = threading.Lock()
         """Held while `apply` works, until its changes are counted."""
         self._counting = threading.Lock()
@@ -73,7 +86,10 @@ class LeaderMetadata:
 
     def follow(self) -> None:
         """Serves what the newest version says. Raises as `reload` and `serve`."""
+        began = Moment.now(self._clock)
         self.serve(self.reload())
+        with self._counting:
+            self._seen = max(self._seen, began, key=lambda each: each.monotonic_seconds)
 
     def serve(self, metadata: ClusterMetadata) -> None:
         """Serves what this version says, or a newer one. Raises as `apply`.
@@ -97,8 +113,23 @@ class LeaderMetadata:
 
     @property
     def has_sight(self) -> bool:
-        """True if the last look at the metadata is recent. Never waits."""
-        return self._store.look_age_seconds < self._sight_seconds
+        """True if the last look at the metadata and our last heartbeat are recent. Never waits."""
+        return max(self.look_age_seconds, self.heartbeat_age_seconds()) < self._sight_seconds
+
+    @property
+    def look_age_seconds(self) -> float:
+        """The time since the last look began whose result is served."""
+        return self._seen.age_seconds(self._clock)
+
+    def regain_sight(self) -> None:
+        """Looks at the metadata before a request is judged, which news do not disturb.
+
+        Raises `BrokerFenced`, and the errors of the store.
+        """
+        began = self._looks
+        while self._served <= began:
+            with contextlib.suppress(errors.MetadataChanged):
+                self.prove(self._looks)
 
     @property
     def looks(self) -> int:
@@ -126,7 +157,8 @@ class LeaderMetadata:
                 raise errors.revive(self._failed[1].code, self._failed[1].facts)
             look = self._next_look()
             try:
-                self.serve(self.reload())
+                self.follow()
+                self._served = look
                 if since < self._changed:
                     raise errors.MetadataChanged
             except errors.SparklogError as error:
@@ -156,7 +188,7 @@ class LeaderMetadata:
             lambda metadata: msgspec.structs.replace(metadata, topics=change(metadata.topics))
         )
 
-    @contextmanager
+    @contextlib.contextmanager
     def changing(self, action: str) -> Iterator[None]:
         """Admits one change at a time; `action` names it in an error.
 
@@ -167,7 +199,7 @@ class LeaderMetadata:
                 self.follow()
             yield
 
-    @contextmanager
+    @contextlib.contextmanager
     def stopping_on_sync_failure(self, action: str) -> Iterator[None]:
         """Stops the writer and raises `OutcomeUnknown` where the disk fails to flush.
 

@@ -16,7 +16,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.kafka.error_codes import CODES, NEEDING_PROOF
 from sparklog.broker.kafka.registry import APIS
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.clock import SystemClock
+from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
@@ -28,6 +28,8 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
 from tests.support.flights import BrokerClient
@@ -160,13 +162,14 @@ def test_a_replaced_broker_contradicts_no_native_client(
 
 
 class Blind(NoFaults):
-    """Hides the metadata while it is set."""
+    """Fails every operation on a folder of the root while it is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "meta") -> None:
         self.is_set = threading.Event()
+        self._folder = folder
 
     def before(self, operation: Operation, path: str, /) -> None:
-        if self.is_set.is_set() and path.startswith("meta"):
+        if self.is_set.is_set() and path.startswith(self._folder):
             raise errors.StorageUnavailable(operation=operation, path=path, reason="no network")
 
 
@@ -200,6 +203,57 @@ def test_a_broker_without_sight_of_the_metadata_serves_no_reads() -> None:
             client.ask(FETCH, 6, fetch_fields("t", 0, 0))
 
 
+def test_a_broker_without_heartbeats_looks_before_each_request() -> None:
+    """Others count its silence from its last heartbeat, however young its last look is."""
+    mute = Blind("heartbeats")
+    quick = settings(heartbeat_seconds=0.05, dead_after_seconds=0.5)
+    with (
+        Agent(quick, store=MemoryStore(CLOCK, faults=mute)) as agent,
+        frames(agent) as client,
+        BrokerClient(agent.address) as native,
+    ):
+        create(client, "t")
+        produce(client, "t", 0, batch([b"a"]))
+        assert agent._broker is not None
+        broker = agent._broker
+        wait_until(lambda: broker.has_sight, "a heartbeat is young")
+        mute.is_set.set()
+        wait_until(lambda: not broker.has_sight, "the last heartbeat is old")
+        looks = broker.looks
+        client.ask(FETCH, 6, fetch_fields("t", 0, 0))
+        assert broker.looks > looks
+        looks = broker.looks
+        native.read(0, 1)
+        assert broker.looks > looks
+        mute.is_set.clear()
+        wait_until(lambda: broker.has_sight, "a heartbeat is young again")
+
+
+def test_a_look_counts_once_its_result_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that wakes up after its replacement does not answer from what it served before."""
+    clock = ManualClock()
+    store = MetadataStore(MemoryStore(clock), clock=clock)
+    monkeypatch.setattr(LeaderMetadata, "reload", lambda _: store.refresh())
+    metadata = LeaderMetadata(store, None, None, clock=clock, sight_seconds=1.0)  # type: ignore[arg-type]
+    began, may_end = threading.Event(), threading.Event()
+
+    def apply(_: ClusterMetadata) -> bool:
+        began.set()
+        return may_end.wait(30)
+
+    metadata.apply = apply
+    thread = threading.Thread(target=metadata.follow)
+    thread.start()
+    assert began.wait(30)
+    assert not metadata.has_sight
+    may_end.set()
+    thread.join()
+    assert metadata.has_sight
+    clock.advance(1.0)
+    store.refresh()  # by a thread that serves nothing of it
+    assert not metadata.has_sight
+
+
 class Looks:
     """Looks at the metadata of a `LeaderMetadata` that wait until `may_end`, and may fail."""
 
@@ -208,7 +262,7 @@ class Looks:
         self.error = error
         self.begun, self.may_end = threading.Event(), threading.Event()
         monkeypatch.setattr(LeaderMetadata, "reload", lambda _: self._look())
-        self.metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
+        self.metadata = LeaderMetadata(None, None, None, clock=CLOCK, sight_seconds=1.0)  # type: ignore[arg-type]
 
     def _look(self) -> None:
         self.count += 1

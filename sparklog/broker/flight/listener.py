@@ -444,9 +444,9 @@ class FlightListener:
         return counted
 
     def _check_sight(self) -> None:
-        """Raises what `Broker.prove_leadership` raises, if the broker has not seen the metadata."""
+        """Raises as `Broker.regain_sight`, if the broker may have been replaced."""
         if not self._broker.has_sight:
-            self._broker.prove_leadership(self._broker.looks)
+            self._broker.regain_sight()
 
     def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
         if limit_bytes == limits.FLIGHT_REQUEST_BYTES:

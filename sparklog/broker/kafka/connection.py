@@ -297,8 +297,10 @@ class KafkaConnection:
             )
         else:
             self._in_progress = api, grant
-            if not (api.is_blind or self._context.broker.has_sight):
-                await self._prove_leadership(arrival)
+            broker = self._context.broker
+            if not (api.is_blind or broker.has_sight):
+                await self._context.run_blocking(WorkerPool.PROOF, broker.regain_sight)
+                arrival = arrival._replace(looks=broker.looks)
             request, items = await self._parse(api, frame, host, grant)
             del frame
             if not api.is_pipelined:
