@@ -116,6 +116,7 @@ class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     compact_files: Annotated[int, Meta(ge=2, le=limits.COUNT_MAX)] = limits.COMPACT_FILES
     compact_target_bytes: _BufferBytes = limits.COMPACT_TARGET_BYTES
     removed_file_grace_seconds: _Grace = limits.REMOVED_FILE_GRACE_SECONDS
+    removed_file_kept_seconds: _Grace = limits.REMOVED_FILE_KEPT_SECONDS
     orphan_grace_seconds: _OrphanGrace = limits.ORPHAN_GRACE_SECONDS
     staging_abandoned_seconds: _Grace = limits.STAGING_ABANDONED_SECONDS
     table_checkpoint_every: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = (

@@ -67,6 +67,7 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
 from sparklog.storage.observer import PAUSE
 from sparklog.storage.processes import this_process
+from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import choose
@@ -150,6 +151,7 @@ class Agent:
         self._histories = Histories(self._store, clock=self._clock)
         """Logs of others, for the thread that follows the cluster."""
         self._follow_now = threading.Event()
+        self._removed_files = RemovedFileRetention(settings.janitor.removed_file_kept_seconds)
         self._stop_lock = threading.Lock()
         """Held by the thread that stops the broker."""
         self._refused = RefusedWork(self._clock)
@@ -370,6 +372,7 @@ class Agent:
             self._store,
             clock=self._clock,
             removed_file_grace_seconds=self.settings.janitor.removed_file_grace_seconds,
+            retention=self._removed_files,
         )
         taken = takeover.take(self._store, self._meta, self._leadership, clock=self._clock)
         self._leadership = taken.leadership
@@ -681,6 +684,8 @@ class Agent:
             owns=self._owns_table,
             quiet_seconds=0.0 if store.is_local else limits.UPKEEP_QUIET_REMOTE_SECONDS,
             is_controller=self._is_controller,
+            removed_files=self._removed_files,
+            is_short_of_space=self._is_short_of_space,
         )
         return broker
 
@@ -691,6 +696,12 @@ class Agent:
     def _owns_table(self, topic: Topic) -> bool:
         """Returns whether this broker maintains the topic's table: one broker does."""
         return topic.leaders[:1] == (self._leadership.broker,)
+
+    def _is_short_of_space(self) -> bool:
+        """Returns whether appends will soon be refused, or are."""
+        free_bytes = self._store.free_bytes()
+        reserve_bytes = self.settings.writer.free_space_reserve_bytes
+        return free_bytes is not None and free_bytes < 2 * reserve_bytes
 
     def _is_controller(self) -> bool:
         return self._meta.current.controller == self._leadership.broker

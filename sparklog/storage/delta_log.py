@@ -584,6 +584,8 @@ def new_metadata(*, table_id: str, created_ms: int) -> Metadata:
 
 
 APPEND_ONLY: Final = "delta.appendOnly"
+FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
+LOG_RETENTION: Final = "delta.logRetentionDuration"
 
 _WRITER_FEATURES: Final = {
     3: "check constraints",

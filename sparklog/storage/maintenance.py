@@ -78,12 +78,14 @@ def clean_log(
     """Removes old log objects before a checkpoint that it has read back. Returns their number.
 
     A version is kept if it is younger than `kept_seconds` and among the newest `kept_versions`, or
-    if a kept version needs it. So other engines may lag or use time travel for a day, or for a
-    quarter of an hour if the topic commits every second, which is longer than the files of an older
-    version exist. It also bounds the listing of the log, with which all engines start. The two
+    if a kept version needs it. So other engines may lag or use time travel for a day, or for almost
+    three hours if the topic commits every second. It also bounds the listing of the log, with which
+    all engines start. The table's own `delta.logRetentionDuration` replaces both bounds. The two
     newest checkpoints are always kept, and each version for `needed_seconds`, because it names the
     files that a merge has replaced and that may have to be restored.
     """
+    if table.snapshot.log_retention_seconds is not None:
+        kept_seconds, kept_versions = table.snapshot.log_retention_seconds, table.snapshot.version
     now_us = table.clock.now_us()
     young_us = now_us - round(kept_seconds * 1e6)
     needed_us = now_us - round(needed_seconds * 1e6)
@@ -133,11 +135,12 @@ def _cut(table: TopicTable, names: Mapping[str, int], oldest_kept: int) -> int:
 # ------------------------------------------------------------------------------ data files
 
 
-def sweep_replaced(table: TopicTable) -> int:
-    """Removes the files that left the table before its grace. Returns their number.
+def sweep_replaced(table: TopicTable, *, is_retained: bool = True) -> int:
+    """Removes the files that have left the table and need not stay. Returns their number.
 
-    The grace is `janitor.removed_file_grace_seconds`. `limits.REPLACED_KEPT_SECONDS` is another
-    one: it keeps replaced files from the VACUUM of other engines, by the dates in our commits.
+    See `storage.removed_files`; `is_retained` is false if they stay for
+    `janitor.removed_file_grace_seconds` only. `limits.REPLACED_KEPT_SECONDS` is another grace: it
+    keeps replaced files from the VACUUM of other engines, by the dates in our commits.
 
     Removes nothing while a file of the table is missing or shorter than the log says, since the
     replaced files may have its rows. To that end our commits are read back, and each new file of
@@ -146,15 +149,14 @@ def sweep_replaced(table: TopicTable) -> int:
     `StorageUnavailable`.
     """
     table.refresh()
-    moment_us = table.clock.now_us() - round(table.removed_file_grace_seconds * 1e6)
-    due = set(table.removed_before(moment_us))
+    due = set(table.expired(is_retained=is_retained))
     table.confirm()
     # Another engine's commit or new file may not be durable yet. After a power cut the old names
     # must not be back, or the rows lost, with the files already removed.
     table.sync()
     _check_files(table)
     # Another thread may have read or made a commit meanwhile: it is checked the next time.
-    gone = [path for path in table.removed_before(moment_us) if path in due]
+    gone = [path for path in table.expired(is_retained=is_retained) if path in due]
     if gone:
         table.store.delete(f"{table.folder}/{path}" for path in gone)
         table.forget_removed(gone)

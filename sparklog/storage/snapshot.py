@@ -103,6 +103,10 @@ class TableSnapshot:
     """See `storage.gaps`."""
     append_only: bool = False
     """True if no commit may remove records: only add some, and rearrange files."""
+    file_retention_seconds: float | None = None
+    """`delta.deletedFileRetentionDuration`: how long removed files stay; None: not set."""
+    log_retention_seconds: float | None = None
+    """`delta.logRetentionDuration`: how long versions stay; None: not set."""
 
 
 # ------------------------------------------------------------------------------ the WAL

@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import delta_log, gaps
+from sparklog.storage import delta_log, gaps, removed_files
 from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from sparklog.storage.objects import (
     ObjectMissing,
@@ -52,6 +52,7 @@ from sparklog.storage.objects import (
     claim_all,
     in_parallel,
 )
+from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, GapCause, Gaps, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
@@ -61,9 +62,6 @@ CONFIG: Final = "sparklog.config"
 CREATOR: Final = "sparklog.creator"
 
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
-
-REMOVED_AT: Final = "sparklog.removedAt"
-"""The tag with the time of removal in ms, of a file whose `deletionTimestamp` is later."""
 
 APPEND_ONLY_REASON: Final = (
     "its table is append-only (delta.appendOnly = true), so its records stay; set the property to"
@@ -75,6 +73,8 @@ _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _BOUND: Final = re.compile(r"(\d{1,9})(?:/start)?")
 """The end of the `app_id` of a partition's end or start."""
+_SURPLUS: Final = 2
+"""The multiple of the files that may stay that is remembered, until a sweep removes the rest."""
 
 
 def is_our_file(path: str) -> bool:
@@ -292,6 +292,8 @@ class _Topic:
     config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     creator: tuple[int, int] | None = None
     append_only: bool = False
+    file_retention_seconds: float | None = None
+    log_retention_seconds: float | None = None
     foreign: str | None = None
     """The reason why sparklog does not support this table."""
 
@@ -315,6 +317,12 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
             config=MappingProxyType(config),
             creator=_creator(properties.get(CREATOR)),
             append_only=append_only,
+            file_retention_seconds=removed_files.interval_seconds(
+                properties.get(delta_log.FILE_RETENTION)
+            ),
+            log_retention_seconds=removed_files.interval_seconds(
+                properties.get(delta_log.LOG_RETENTION)
+            ),
         )
     except (ValueError, msgspec.MsgspecError) as error:
         return _Topic(foreign=f"its sparklog.* properties are damaged: {error}")
@@ -325,12 +333,6 @@ def _creator(text: str | None) -> tuple[int, int] | None:
         return None
     broker, epoch = text.split("/")
     return int(broker), int(epoch)
-
-
-def _removed_ms(remove: Remove) -> int | None:
-    """Returns the time at which the file was removed, according to the log."""
-    tagged = (remove.tags or {}).get(REMOVED_AT) or ""
-    return int(tagged) if tagged.isdecimal() else remove.deletion_timestamp
 
 
 def _order(file: TableFile) -> tuple[int, int, str]:
@@ -365,6 +367,7 @@ class _Replay:
         """The number of each broker's last preparation, by `app_id`; odd ones are open."""
         self.active: dict[str, Add] = {}
         self.removed: dict[str, Remove] = {}
+        self._partition_values: dict[tuple[str, str | None], dict[str, str | None]] = {}
         self._topic = _Topic()
         self._files: dict[int, tuple[TableFile, ...]] = {}
         self._file_ends: dict[int, int] = {}
@@ -388,6 +391,10 @@ class _Replay:
     def append_only(self) -> bool:
         return self._topic.append_only
 
+    @property
+    def file_retention_seconds(self) -> float | None:
+        return self._topic.file_retention_seconds
+
     def apply(self, version: int, actions: Actions) -> None:
         """Applies the actions of a commit or checkpoint, which lead to `version`."""
         self.version = version
@@ -403,7 +410,7 @@ class _Replay:
             path = unquote(remove.path)
             self._deactivate(path, gone)
             if self._remembers_removed:
-                self.removed[path] = remove
+                self.removed[path] = self._shared(remove)
         for add in actions.adds:
             path = unquote(add.path)
             self._deactivate(path, gone)
@@ -419,6 +426,14 @@ class _Replay:
             self._find_removed_rows(self.topic_id, gone, come)
         for partition in gone.keys() | come.keys():
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
+
+    def _shared(self, remove: Remove) -> Remove:
+        """Returns the action with a mapping that all files of its partition have: many are kept."""
+        values = remove.partition_values or {}
+        if len(values) != 1:
+            return remove
+        shared = self._partition_values.setdefault(next(iter(values.items())), values)
+        return msgspec.structs.replace(remove, partition_values=shared)
 
     def _apply_txns(self, txns: Collection[Txn]) -> None:
         topic_id = self.topic_id or ""
@@ -522,6 +537,8 @@ class _Replay:
             files=tuple(self._files_in_order),
             gaps=self.gaps,
             append_only=self._topic.append_only,
+            file_retention_seconds=self._topic.file_retention_seconds,
+            log_retention_seconds=self._topic.log_retention_seconds,
         )
 
     def _update_partitions(self) -> None:
@@ -613,13 +630,16 @@ class _Replay:
                 break
             del self.txns[txn.app_id]
 
-    def forget_removed(self, before_ms: int) -> None:
-        """Drops tombstones from before that time, and those without a time."""
-        self.removed = {
-            path: remove
+    def forget_removed(self, before_ms: int, *, most: int) -> None:
+        """Drops tombstones from before that time, those without a time, and the oldest surplus."""
+        found = [
+            (remove.deletion_timestamp or 0, path)
             for path, remove in self.removed.items()
             if (remove.deletion_timestamp or 0) >= before_ms
-        }
+        ]
+        if len(found) > most:
+            found = sorted(found)[-most:]
+        self.removed = {path: self.removed[path] for _, path in found}
 
 
 # ------------------------------------------------------------------------------ the table
@@ -641,6 +661,7 @@ class TopicTable:
 
     `only_reads`: do not remember removed files. Readers do not need them, and they are most of an
     old table's checkpoint. `orphan_grace_seconds` is that of writers; a sweeper may wait longer.
+    `retention`: of removed files, beyond `removed_file_grace_seconds`.
     """
 
     def __init__(
@@ -652,6 +673,7 @@ class TopicTable:
         only_reads: bool = False,
         orphan_grace_seconds: float = limits.ORPHAN_GRACE_SECONDS,
         removed_file_grace_seconds: float = limits.REMOVED_FILE_GRACE_SECONDS,
+        retention: RemovedFileRetention = removed_files.NO_RETENTION,
     ) -> None:
         self.store = store
         self.topic = topic
@@ -659,6 +681,7 @@ class TopicTable:
         self._only_reads = only_reads
         self.orphan_grace_seconds = orphan_grace_seconds
         self.removed_file_grace_seconds = removed_file_grace_seconds
+        self._retention = retention
         self.folder = table_folder(topic)
         self.log_folder = f"{self.folder}/{delta_log.LOG_FOLDER}"
         self.checkpoint_version = -1
@@ -1203,7 +1226,7 @@ class TopicTable:
                 Remove(
                     path=replay.active[path].path,
                     deletion_timestamp=now_ms + kept_ms,
-                    tags={REMOVED_AT: str(now_ms)} if is_kept else None,
+                    tags={removed_files.REMOVED_AT: str(now_ms)} if is_kept else None,
                     data_change=change.data_change or change.drops_rows,
                     extended_file_metadata=True,
                     partition_values=replay.active[path].partition_values,
@@ -1340,15 +1363,28 @@ class TopicTable:
         with self._lock:
             return path in self._replay.active or path in self._replay.removed
 
-    def removed_before(self, moment_us: int) -> list[str]:
-        """Returns files that were removed before the moment and are still remembered."""
+    def expired(self, *, is_retained: bool = True) -> list[str]:
+        """Returns removed files that are remembered and need not stay, oldest first.
+
+        `is_retained`: false if they need to stay for their grace only.
+        """
         assert not self._only_reads
         with self._lock:
-            return [
-                path
-                for path, remove in self._replay.removed.items()
-                if (at_ms := _removed_ms(remove)) is not None and at_ms * 1_000 < moment_us
-            ]
+            replay, removed = self._replay, dict(self._replay.removed)
+            table_bytes = sum(add.size for add in replay.active.values())
+        return removed_files.expired(
+            removed,
+            self._retention if is_retained else removed_files.NO_RETENTION,
+            now_ms=self.clock.now_us() // 1_000,
+            grace_seconds=self.removed_file_grace_seconds,
+            property_seconds=replay.file_retention_seconds if is_retained else None,
+            table_bytes=table_bytes,
+        )
+
+    @property
+    def removed_count(self) -> int:
+        """The number of removed files that are remembered."""
+        return len(self._replay.removed)
 
     def forget_removed(self, paths: Iterable[str]) -> None:
         """Forgets files that no longer exist, so that checkpoints omit them."""
@@ -1357,9 +1393,18 @@ class TopicTable:
                 self._replay.removed.pop(path, None)
 
     def _forget_old_tombstones(self) -> None:
-        """Forgets tombstones long after the grace of their files, for a late sweeper."""
-        kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
-        self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))
+        """Forgets tombstones long after their files should be gone, for a late sweeper.
+
+        A file that still exists then is an orphan. Brokers that do not maintain the table never
+        hear that it is gone.
+        """
+        own_seconds = self._replay.file_retention_seconds
+        kept_seconds = self._retention.kept_seconds if own_seconds is None else own_seconds
+        kept_seconds = max(kept_seconds, self.removed_file_grace_seconds) + limits.TOMBSTONE_SECONDS
+        self._replay.forget_removed(
+            self.clock.now_us() // 1_000 - round(kept_seconds * 1_000),
+            most=self._retention.files * _SURPLUS,
+        )
 
 
 _Arguments = ParamSpec("_Arguments")

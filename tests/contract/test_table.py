@@ -473,7 +473,7 @@ def test_a_reader_does_not_write(table: TopicTable, store: Store, doing: str) ->
     acts: dict[str, Callable[[], object]] = {
         "commit": lambda: reader.commit(lambda _: TableChange()),
         "checkpoint": reader.checkpoint,
-        "sweep": lambda: reader.removed_before(0),
+        "sweep": reader.expired,
         "ask": lambda: reader.is_named("a"),
     }
     with pytest.raises(AssertionError):

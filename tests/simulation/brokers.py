@@ -97,6 +97,7 @@ class Pace:
                 compact_files=2,
                 compact_target_bytes=chance.choice([5_000, 1_000_000]),
                 removed_file_grace_seconds=REMOVED_FILE_GRACE_SECONDS,
+                removed_file_kept_seconds=chance.choice([0.0, 0.0, 2.0]),
                 table_checkpoint_every=chance.choice([2, 5]),
             ),
             liveness=LivenessSettings(heartbeat_seconds=0.5, dead_after_seconds=DEAD_AFTER_SECONDS),

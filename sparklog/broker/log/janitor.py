@@ -44,12 +44,14 @@ from sparklog.storage import (
     log_compaction,
     maintenance,
     manifest,
+    removed_files,
     retention,
 )
 from sparklog.storage.manifest import Manifest, Receipt, Section
 from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
+from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.staging_sweep import StagingSweep
 from sparklog.storage.table import OpenTable, TopicTable
@@ -100,6 +102,8 @@ class Janitor:
         owns: Callable[[Topic], bool] = lambda _topic: True,
         is_controller: Callable[[], bool] = lambda: True,
         quiet_seconds: float = 0.0,
+        removed_files: RemovedFileRetention | None = None,
+        is_short_of_space: Callable[[], bool] = lambda: False,
     ) -> None:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
@@ -108,7 +112,8 @@ class Janitor:
         the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
         `is_controller`: whether it maintains the rest of the root. It is no harm if several do, or
         none for a while. `quiet_seconds`: a table to which this broker has committed nothing is
-        looked at so much later, because a look costs requests.
+        looked at so much later, because a look costs requests. `removed_files`: how long
+        they stay in the tables of this broker; for their grace only while it `is_short_of_space`.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
@@ -124,6 +129,8 @@ class Janitor:
         self._owns = owns
         self._is_controller = is_controller
         self._quiet_seconds = quiet_seconds
+        self._removed_files = removed_files
+        self._is_short_of_space = is_short_of_space
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
         """Ids of all topics, the longest not looked at first."""
@@ -155,6 +162,7 @@ class Janitor:
         if self._failure is not None:
             raise self._failure
         self._measure_rate()
+        self._share_removed_files()
         self._try_settle_doubts()
         self._choose_topics()
         deadline = self._clock.monotonic() + limits.UPKEEP_SECONDS
@@ -280,6 +288,11 @@ class Janitor:
         self._is_busy = is_new or rate > limits.BUSY_BYTES_PER_SECOND
         self._measured_at, self._measured_bytes = now, written
 
+    def _share_removed_files(self) -> None:
+        if self._removed_files is not None:
+            counts = (topic.table.removed_count for topic in self._partition_table.topics())
+            self._removed_files.files = removed_files.fair_number(counts)
+
     def _try_settle_doubts(self) -> None:
         try:
             self._settle_doubts()
@@ -387,11 +400,14 @@ class Janitor:
 
     def _sweep(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
-        if now < state.due.get("sweep", 0.0) or table.refresh().topic_id is None:
+        is_due, is_short = now >= state.due.get("sweep", 0.0), self._is_short_of_space()
+        if not (is_due or is_short) or table.refresh().topic_id is None:
             return
-        state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
-        maintenance.sweep_replaced(table)
-        maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
+        if is_due:
+            state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+        maintenance.sweep_replaced(table, is_retained=not is_short)
+        if is_due:
+            maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
@@ -545,7 +561,7 @@ class Janitor:
         if not self._is_controller():
             return
         grace_seconds = self._settings.orphan_grace_seconds
-        maintenance.sweep_replaced(table)
+        maintenance.sweep_replaced(table, is_retained=False)
         maintenance.sweep_orphans(table, grace_seconds=grace_seconds)
         has_rested = maintenance.has_rested(table, grace_seconds=grace_seconds)
         if has_rested and not maintenance.has_files(table):
