@@ -39,7 +39,9 @@ def broker(root: Path, **changed: Any) -> Agent:
         "flight": FlightSettings(listen="127.0.0.1:0"),
         "kafka": KafkaSettings(listen=""),
         "publisher": PublisherSettings(interval_seconds=0.05),
-        "janitor": JanitorSettings(interval_seconds=0.05, removed_file_grace_seconds=0.1),
+        "janitor": JanitorSettings(
+            interval_seconds=0.05, removed_file_grace_seconds=0.1, removed_file_kept_seconds=0.0
+        ),
         "log": LogSettings(level="error"),
     }
     return Agent(BrokerSettings(root=str(root), id=1, **(known | changed)))

@@ -41,6 +41,7 @@ from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
+from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot, WalKind
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.objects import ObjectAppender
@@ -113,11 +114,13 @@ class Rig:
             check_alive=check_alive,
             choose_log=lambda: options.log,
         )
+        removed_files = RemovedFileRetention(options.janitor.removed_file_kept_seconds)
         open_table = functools.partial(
             TopicTable,
             store,
             clock=clock,
             removed_file_grace_seconds=options.janitor.removed_file_grace_seconds,
+            retention=removed_files,
         )
         taken = takeover.take(store, self.meta, self.leadership, clock=clock)
         self.leadership = taken.leadership
@@ -179,6 +182,7 @@ class Rig:
             finish_deletion=self.broker.topics.finish_deletion,
             settle_doubts=self.broker.topics.settle_doubts,
             settle_config=self.broker.topics.settle_config,
+            removed_files=removed_files,
         )
         self.broker.publishing.publish_now = self.publish
         self.histories = Histories(store, clock=clock)

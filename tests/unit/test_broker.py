@@ -847,7 +847,10 @@ def test_files_that_are_compacted_meanwhile_are_planned_again(
 ) -> None:
     """A reader that began with files which have gone since gets every record once all the same."""
     options = RigOptions(
-        hot_bytes=0, janitor=JanitorSettings(removed_file_grace_seconds=0.0, compact_files=2)
+        hot_bytes=0,
+        janitor=JanitorSettings(
+            removed_file_grace_seconds=0.0, removed_file_kept_seconds=0.0, compact_files=2
+        ),
     )
     rig = Rig(store, clock, options=options)
     rig.create()

@@ -41,6 +41,7 @@ Logged = Callable[[], list[tuple[str, str | None]]]
 GRACES = JanitorSettings(
     compact_files=3,
     removed_file_grace_seconds=60.0,
+    removed_file_kept_seconds=0.0,
     orphan_grace_seconds=120.0,
     staging_abandoned_seconds=1_000.0,
     table_checkpoint_every=5,

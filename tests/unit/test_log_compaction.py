@@ -947,7 +947,10 @@ class History:
         self.clock = ManualClock(now_us=time.time_ns() // 1_000_000 * 1_000)
         self.store = LocalStore(folder)
         settings = JanitorSettings(
-            compact_files=2, removed_file_grace_seconds=50.0, orphan_grace_seconds=200.0
+            compact_files=2,
+            removed_file_grace_seconds=50.0,
+            removed_file_kept_seconds=0.0,
+            orphan_grace_seconds=200.0,
         )
         self.rig = Rig(self.store, self.clock, options=RigOptions(hot_bytes=0, janitor=settings))
         self.rig.create(
