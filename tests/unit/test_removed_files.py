@@ -6,11 +6,13 @@ import pytest
 
 from sparklog import limits
 from sparklog.clock import ManualClock
-from sparklog.storage import maintenance, removed_files
+from sparklog.settings import JanitorSettings
+from sparklog.storage import delta_log, maintenance, removed_files
 from sparklog.storage.delta_log import Remove
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.removed_files import REMOVED_AT, RemovedFileRetention, fair_number
 from sparklog.storage.table import TableChange, TopicTable
+from tests.support.brokers import Rig
 from tests.support.tables import create, publish_rows
 from tests.unit.test_maintenance import data_files, merged
 
@@ -173,3 +175,30 @@ def test_the_properties_of_a_table_decide(store: MemoryStore, clock: ManualClock
     publish_rows(table, 0, 10)
     table.checkpoint()
     assert maintenance.clean_log(table) > 0
+
+
+@pytest.mark.rig(topics={"t": 1}, hot_bytes=0, janitor=JanitorSettings())
+def test_a_stream_of_another_engine_may_pause_for_twenty_minutes(
+    rig: Rig, clock: ManualClock
+) -> None:
+    """A topic that is published about every second keeps the commits, and the files that they added.
+
+    With 1,000 versions and ten minutes, the earlier ones were gone. 4 seconds.
+    """
+    first = rig.partition_table.topic("t").table.snapshot.version + 1
+    for number in range(1_010):
+        rig.append([f"{number}"])
+        rig.publish()
+        clock.advance(1.2)
+        if number % 25 == 0:
+            rig.janitor.tick()
+    table = TopicTable(rig.store, "t", clock=clock)
+    assert len(table.refresh().files[0]) < 100  # they were merged
+    seen = 0
+    for version in range(first, table.snapshot.version + 1):
+        data = rig.store.get(f"{table.log_folder}/{version:020d}.json")
+        for add in delta_log.decode_commit(data, "").adds:
+            if add.data_change:
+                rig.store.stat(f"{table.folder}/{add.path}")
+                seen += 1
+    assert seen == 1_010
