@@ -1,9 +1,10 @@
 """Builds the documentation site from docs/: `python -m tools.build_docs`.
 
 The pages of docs/, CONTRIBUTING.md and CHANGELOG.md are copied to build/docs; the pages of
-`GENERATED` are rendered beside them from the code, so that they cannot differ from it; Zensical
-makes build/site of all of them. Broken links and anchors, missing pages, pages that no menu names
-and missing pictures fail the build.
+`GENERATED` are rendered over them from the code, so that they cannot differ from it; Zensical
+makes build/site of all of them. In docs/, a generated page says only where its contents come from,
+so that links to it work on a repository host too. Broken links and anchors, missing pages, pages
+that no menu names and missing pictures fail the build.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "docs"
 PAGES: Final = ROOT / "build" / "docs"
 COPIED: Final = ("CONTRIBUTING.md", "CHANGELOG.md")
-"""Pages in the root of the project, whose links into docs/ are shortened."""
+"""Pages in the root of the project, which is docs/ on the site: links to and from them differ."""
 
 _WIDE: Final = 72
 _NOTE: Final = "*This page is generated from {source}.*"
@@ -364,6 +365,9 @@ def write_pages() -> list[str]:
     pages = sorted(PAGES.rglob("*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")
+        up = "../" * len(page.parent.relative_to(PAGES).parts)
+        for name in COPIED:
+            text = text.replace(f"]({up}../{name}", f"]({up}{name}")
         page.write_text(_FENCE.sub(r"\1", text), encoding="utf-8")  # words for tests go
     return [str(each.relative_to(PAGES)) for each in pages]
 

@@ -16,13 +16,26 @@ from sparklog import errors, sinks, sources
 from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka import apis  # noqa: F401  registers them
 from sparklog.broker.kafka.registry import APIS
-from tests.support import fences
+from tests.support import fences, links
 from tools import build_docs
+
+
+@functools.cache
+def _rendered(name: str) -> str:
+    return build_docs.GENERATED[name]()
+
+
+@pytest.mark.parametrize("name", build_docs.GENERATED)
+def test_generated_pages_have_a_page_in_the_repository(name: str) -> None:
+    """It has the title of the rendered page, and names `make docs`, which renders the rest."""
+    found = (build_docs.SOURCE / name).read_text("utf-8")
+    assert found.partition("\n")[0] == _rendered(name).partition("\n")[0]
+    assert "`make docs`" in found
 
 
 def test_reference_of_topic_configs_has_every_key() -> None:
     """Each configuration key has a row with its type, its default and its effect."""
-    page = build_docs.topic_configs()
+    page = _rendered("reference/topic-configs.md")
     for name, key in KEYS.items():
         default = key.default or "(empty)"
         assert f"| `{name}` | `{default}` ({key.rule.kind.value}) | {key.about} |" in page
@@ -30,14 +43,14 @@ def test_reference_of_topic_configs_has_every_key() -> None:
 
 def test_reference_of_kafka_apis_has_every_request() -> None:
     """Each request that is served has a row with its versions."""
-    page = build_docs.kafka_apis()
+    page = _rendered("reference/kafka-apis.md")
     for api in APIS.values():
         assert f"| {api.key} | {api.name} | {api.min_version} to {api.max_version} |" in page
 
 
 def test_reference_of_errors_has_every_error() -> None:
     """Each error with a message of its own has a row, below the kind that it is of."""
-    page = build_docs.errors()
+    page = _rendered("reference/errors.md")
     for code, error in errors._all_codes(errors.SparklogError).items():
         if "template" in vars(error) and error is not errors.SparklogError:
             assert page.count(f"| {error.__name__} | `{code}` |") == 1
@@ -45,7 +58,7 @@ def test_reference_of_errors_has_every_error() -> None:
 
 def test_reference_of_settings_has_every_key() -> None:
     """Each setting has a heading, and text below it."""
-    page = build_docs.settings()
+    page = _rendered("reference/settings.md")
     with (build_docs.ROOT / "conf" / "broker.toml").open("rb") as file:
         shipped = tomllib.load(file)
     keys = [f"{at}.{each}" for at, found in shipped.items() for each in _keys_of(found)]
@@ -63,7 +76,7 @@ def _keys_of(found: object) -> list[str]:
 
 def test_reference_of_the_python_api_has_every_export() -> None:
     """Each export of `sparklog` has a heading, and each method a signature."""
-    page = build_docs.python_api()
+    page = _rendered("reference/python-api.md")
     for name in {*sparklog.__all__} - {"__version__", "errors", "SparklogError"}:
         assert f"## sparklog.{name}\n" in page
     for package in (sources, sinks):
@@ -78,12 +91,29 @@ def test_reference_of_the_python_api_has_every_export() -> None:
 
 def test_reference_of_the_command_line_has_every_command() -> None:
     """Commands and the commands of groups have a heading each."""
-    page = build_docs.cli()
+    page = _rendered("reference/cli.md")
     for command in ("broker", "produce", "consume", "topics create", "groups reset", "check"):
         assert f"\n## `sparklog {command}`\n" in page or f"\n### `sparklog {command}`\n" in page
     assert "* `groups`: List, describe, reset and delete consumer groups.\n" in page
     assert "* `broker`: Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.\n" in page
     assert not re.search(r"^\* .*\.\.\.$", page, re.MULTILINE)  # no description is cut
+
+
+def test_links_to_pages_of_the_root_are_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the site, CHANGELOG.md is a page next to those of docs/, for pages of folders too."""
+    source = tmp_path / "docs"
+    (source / "guides").mkdir(parents=True)
+    (source / "page.md").write_text("[x](../CHANGELOG.md)\n")
+    (source / "guides" / "page.md").write_text("[x](../../CHANGELOG.md#fixed) [y](../page.md)\n")
+    monkeypatch.setattr(build_docs, "SOURCE", source)
+    monkeypatch.setattr(build_docs, "PAGES", tmp_path / "site")
+    monkeypatch.setattr(build_docs, "GENERATED", {})
+    build_docs.write_pages()
+    assert (tmp_path / "site" / "page.md").read_text() == "[x](CHANGELOG.md)\n"
+    guide = (tmp_path / "site" / "guides" / "page.md").read_text()
+    assert guide == "[x](../CHANGELOG.md#fixed) [y](../page.md)\n"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +135,46 @@ def test_faulty_links_are_problems(
     assert problem in found
     assert "page.md: the menu in zensical.toml does not name it" in found
     assert "zensical.toml: the menu names kafka.md, which is missing" in found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*fences.pages(), fences.ROOT / "CHANGELOG.md", fences.ROOT / "docs" / "llms.txt"],
+    ids=lambda page: page.stem,
+)
+def test_links_lead_somewhere_without_the_site(page: Path) -> None:
+    """Each link leads to a file or heading of the repository, where its host shows the page."""
+    assert links.dead_links(page, fences.ROOT) == []
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    """Links to missing files and headings, to headings of folders, and out of the root are dead."""
+    (tmp_path / "other.md").write_text("# Other\n\n## A & B\n\n## A & B\n\n```\n# No\n```\n")
+    (tmp_path / "folder").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# The `page`\n\n[a](other.md) [b](other.md#a--b) ![c](folder/) [d](#the-page)\n"
+        "[`[e]`](other.md#a--b-1) [f](https://x.test/y.md) `[g](none.md)` [h\ni](other.md)\n"
+        "```\n[j](none.md)\n```\n[`k`](none.md) [l](other.md#a-b) [m](other.md#no) [n](#page)\n"
+        "[o](folder#page) [p](..)\n"
+    )
+    dead = ["none.md", "other.md#a-b", "other.md#no", "#page", "folder#page", ".."]
+    assert links.dead_links(page, tmp_path) == [f"page.md: {link}" for link in dead]
+
+
+@pytest.mark.parametrize(
+    ("heading", "slug"),
+    [
+        ("Set up", "set-up"),
+        ("Rows & columns, in 2.0", "rows--columns-in-20"),
+        ("`sparklog topics ddl` and *its* [links](x.md)", "sparklog-topics-ddl-and-its-links"),
+        ("Two-phase: `txn_app_id`_", "two-phase-txn_app_id_"),
+        ("Über `*`", "über-"),
+    ],
+)
+def test_slugs_are_those_of_github(heading: str, slug: str) -> None:
+    """Punctuation is dropped, each space becomes a hyphen, and the markup does not count."""
+    assert links.slug(heading) == slug
 
 
 @pytest.mark.parametrize("page", fences.pages(), ids=lambda page: page.stem)
