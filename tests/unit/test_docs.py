@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import sparklog
-from sparklog import errors, sinks, sources
+from sparklog import errors, limits, sinks, sources
 from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka import apis  # noqa: F401  registers them
 from sparklog.broker.kafka.registry import APIS
@@ -97,6 +99,52 @@ def test_reference_of_the_command_line_has_every_command() -> None:
     assert "* `groups`: List, describe, reset and delete consumer groups.\n" in page
     assert "* `broker`: Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.\n" in page
     assert not re.search(r"^\* .*\.\.\.$", page, re.MULTILINE)  # no description is cut
+
+
+def _number(text: str) -> float:
+    """Returns the number of `5`, `10,000`, `60 s` or `64 MiB`."""
+    amount, _, unit = text.partition(" ")
+    return float(amount.replace(",", "")) * (limits.MIB if unit == "MiB" else 1)
+
+
+def _numbers(call: Callable[..., object]) -> dict[str, float]:
+    """The parameters of a call that are numbers, and their defaults."""
+    defaults = {each.name: each.default for each in inspect.signature(call).parameters.values()}
+    return {name: each for name, each in defaults.items() if type(each) in (int, float)}
+
+
+def _rows(page: str, heading: str) -> dict[str, float]:
+    """The options of the table below a heading, and the numbers that it has as their defaults."""
+    text = (fences.ROOT / "docs" / page).read_text("utf-8")
+    _, found, below = text.partition(f"\n{heading}\n")
+    assert found
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d,]+(?: MiB)?) \|", re.split(r"\n#", below)[0], re.MULTILINE
+    )
+    return {name: _number(default) for name, default in rows}
+
+
+@pytest.mark.parametrize(
+    ("heading", "call"),
+    [("### Producers", sparklog.Log.producer), ("### Consumers", sparklog.Log.consumer)],
+)
+def test_guide_of_the_client_has_the_defaults_of_the_code(
+    heading: str, call: Callable[..., object]
+) -> None:
+    """Its tables have each number that can be tuned, with its default, and docstrings agree."""
+    assert _rows("guides/python-client.md", heading) == _numbers(call)
+    text = " ".join((inspect.getdoc(call) or "").split())
+    for name, default in _numbers(call).items():
+        found = re.search(rf" {name}: [^:]*?([\d,]+(?: MiB| s)?) by default", text)
+        assert found is not None, name
+        assert _number(found[1]) == default, name
+
+
+def test_guide_of_groups_has_the_defaults_of_the_code() -> None:
+    """Its table of liveness has the defaults of `Log.consumer`."""
+    found = _rows("groups.md", "## Which member counts as alive")
+    assert len(found) == 4
+    assert found.items() <= _numbers(sparklog.Log.consumer).items()
 
 
 def test_links_to_pages_of_the_root_are_shortened(
