@@ -8,7 +8,7 @@ it has not seen.
 - After it, files stay while they are young, few and small: `RemovedFileRetention`. The oldest go
   first.
 - A property of the table, `delta.deletedFileRetentionDuration`, replaces the age, and lifts the
-  bound on bytes.
+  bounds on the bytes and the number of its files; that on the number in all tables holds.
 
 The number is bounded because a broker has the remove actions of its tables in memory, about 600
 bytes each, and writes them into every checkpoint.
@@ -49,7 +49,13 @@ class RemovedFileRetention:
     """
 
     kept_seconds: float
-    files: int = limits.REMOVED_FILES_OF_TABLE
+    files: int = limits.REMOVED_FILES
+
+    def files_of(self, property_seconds: float | None) -> int:
+        """Returns how many files may stay in a table, whose own retention is `property_seconds`."""
+        if property_seconds is not None:
+            return self.files
+        return min(self.files, limits.REMOVED_FILES_OF_TABLE)
 
 
 NO_RETENTION: Final = RemovedFileRetention(kept_seconds=0.0)
@@ -83,12 +89,13 @@ def expired(
     ]
     dated.sort(reverse=True)
     kept_seconds = retention.kept_seconds if property_seconds is None else property_seconds
+    most_files = retention.files_of(property_seconds)
     most_bytes = max(limits.REMOVED_FILE_BYTES, round(table_bytes * limits.REMOVED_FILE_SHARE))
     grace_ms, kept_ms = (now_ms - round(each * 1e3) for each in (grace_seconds, kept_seconds))
     found, total_bytes = [], 0
     for number, (at_ms, path, size) in enumerate(dated):
         total_bytes += size
-        are_many = number >= retention.files
+        are_many = number >= most_files
         are_large = property_seconds is None and total_bytes > most_bytes
         if at_ms < grace_ms and (at_ms < kept_ms or are_many or are_large):
             found.append(path)
@@ -106,7 +113,7 @@ def fair_number(counts: Iterable[int]) -> int:
         if count > share:
             return share
         left -= count
-    return limits.REMOVED_FILES_OF_TABLE
+    return limits.REMOVED_FILES
 
 
 def interval_seconds(text: str | None) -> float | None:

@@ -1403,7 +1403,7 @@ class TopicTable:
         kept_seconds = max(kept_seconds, self.removed_file_grace_seconds) + limits.TOMBSTONE_SECONDS
         self._replay.forget_removed(
             self.clock.now_us() // 1_000 - round(kept_seconds * 1_000),
-            most=self._retention.files * _SURPLUS,
+            most=self._retention.files_of(own_seconds) * _SURPLUS,
         )
 
 

@@ -64,11 +64,18 @@ def test_files_stay_for_their_age() -> None:
     assert expired(found, RemovedFileRetention(0.0), own=2 * DAY) == []
 
 
-def test_the_oldest_go_where_they_are_too_many_or_too_large() -> None:
-    """Never those within their grace; the table's own age lifts the bound on bytes."""
+def test_the_oldest_go_where_they_are_too_many_or_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Never those within their grace; the table's own age lifts the bounds of one table."""
     found = removed(1.0, 700.0, 800.0, 900.0)
     assert expired(found, RemovedFileRetention(DAY, files=2)) == ["900", "800"]
     assert expired(found, RemovedFileRetention(DAY, files=0)) == ["900", "800", "700"]
+    monkeypatch.setattr(limits, "REMOVED_FILES_OF_TABLE", 3)
+    assert expired(found, RemovedFileRetention(DAY)) == ["900"]
+    assert expired(found, RemovedFileRetention(DAY), own=DAY) == []
+    assert expired(found, RemovedFileRetention(DAY, files=2), own=DAY) == ["900", "800"]
+    monkeypatch.undo()
     large = removed(1.0, 700.0, 800.0, 900.0, size=limits.REMOVED_FILE_BYTES // 2)
     assert expired(large, RemovedFileRetention(DAY)) == ["900", "800"]
     assert expired(large, RemovedFileRetention(DAY), table_bytes=6 * limits.REMOVED_FILE_BYTES) == [
@@ -93,9 +100,9 @@ def test_a_tombstone_with_a_later_date_has_its_age_by_its_tag() -> None:
 @pytest.mark.parametrize(
     ("counts", "number"),
     [
-        ([], limits.REMOVED_FILES_OF_TABLE),
-        ([limits.REMOVED_FILES], limits.REMOVED_FILES_OF_TABLE),
-        ([9_000] * 11, limits.REMOVED_FILES_OF_TABLE),
+        ([], limits.REMOVED_FILES),
+        ([limits.REMOVED_FILES], limits.REMOVED_FILES),
+        ([9_000] * 11, limits.REMOVED_FILES),
         ([9_000] * 12, limits.REMOVED_FILES // 12),
         ([0] * 1_000 + [9_000] * 20, limits.REMOVED_FILES // 20),
         ([1_000] * 50 + [9_000] * 20, limits.REMOVED_FILES // 40),
