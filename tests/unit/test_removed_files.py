@@ -188,7 +188,7 @@ def test_the_properties_of_a_table_decide(store: MemoryStore, clock: ManualClock
 def test_a_stream_of_another_engine_may_pause_for_twenty_minutes(
     rig: Rig, clock: ManualClock
 ) -> None:
-    """A topic that is published about every second keeps the commits, and the files that they added.
+    """A topic that is published about every second keeps commits, and the files that they added.
 
     With 1,000 versions and ten minutes, the earlier ones were gone. 4 seconds.
     """
