@@ -2,8 +2,10 @@
 
 All environment variables that name a log are read here. Options of Spark's readers and writers are
 strings by name, in any case. An unknown option is refused by name, with the nearest known one.
-`storage.*` is passed to the object store as it is. The root is an option too: `root`, the path
-given to `load` or `save`, or the variable `SPARKLOG_ROOT`.
+`storage.*` is passed to the object store as it is. `storage.secret.*` is the same under a name that
+Spark redacts: it prints the options of a query in plans and event logs, and by default hides those
+whose names contain secret, password, token or accesskey, which misses most keys of stores. The root
+is an option too: `root`, the path given to `load` or `save`, or the variable `SPARKLOG_ROOT`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
 """Prefix of variables for object store options, such as `SPARKLOG_STORAGE_AWS_REGION`."""
 
 _STORAGE: Final = "storage."
+_SECRET: Final = "secret."
+_PRINTED: Final = re.compile(r"(?!.*secret).*(access|account|customer|encryption|master|sas)_key")
+"""Options of object stores that are secret, and that Spark prints by default."""
+
 _KAFKA: Final = "kafka."
 _INSTEAD: Final = {
     "kafka.bootstrap.servers": " (set root, the folder or bucket of the log)",
@@ -207,11 +213,12 @@ class ConnectorOptions:
         moved = {name.lower() for name in kafka}
         self._values: dict[str, str] = {}
         self._storage: dict[str, str] = {}
+        self._printed: list[str] = []
         self._moved: list[str] = []
         for option, value in given.items():
             lowered = option.lower()
             if lowered.startswith(_STORAGE):
-                self._storage[lowered.removeprefix(_STORAGE)] = value
+                self._add_storage(lowered.removeprefix(_STORAGE), value)
             elif lowered in names:
                 self._values[names[lowered]] = value
             elif lowered.startswith(_KAFKA) or lowered in moved:
@@ -219,15 +226,31 @@ class ConnectorOptions:
             else:
                 raise errors.UnknownOption.among(where, option, [*names.values(), f"{_STORAGE}*"])
 
+    def _add_storage(self, option: str, value: str) -> None:
+        name = option.removeprefix(_SECRET)
+        if name in self._storage:
+            reason = f"set either this option or {_STORAGE}{_SECRET}{name}, not both"
+            raise errors.BadOption(option=_STORAGE + name, value="…", reason=reason)
+        self._storage[name] = value
+        if name == option and _PRINTED.match(name):
+            self._printed.append(name)
+
     @property
-    def moved(self) -> str | None:
-        """Returns a message about ineffective options, for a query moved from Spark's Kafka
-        source.
-        """
-        if not self._moved:
-            return None
-        hints = (f"{name}{_INSTEAD.get(name.lower(), '')}" for name in sorted(self._moved))
-        return f"options of Spark's Kafka connector have no effect here: {', '.join(hints)}"
+    def notes(self) -> tuple[str, ...]:
+        """Returns warnings about options that have no effect, or should have another name."""
+        notes = []
+        if self._moved:  # from a query of Spark's Kafka source
+            hints = (f"{name}{_INSTEAD.get(name.lower(), '')}" for name in sorted(self._moved))
+            moved = f"options of Spark's Kafka connector have no effect here: {', '.join(hints)}"
+            notes.append(moved)
+        if self._printed:
+            given = ", ".join(_STORAGE + name for name in sorted(self._printed))
+            instead = ", ".join(_STORAGE + _SECRET + name for name in sorted(self._printed))
+            notes.append(
+                f"Spark prints the values of {given} in plans and event logs, unless"
+                f" spark.redaction.regex matches these names: set {instead} instead"
+            )
+        return tuple(notes)
 
     @property
     def named_root(self) -> str | None:

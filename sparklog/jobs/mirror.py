@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _KAFKA: Final = "kafka://"
+_SECRET: Final = re.compile(r"password|secret|jaas[.]config|keystore[.]key", re.IGNORECASE)
+"""Options of Kafka's clients that belong in a file."""
 
 
 class _Mode(enum.Enum):
@@ -198,6 +200,11 @@ def mirror(
     )
     pattern = _expression("--groups", groups or ".*")
     options = config_pairs(kafka_option or ())
+    if secrets := ", ".join(filter(_SECRET.search, options)):
+        echo(
+            "sparklog: lists of processes and Spark's event logs show the arguments of a program:"
+            f" put {secrets} into the file of --kafka-properties"
+        )
     address = source.removeprefix(_KAFKA) if source.startswith(_KAFKA) else None
     if address is not None:
         check_bootstrap("--from", address)

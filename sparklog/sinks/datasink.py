@@ -17,7 +17,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -83,7 +83,7 @@ class WriteTarget:
     """
 
     root: str
-    storage: Mapping[str, str]
+    storage: Mapping[str, str] = field(repr=False)
     topic: str | None
     topics: Destinations
     as_json: bool = False
@@ -107,8 +107,8 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
         topics = {options.topic: topics[options.topic]}
     found = manifest.destinations(topics)
     check_partitions(options.ranges or {}, _counts(found))
-    if options.moved is not None:
-        _tell(options.moved)
+    for note in options.notes:
+        _tell(note)
     if not options.as_json and (ignored := columns_of_no_record(schema)):
         _tell(
             f"columns of the data frame are not written: {', '.join(ignored)};"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sparklog import errors
@@ -54,7 +54,7 @@ class SinkOptions:
     """Validated options of one write."""
 
     root: str
-    storage: Mapping[str, str]
+    storage: Mapping[str, str] = field(repr=False)
     topic: str | None
     as_json: bool
     query: str | None
@@ -65,8 +65,8 @@ class SinkOptions:
     """True if a batch that is repeated with other numbers of rows is an error."""
     ranges: OffsetRanges | None
     """The offsets that the write covers, if rows keep theirs."""
-    moved: str | None
-    """Warning for a query with options of Spark's Kafka sink that have no effect, if any."""
+    notes: tuple[str, ...]
+    """Warnings: options of Spark's Kafka sink without effect, printed secrets."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -87,7 +87,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         kind=_kind(options, streaming=streaming),
         fails_on_different_rerun=options.flag(DIFFERENT_RERUN, default=streaming),
         ranges=_ranges(options, topic, streaming=streaming),
-        moved=options.moved,
+        notes=options.notes,
     )
 
 

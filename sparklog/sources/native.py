@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -184,7 +184,7 @@ def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
 class _Frames:
     """Frames of ranges of topics."""
 
-    given: Mapping[str, str]
+    given: Mapping[str, str] = field(repr=False)
     options: SourceOptions
     root_uri: str
     """As Spark's own readers spell it."""

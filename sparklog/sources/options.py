@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sparklog import errors, limits
@@ -109,7 +109,7 @@ class LogLocation:
     """Location of a log: a root with the options of its store, or a broker's address."""
 
     root: str | None = None
-    storage: tuple[tuple[str, str], ...] = ()
+    storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     bootstrap: str | None = None
 
 
@@ -143,8 +143,8 @@ class SourceOptions:
     """Given options that apply to streams only."""
     of_batch: tuple[str, ...]
     """Given options that apply to batches only."""
-    moved: str | None
-    """Warning for a query with options of Spark's Kafka source that have no effect, if any."""
+    notes: tuple[str, ...]
+    """Warnings for any query: options of Spark's Kafka source without effect, printed secrets."""
 
     def check_batch(self) -> None:
         """Raises `BadOption` for an empty range, and for options of streams only."""
@@ -168,7 +168,7 @@ class SourceOptions:
 
     def batch_notes(self) -> list[str]:
         """Returns the warnings for a batch, a line each."""
-        notes = [] if self.moved is None else [self.moved]
+        notes = list(self.notes)
         if self.of_stream:
             notes.append(
                 f"{', '.join(self.of_stream)} has no effect on a batch, which has no triggers"
@@ -177,7 +177,7 @@ class SourceOptions:
 
     def stream_notes(self) -> list[str]:
         """Returns the warnings for a stream, a line each."""
-        return [] if self.moved is None else [self.moved]
+        return list(self.notes)
 
 
 def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions:
@@ -221,7 +221,7 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
         bad_values=bad_values,
         of_stream=tuple(name for name in _TRIGGERS if options.get(name) is not None),
         of_batch=tuple(name for name in _ENDING if options.get(name) is not None),
-        moved=options.moved,
+        notes=options.notes,
     )
 
 

@@ -312,6 +312,7 @@ def test_a_kafka_that_is_not_there(kafka: Kafka, root: Path, log: Log) -> None:
         "--patience=0",
     )
     assert "127.0.0.1:1" in said
+    assert "put sasl.jaas.config into the file of --kafka-properties" in said
     assert "hush" not in said
 
 

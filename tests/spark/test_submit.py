@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import sparklog
 from tests.support import spark_programs
+from tests.support.s3 import s3_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.spark_program]
 
@@ -56,3 +58,58 @@ def test_a_job_of_spark_submit_writes_a_delta_table_into_a_topic(tmp_path: Path)
             assert sorted(found) == [b"a", b"b", b"c"]
     finally:
         spark_programs.end_detached_brokers(root)
+
+
+# ------------------------------------------------------------------------------ secrets
+
+_HUSH = "hush"
+_OF_STORE = ("aws_access_key_id", "aws_secret_access_key", "aws_sse_customer_key_base64")
+_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY")
+
+
+@pytest.mark.delta
+@pytest.mark.since("4.2")
+def test_plans_and_event_logs_show_no_secret(tmp_path: Path) -> None:
+    """Keys of a store are hidden with these settings, as options and as variables."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": logs.as_uri(),
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+    }
+    settings |= {f"spark.executorEnv.SPARKLOG_STORAGE_{name}": _HUSH for name in _VARIABLES}
+    command = [str(_SPARK_SUBMIT), "--master", "local[2]", "--properties-file", str(_SETTINGS)]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command.append(str(_REPOSITORY / "tests" / "support" / "with_secrets.py"))
+    with s3_server("event-logs") as storage:
+        storage |= {name: f"{_HUSH}-{number}" for number, name in enumerate(_OF_STORE)}
+        given = {
+            "root": "s3://event-logs/log",
+            "options": {f"storage.{name}": value for name, value in storage.items()},
+            "checkpoint": str(tmp_path / "checkpoint"),
+        }
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        with sparklog.connect("s3://event-logs/log", storage_options=storage) as log:
+            for topic in ("t", "u"):
+                log.create_topic(topic)
+            with log.producer() as producer:
+                producer.send("t", b"a").result()
+            done = subprocess.run(
+                [*command, str(tmp_path / "given.json")],
+                check=False,
+                cwd=tmp_path,
+                env=spark_programs.environment(SPARKLOG_STORAGE_AWS_SESSION_TOKEN=_HUSH),
+                capture_output=True,
+                text=True,
+                timeout=110,
+            )
+            assert done.returncode == 0, done.stderr
+            assert log.read("u").num_rows == 2
+    (events,) = logs.iterdir()
+    for shown in (json.loads(done.stdout.splitlines()[-1]), events.read_text(), done.stderr):
+        found = shown.find(_HUSH)
+        assert found < 0, shown[max(found - 300, 0) : found + 100]
+    assert "storage.aws_access_key_id=*********(redacted)" in done.stdout

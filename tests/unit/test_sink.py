@@ -187,11 +187,19 @@ def test_no_topic_is_too_long_to_name_a_batch() -> None:
 def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     """Broker options of Spark's Kafka connector are accepted without effect."""
     given = {"root": "memory://x", "kafka.bootstrap.servers": "k:9092", "kafka.acks": "all"}
-    moved = parse({**given, "includeHeaders": "true"}, streaming=True).moved
-    assert moved is not None
+    (moved,) = parse({**given, "includeHeaders": "true"}, streaming=True).notes
     assert "kafka.acks, kafka.bootstrap.servers (set root" in moved
     assert "includeHeaders" not in moved
-    assert parse({"root": "memory://x", "includeHeaders": "true"}, streaming=True).moved is None
+    assert parse({"root": "memory://x", "includeHeaders": "true"}, streaming=True).notes == ()
+
+
+def test_a_sink_tells_of_secrets_that_spark_prints() -> None:
+    """Under their other name there is no warning; its options show neither."""
+    for name, count in (("storage.sas_key", 1), ("storage.secret.sas_key", 0)):
+        options = parse({"root": "memory://x", name: "hush"}, streaming=True)
+        assert options.storage == {"sas_key": "hush"}
+        assert len(options.notes) == count
+        assert "hush" not in f"{options!r}{options.notes}"
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,70 @@ def test_a_range_that_makes_no_sense_is_refused(
         getattr(parse(GIVEN | changes), check)()
 
 
+# ------------------------------------------------------------------------------ secrets
+
+
+def test_an_option_of_the_store_may_have_a_name_that_spark_redacts() -> None:
+    """It is the same option, in any case, and no warning is due."""
+    given = {"storage.Secret.azure_storage_account_key": "hush", "storage.aws_region": "r"}
+    options = parse(GIVEN | given)
+    assert options.location.storage == (("aws_region", "r"), ("azure_storage_account_key", "hush"))
+    assert options.notes == ()
+    same = parse(GIVEN | {"storage.secret_access_key": "hush"}).location.storage
+    assert same == (("secret_access_key", "hush"),)
+
+
+@pytest.mark.parametrize(
+    "names", [("storage.a", "storage.secret.a"), ("storage.secret.a", "storage.A")]
+)
+def test_an_option_of_the_store_is_set_once(names: tuple[str, str]) -> None:
+    """Two values under both names are refused, and not shown."""
+    with pytest.raises(errors.BadOption, match=r"either this option or storage.secret.a") as caught:
+        parse(GIVEN | dict.fromkeys(names, "hush"))
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_printed"),
+    [
+        ("azure_storage_account_key", True),
+        ("azure_storage_access_key", True),
+        ("master_key", True),
+        ("azure_storage_sas_key", True),
+        ("azure_encryption_key", True),
+        ("google_service_account_key", True),
+        ("AWS_access_key_id", True),
+        ("aws_sse_customer_key_base64", True),
+        ("aws_secret_access_key", False),
+        ("aws_session_token", False),
+        ("azure_storage_sas_token", False),
+        ("azure_client_secret", False),
+        ("aws_sse_kms_key_id", False),
+        ("google_service_account", False),
+        ("aws_region", False),
+    ],
+)
+def test_a_secret_that_spark_prints_is_told(name: str, is_printed: bool) -> None:
+    """The warning names the option and its other name, not the value; the option works."""
+    options = parse(GIVEN | {f"storage.{name}": "hush"})
+    assert options.location.storage == ((name.lower(), "hush"),)
+    assert bool(options.stream_notes()) == bool(options.batch_notes()) == is_printed
+    if is_printed:
+        (note,) = options.notes
+        assert f"set storage.secret.{name.lower()} instead" in note
+        assert "hush" not in note
+
+
+def test_options_show_no_secret() -> None:
+    """Nor does an error about options contain the value of one of the store."""
+    given = GIVEN | {"storage.token": "hush"}
+    assert "hush" not in repr(parse(given))
+    for wrong in ({"startingOffsets": "last"}, {"storag": "hush"}, {"bootstrap": "host:8815"}):
+        with pytest.raises(errors.Invalid) as caught:
+            parse(given | wrong)
+        assert "hush" not in str(caught.value)
+
+
 # ------------------------------------------------------------------------------ moved queries
 
 

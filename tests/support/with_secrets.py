@@ -1,0 +1,50 @@
+"""A program of spark-submit: reads and writes topics of a bucket with secret options.
+
+Its argument is a JSON file with the root and the options of the store; no argument of a program may
+be a secret, because Spark logs them. Its last line of output is JSON: the plans that a user sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+
+def main() -> None:
+    """Runs the queries, and captures what `explain` prints."""
+    given = json.loads(Path(sys.argv[1]).read_text())
+    options = {"root": given["root"], **given["options"]}
+    spark = SparkSession.builder.getOrCreate()
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        frame = spark.read.format("sparklog").options(subscribe="t", **options).load()
+        frame.explain(extended=True)
+        frame.write.format("sparklog").mode("append").options(topic="u", **options).save()
+
+        listed = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
+        view = f"TEMPORARY VIEW v USING sparklog OPTIONS (subscribe 't', {listed})"
+        spark.sql(f"CREATE {view}")
+        spark.sql(f"EXPLAIN EXTENDED CREATE OR REPLACE {view}").show(truncate=False)
+        spark.sql("SELECT * FROM v").collect()
+
+        source = spark.readStream.format("sparklog").options(subscribe="t", **options)
+        stream = source.option("startingOffsets", "earliest").load()
+        stream.explain(extended=True)
+        shown.write(stream._jdf.queryExecution().toString())
+        sink = stream.select("value").writeStream.format("sparklog").options(topic="u", **options)
+        sink.option("checkpointLocation", given["checkpoint"])
+        query = sink.trigger(availableNow=True).start()
+        query.awaitTermination()
+        query.explain(extended=True)
+        shown.write(str(query.lastProgress))
+    spark.stop()
+    sys.stdout.write(f"{json.dumps(shown.getvalue())}\n")
+
+
+if __name__ == "__main__":
+    main()
