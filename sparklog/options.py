@@ -183,6 +183,11 @@ def is_service_link(variable: str, value: str) -> bool:
     return linked or (variable.endswith("_PORT") and "://" in value)
 
 
+def without_credentials(uri: str) -> str:
+    """Returns a URI for an error: roots have no credentials, but a user may have tried."""
+    return re.sub(r"(?<=://).*@|(?<=\?).*", "…", uri, flags=re.DOTALL)
+
+
 # ------------------------------------------------------------------------------ of Spark
 
 
@@ -257,7 +262,8 @@ class ConnectorOptions:
         """The root, where options name one. Raises `BadOption` where they name two."""
         root, path = self._values.get("root"), self._values.get("path")
         if root and path and root != path:
-            raise errors.BadOption(option="path", value=path, reason=f"root = {root!r} says other")
+            reason = f"root = {without_credentials(root)!r} says other"
+            raise errors.BadOption(option="path", value=without_credentials(path), reason=reason)
         for option, value in (("root", root), ("path", path)):
             if value:
                 check_root(option, value, self._address_hint)

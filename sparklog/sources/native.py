@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from sparklog import errors
 from sparklog.clock import SystemClock
-from sparklog.options import ROOT_VARIABLE, SPARK_ROOT_VARIABLE
+from sparklog.options import ROOT_VARIABLE, SPARK_ROOT_VARIABLE, without_credentials
 from sparklog.sources import ranges, starting_offsets, tasks
 from sparklog.sources.batch import planner_of, range_of
 from sparklog.sources.offsets import Position
@@ -246,8 +246,8 @@ class _Frames:
                 raise errors.BadRequest(reason=reason) from error
             if "No FileSystem for scheme" in str(error):
                 reason = (
-                    f"Spark cannot open {self.root_uri}; give the root in Spark's notation, such as"
-                    " s3a://…"
+                    f"Spark cannot open {without_credentials(self.root_uri)}; give the root in"
+                    " Spark's notation, such as s3a://…"
                 )
                 raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
             raise

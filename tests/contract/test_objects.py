@@ -682,6 +682,8 @@ def test_open_store_spells_buckets_one_way(
         ("memory://", None),
         ("s3://", None),
         ("s3://key:secret@bucket/a", None),
+        ("s3://key:sec/secret@bucket/a", None),
+        ("s3://key:1/secret@bucket/a", None),
         ("s3://bucket/a?token=secret", None),
         ("s3://bucket/../a", None),
         ("s3://bucket", {"nonsense": "secret"}),

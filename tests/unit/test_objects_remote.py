@@ -6,12 +6,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from sparklog import errors, limits
+from sparklog.cli import app
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, claim, open_store
 
@@ -25,6 +28,7 @@ class Bucket(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script: list[int] = []
+        self.body = b""
         self.asked: list[str] = []
         self.keys: list[str] = []
         """The access key that signed each request."""
@@ -47,8 +51,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send_response(status)
         self.send_header("etag", '"x"')
-        self.send_header("content-length", "0")
+        self.send_header("content-length", str(len(self.server.body)))
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(self.server.body)
 
     do_GET = do_HEAD = do_PUT = do_POST = answer  # noqa: N815
 
@@ -220,6 +226,79 @@ def test_credentials_of_a_provider_are_renewed(bucket: Bucket) -> None:
     store.put("b", b"b")
     first, second = (int(key.removeprefix("vended-")) for key in bucket.keys)
     assert second > first
+
+
+def test_no_error_shows_a_secret_that_the_store_repeats(bucket: Bucket) -> None:
+    """S3 names the key of a refused request, and others say more, in one line."""
+    key, given = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG"
+    bucket.body = f"<Error><AWSAccessKeyId>{key}</AWSAccessKeyId>no {given}</Error>".encode()
+    at_bucket = f"http://127.0.0.1:{bucket.server_port}"
+    from_environment = at(at_bucket, aws_secret_access_key=given)
+    from_options = at(at_bucket, aws_access_key_id=key, aws_secret_access_key=given)
+    for store in (from_environment, from_options):
+        gets, puts = partial(store.get, "a"), partial(store.put, "a", b"a")
+        for call in (gets, puts, partial(store.folders, "")):
+            bucket.script = [403]
+            with pytest.raises(errors.RootNotWritable, match="AWSAccessKeyId") as caught:
+                call()
+            assert key not in str(caught.value)
+            assert given not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["doctor"],
+        ["status"],
+        ["topics", "list"],
+        ["cluster", "describe"],
+        ["broker", "--flight=127.0.0.1:0"],
+    ],
+)
+def test_no_command_shows_a_secret(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """Its store is named by the environment, and refuses its key."""
+    monkeypatch.setattr(limits, "REMOTE_RETRIES", 1)
+    bucket.script = [403] * 100
+    bucket.body = (
+        b"<Error><AWSAccessKeyId>hidden-id</AWSAccessKeyId>hidden-key hidden-token</Error>"
+    )
+    storage = {
+        "AWS_ENDPOINT": f"http://127.0.0.1:{bucket.server_port}",
+        "AWS_ACCESS_KEY_ID": "hidden-id",
+        "AWS_SECRET_ACCESS_KEY": "hidden-key",
+        "AWS_SESSION_TOKEN": "hidden-token",
+        "ALLOW_HTTP": "true",
+    }
+    environment = {f"SPARKLOG_STORAGE_{name}": value for name, value in storage.items()}
+    result = CliRunner().invoke(app, [*command, "--root=s3://bucket/root"], env=environment)
+    assert result.exit_code > 0
+    assert "AWSAccessKeyId" in result.output
+    assert "hidden" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("gs://bucket", {"google_service_account": '{"private_key": "hidden-key"}'}),
+        ("gs://bucket", {"google_service_account": '{\n"private_key": "hidden-key"}'}),
+        ("gs://bucket", {"google_service_account_key": "hidden-key"}),
+        (
+            "az://bucket",
+            {"azure_storage_account_name": "a", "azure_storage_account_key": "hidden!"},
+        ),
+        ("az://bucket", {"azure_storage_account_name": "a", "azure_storage_sas_key": "hidden%zz"}),
+        ("s3://bucket", {"aws_access_key_id": "hidden-id"}),
+        ("s3://bucket", {"proxy_url": "http://user:hidden word@[x"}),
+        ("s3://bucket", {"aws_secret_access_kye": "hidden-key"}),
+    ],
+)
+def test_a_secret_that_is_invalid_is_not_shown(uri: str, options: dict[str, str]) -> None:
+    """A key in place of its file, a broken one, or one under a misspelt name."""
+    with pytest.raises(errors.BadOption) as caught:
+        open_store(uri, options)
+    assert "hidden" not in str(caught.value)
 
 
 class Unavailable(Vending):

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
+from sparklog.options import without_credentials
 from sparklog.sources.options import COLUMNS, CORRUPT, LogLocation, parse
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, OfGroup, Pinned
 
@@ -397,6 +398,26 @@ def test_options_show_no_secret() -> None:
         with pytest.raises(errors.Invalid) as caught:
             parse(given | wrong)
         assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3a://bucket/log", "s3a://bucket/log"),
+        ("s3a://key:hu/sh@bucket/log", "s3a://…bucket/log"),
+        ("s3a://key:hu/s@h@bucket/log", "s3a://…bucket/log"),
+        ("az://c/log?sig=hush", "az://c/log?…"),
+        ("s3://key:hu?sh@bucket/log", "s3://…bucket/log"),
+    ],
+)
+def test_a_root_is_named_without_credentials(uri: str, shown: str) -> None:
+    """Two roots are refused by an error that shows neither's."""
+    assert without_credentials(uri) == shown
+    given = {"root": uri, "path": "s3://key:hush@other", "subscribe": "a"}
+    with pytest.raises(errors.BadOption, match="says other") as caught:
+        parse(given)
+    assert "hu" not in str(caught.value)
+    assert repr(shown) in str(caught.value)
 
 
 # ------------------------------------------------------------------------------ moved queries

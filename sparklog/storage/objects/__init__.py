@@ -112,8 +112,11 @@ def _bucket_uri(parts: SplitResult) -> str:
     plain = "/".join([f"{scheme}://{parts.hostname}", *prefix])
     if not parts.hostname:
         raise errors.BadOption(option="root", value=f"{scheme}://", reason="it names no bucket")
-    if "@" in parts.netloc or parts.query or parts.fragment or ".." in prefix:
+    has_key = ":" in parts.netloc or "@" in parts.netloc  # a key with a / ends in the folders
+    if has_key or parts.query or parts.fragment or ".." in prefix:
         raise errors.BadOption(
-            option="root", value=plain, reason="a root consists of scheme, bucket and folders only"
+            option="root",
+            value=f"{scheme}://…" if has_key else plain,
+            reason="a root consists of scheme, bucket and folders only",
         )
     return plain

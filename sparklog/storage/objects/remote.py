@@ -3,7 +3,8 @@
 - `put_new` is exactly one request. If the client repeated it, it could not tell its own first try
   from another writer's object. `claim` repeats it instead.
 - The client may and does repeat all other requests.
-- No error contains credentials: only the first line of a message is kept, without URL queries.
+- No error contains credentials: only the first line of a message is kept, without URL queries and
+  without the values of secret options.
 - An object is durable once the store has answered its put, so `sync_folder` has nothing to do.
 
 S3 may answer 409 to a conditional put although no object exists at its path
@@ -65,6 +66,13 @@ _CLIENT_OPTIONS: Final = {
 }
 """Options of obstore's HTTP client, which panics if they are among those of the store."""
 
+_SECRET: Final = re.compile(r"secret|password|token|[a-z]_key(?!_enabled)|account$|proxy_url")
+"""Options whose values no error shows: `google_service_account` may be given a key for a path."""
+_SECRET_LENGTH: Final = 8
+"""Shorter values are those of test servers, and often words of the error, such as its host."""
+_KEY_ID: Final = re.compile(r"(<AWSAccessKeyId>)[^<]*")
+"""Part of S3's answer to a wrong signature, also where the key is from the environment."""
+
 _PROVIDER: Final = "credential_provider"
 _FROM_PROVIDER: Final = " credential provider: "
 """Part of errors of a credential provider, which may answer later; a refusal has no such part."""
@@ -96,6 +104,7 @@ class RemoteStore:
         self.requests: Counter[str] = Counter()
         """Requests by operation, without those that the client repeats."""
         config, client = _split(options or {})
+        self._secrets = _secrets({**config, **client})
         provider = _provider(config.pop(_PROVIDER, None))
         retry_config: Any = {
             "max_retries": limits.REMOTE_RETRIES,
@@ -117,7 +126,7 @@ class RemoteStore:
                 credential_provider=provider,
             )
         except (BaseError, ValueError) as error:
-            raise errors.BadOption(option="root", value=uri, reason=_reason(error)) from None
+            raise errors.BadOption(option="root", value=uri, reason=self._reason(error)) from None
 
     # -------------------------------------------------------------------------- writing
 
@@ -151,15 +160,15 @@ class RemoteStore:
         except (AlreadyExistsError, PreconditionError):
             raise ObjectExists(path) from None
         except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
-            reason = _reason(error)
+            reason = self._reason(error)
             if _FROM_PROVIDER in reason:
                 raise PutUnresolved(path, reason) from None
             raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except NotSupportedError as error:
-            reason = f"it does not support conditional puts ({_reason(error)})"
+            reason = f"it does not support conditional puts ({self._reason(error)})"
             raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except BaseError as error:
-            raise PutUnresolved(path, _reason(error)) from None
+            raise PutUnresolved(path, self._reason(error)) from None
 
     # -------------------------------------------------------------------------- reading
 
@@ -234,14 +243,14 @@ class RemoteStore:
         except FileNotFoundError:
             raise ObjectMissing(path) from None
         except (PermissionDeniedError, UnauthenticatedError) as error:
-            reason = _reason(error)
+            reason = self._reason(error)
             if _FROM_PROVIDER in reason:
                 raise errors.StorageUnavailable(
                     operation=operation, path=path, reason=reason
                 ) from None
             raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except BaseError as error:
-            reason = _reason(error)
+            reason = self._reason(error)
             if _DENIED.search(reason):
                 raise errors.RootNotWritable(root=self.uri, reason=reason) from None
             raise errors.StorageUnavailable(operation=operation, path=path, reason=reason) from None
@@ -286,6 +295,12 @@ class RemoteStore:
     def free_inodes(self) -> int | None:
         return None
 
+    # -------------------------------------------------------------------------- errors
+
+    def _reason(self, error: Exception) -> str:
+        """Returns what an error says, in one line and without secrets."""
+        return _reason(error, self._secrets)
+
 
 def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
     """Splits options into those of the store and those of its HTTP client, without prefix."""
@@ -298,6 +313,15 @@ def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
         else:
             config[name] = value
     return config, client
+
+
+def _secrets(options: Mapping[str, str]) -> list[str]:
+    """Returns the values that errors must not show."""
+    return [
+        value
+        for name, value in options.items()
+        if _SECRET.search(name) and len(value) >= _SECRET_LENGTH
+    ]
 
 
 def _provider(named: str | None) -> Any:
@@ -313,9 +337,12 @@ def _provider(named: str | None) -> Any:
         raise errors.BadOption(option=f"storage.{_PROVIDER}", value=named, reason=reason) from None
 
 
-def _reason(error: Exception) -> str:
-    first = str(error).partition("\n")[0]
-    return re.sub(r"\?\S*", "?…", first)
+def _reason(error: Exception, secrets: Iterable[str] = ()) -> str:
+    whole = str(error)
+    for secret in secrets:
+        whole = whole.replace(secret, "…")
+    first = whole.partition("\n")[0]
+    return _KEY_ID.sub(r"\1…", re.sub(r"\?\S*", "?…", first))
 
 
 def _stat(name: str, meta: Any) -> Stat:
