@@ -3,6 +3,9 @@
 A log file is bounded: once it reaches `limits.LOG_FILE_BYTES` it is renamed to `<name>.1`, which is
 renamed to `<name>.2`, and the oldest is removed. A logger must not stop a broker, so lines that
 cannot be written are lost.
+
+The level may change while the process runs. A program with a broker of its own may have configured
+structlog itself: its level is then the program's, and is not changed here.
 """
 
 from __future__ import annotations
@@ -13,12 +16,22 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
 from sparklog import errors, limits
 from sparklog.settings import LogSettings
+
+_CLASSES: Final = {
+    level: structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
+    for level in ("debug", "info", "warning", "error")
+}
+"""The class of the loggers that write lines from a level up, by that level."""
+_audit = structlog.wrap_logger(
+    None, wrapper_class=_CLASSES["debug"], logger_factory_args=("sparklog.logging",)
+)
+"""Writes at any level."""
 
 
 def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile | None:
@@ -46,16 +59,52 @@ def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[settings.level.upper()]
-        ),
-        # A line is one write, with its end: several brokers write to one place.
-        logger_factory=lambda *_: structlog.WriteLogger(
-            cast("TextIO", in_file or _StandardError())
-        ),
+        wrapper_class=_CLASSES[settings.level],
+        logger_factory=_LoggerFactory(cast("TextIO", in_file or _StandardError())),
         cache_logger_on_first_use=False,
     )
     return in_file
+
+
+class _LoggerFactory:
+    """Makes the loggers of a configuration of ours, which is known by it.
+
+    A line is one write, with its end: several brokers write to one place.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, *_name: object) -> structlog.WriteLogger:
+        return structlog.WriteLogger(self._file)
+
+
+def level() -> str | None:
+    """Returns the level from which lines are written; None where a program has configured that."""
+    found = structlog.get_config()
+    if not isinstance(found["logger_factory"], _LoggerFactory):
+        return None
+    return next(name for name, each in _CLASSES.items() if each is found["wrapper_class"])
+
+
+def set_level(wanted: str, *, client: str) -> None:
+    """Changes the level of this process until it ends, and logs who has asked for it.
+
+    The line is written at any level. Does nothing where `level` returns None.
+    """
+    before = level()
+    if before is None:
+        return
+    structlog.configure(**{**structlog.get_config(), "wrapper_class": _CLASSES[wanted]})
+    _audit.info("altered the log level", before=before, now=wanted, client=client)
+
+
+def is_debug() -> bool:
+    """Returns whether lines of the level DEBUG are written; it is cheaper than such a line."""
+    found = structlog.get_config()
+    return found["wrapper_class"] is _CLASSES["debug"] and isinstance(
+        found["logger_factory"], _LoggerFactory
+    )
 
 
 class _StandardError:

@@ -11,7 +11,9 @@ from typing import Any
 
 import confluent_kafka
 import kafka
+import msgspec
 import pytest
+import structlog
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewPartitions as AioPartitions
 from aiokafka.admin.config_resource import ConfigResource as AioResource
@@ -35,10 +37,13 @@ from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.broker.config.topic_config import KEYS, MIRROR_SOURCE
 from sparklog.broker.kafka.topics import kafka_id
+from sparklog.broker.logging import configure
 from sparklog.formats import record_batch
-from sparklog.settings import TopicSettings, WriterSettings
+from sparklog.settings import LogSettings, TopicSettings, WriterSettings
 from tests.support.batches import Record, built, read
 from tests.support.kafkas import SECONDS, Frames, broker
+from tests.support.logs import logging_restored
+from tests.support.waiting import wait_until
 
 TOPIC, BROKER, LOGGER, METRICS = 2, 4, 8, 16
 SET, DELETE, APPEND = 0, 1, 2
@@ -327,6 +332,122 @@ def test_the_broker_is_described(tmp_path: Path) -> None:
         assert (of_topic.value, of_topic.source) == (str(32 << 20), 4)
 
 
+@pytest.fixture(name="own_logging")
+def _own_logging() -> Iterator[None]:
+    """The logging of a standing broker, in this process."""
+    with logging_restored():
+        configure(LogSettings(format="json", level="error"))
+        yield
+
+
+def test_the_log_level_of_a_broker_that_runs_is_altered(
+    own_logging: None, python: KafkaAdminClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By kafka-python: described, altered, in effect, and logged with the client that did it.
+
+    At DEBUG each request has a line with its client, and at other levels none.
+    """
+
+    def level() -> str:
+        (found,) = python.describe_configs([PyResource("BROKER_LOGGER", "1")], config_filter="all")[
+            "broker_logger"
+        ].values()
+        (entry,) = found.items()
+        assert entry[0] == "root"
+        return str(entry[1] if isinstance(entry[1], str) else entry[1]["value"])
+
+    def lines() -> list[dict[str, Any]]:
+        return [*map(msgspec.json.decode, capsys.readouterr().err.splitlines())]
+
+    def alter_level(value: str) -> None:
+        python.alter_configs([PyResource("BROKER_LOGGER", "1", configs={"root": value})])
+
+    assert level() == "ERROR"
+    assert lines() == []
+    alter_level("DEBUG")
+    (line,) = [each for each in lines() if each["event"] == "altered the log level"]
+    assert (line["before"], line["now"]) == ("error", "debug")
+    assert line["client"].startswith("'kafka-python")
+    assert level() == "DEBUG"
+    seen: list[dict[str, Any]] = []
+
+    def is_logged() -> bool:
+        seen.extend(lines())
+        return any(each.get("api") == "describe_configs" for each in seen)
+
+    wait_until(is_logged, "the request has a line")
+    request = next(each for each in seen if each.get("api") == "describe_configs")
+    assert request.items() >= {"event": "answered a request", "level": "debug"}.items()
+    assert request["client"] == line["client"]
+    assert request["milliseconds"] >= 0
+    alter_level("WARN")
+    structlog.get_logger("sparklog.test").info("below the level")
+    assert level() == "WARN"
+    assert [each["event"] for each in lines()][-1:] == ["altered the log level"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "operation", "code"),
+    [
+        ("root", "TRACE", SET, ErrorCode.none),
+        ("root", "debug", SET, ErrorCode.invalid_config),
+        ("kafka.server.KafkaApis", "DEBUG", SET, ErrorCode.invalid_config),
+        ("root", None, SET, ErrorCode.invalid_request),
+        ("root", None, DELETE, ErrorCode.invalid_request),
+        ("root", "DEBUG", APPEND, ErrorCode.invalid_request),
+        ("root", "DEBUG", 9, ErrorCode.invalid_request),
+    ],
+)
+def test_the_level_of_a_logger_is_checked(
+    own_logging: None,
+    frames: Frames,
+    key: str,
+    value: str | None,
+    operation: int,
+    code: ErrorCode,
+) -> None:
+    """With Kafka's codes; a request that is refused or only checked alters nothing."""
+    resource = {"resource_type": LOGGER, "resource_name": "1"}
+    fields = {"resources": [{**resource, "configs": one(key, value, operation)}]}
+    (reply,) = frames.ask(44, 1, {**fields, "validate_only": True}).responses
+    assert reply.error_code == code
+    about = {"include_synonyms": True, "include_documentation": True}
+    asked = {"resources": [{**resource, "configuration_keys": None}], **about}
+    (entry,) = frames.ask(32, 4, asked).results[0].configs
+    assert (entry.name, entry.value, entry.config_source, entry.read_only) == (
+        "root", "ERROR", 6, False
+    )  # fmt: skip
+    (reply,) = frames.ask(44, 1, {**fields, "validate_only": False}).responses
+    assert reply.error_code == code
+    (entry,) = frames.ask(32, 4, asked).results[0].configs
+    assert entry.value == ("ERROR" if code else "DEBUG")
+
+
+def test_other_loggers_are_not_altered(own_logging: None, frames: Frames) -> None:
+    """Those of another broker, of all brokers, and by AlterConfigs."""
+    for name in ("2", ""):
+        resource = {"resource_type": LOGGER, "resource_name": name, "configs": one("root", "INFO")}
+        fields = {"resources": [resource], "validate_only": False}
+        (reply,) = frames.ask(44, 1, fields).responses
+        assert reply.error_code == ErrorCode.invalid_request
+    resource |= {"resource_name": "1", "configs": [{"name": "root", "value": "INFO"}]}
+    (reply,) = frames.ask(33, 2, {"resources": [resource], "validate_only": False}).responses
+    assert reply.error_code == ErrorCode.invalid_request
+
+
+def test_loggers_of_a_program_are_not_altered(frames: Frames) -> None:
+    """A broker in a program whose logging is the program's own describes no logger."""
+    with logging_restored():
+        structlog.configure()
+        resource = {"resource_type": LOGGER, "resource_name": "1"}
+        asked = {"resources": [{**resource, "configuration_keys": None}], "include_synonyms": True}
+        (reply,) = frames.ask(32, 2, asked).results
+        assert (reply.error_code, reply.configs) == (ErrorCode.none, ())
+        fields = {"resources": [{**resource, "configs": one("root", "DEBUG")}]}
+        (reply,) = frames.ask(44, 1, {**fields, "validate_only": False}).responses
+        assert reply.error_code == ErrorCode.invalid_config
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "code"),
     [
@@ -335,7 +456,8 @@ def test_the_broker_is_described(tmp_path: Path) -> None:
         (BROKER, "2", ErrorCode.invalid_request),
         (BROKER, "one", ErrorCode.invalid_request),
         (BROKER, "", ErrorCode.none),
-        (LOGGER, "1", ErrorCode.invalid_request),
+        (LOGGER, "2", ErrorCode.invalid_request),
+        (LOGGER, "", ErrorCode.invalid_request),
         (99, "x", ErrorCode.invalid_request),
     ],
 )
@@ -386,7 +508,8 @@ def test_what_has_a_config_is_listed(log: sparklog.Log, frames: Frames) -> None:
     topics = {(TOPIC, "a"), (TOPIC, "b")}
     assert listed(TOPIC) >= topics
     assert listed(BROKER) == {(BROKER, "1")}
-    assert listed() == listed(TOPIC) | listed(BROKER)
+    assert listed(LOGGER) == {(LOGGER, "1")}
+    assert listed() == listed(TOPIC) | listed(BROKER) | listed(LOGGER)
     assert listed(METRICS) == set()
     assert frames.ask(74, 0, {}).config_resources == ()
     assert frames.ask(74, 1, {"resource_types": (99,)}).error_code == ErrorCode.unsupported_version

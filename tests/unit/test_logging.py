@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker import logging
 from sparklog.broker.logging import LogFile, configure
 from sparklog.settings import LogSettings
 from tests.support.logs import logging_restored
@@ -46,6 +47,34 @@ def test_lines_of_several_brokers_are_told_apart(capsys: pytest.CaptureFixture[s
     first, second = map(msgspec.json.decode, capsys.readouterr().err.splitlines())
     assert (first["broker_id"], first["event"]) == (2, "serving")
     assert "broker_id" not in second
+
+
+def test_the_level_changes_while_the_process_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loggers that exist follow it, and the change is logged with its client at any level."""
+    configure(LogSettings(format="json", level="error"), broker_id=2)
+    log = structlog.get_logger("sparklog.test")
+    seen = []
+    for level in ("debug", "warning", "error"):
+        logging.set_level(level, client="'ops' at 127.0.0.1")
+        seen.append((logging.level(), logging.is_debug()))
+        log.debug("at debug")
+        log.warning("at warning")
+    assert seen == [("debug", True), ("warning", False), ("error", False)]
+    lines = [*map(msgspec.json.decode, capsys.readouterr().err.splitlines())]
+    change = {"broker_id": 2, "event": "altered the log level", "client": "'ops' at 127.0.0.1"}
+    assert lines[0].items() >= {**change, "before": "error", "now": "debug"}.items()
+    events = [each["event"] for each in lines]
+    altered = change["event"]
+    assert events == [altered, "at debug", "at warning", altered, "at warning", altered]
+
+
+def test_a_program_keeps_the_level_that_it_has_configured() -> None:
+    """Logging of a program with a broker of its own is not changed by clients of the broker."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(20))
+    before = structlog.get_config()
+    assert (logging.level(), logging.is_debug()) == (None, False)
+    logging.set_level("debug", client="c")
+    assert structlog.get_config() == before
 
 
 def test_a_closed_terminal_stops_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ class ConfigSource(enum.Enum):
     TOPIC = "topic"
     BROKER = "broker"
     DEFAULT = "default"
+    LOGGER = "logger"
+    """Only of loggers."""
 
 
 class Synonym(NamedTuple):
@@ -48,6 +50,18 @@ class ConfigEntry:
     is_secret: bool = False
     synonyms: tuple[Synonym, ...] = ()
     """All keys that supply a value; the first decides."""
+
+
+ROOT_LOGGER: Final = "root"
+LOG_LEVELS: Final = {
+    "TRACE": "debug",
+    "DEBUG": "debug",
+    "INFO": "info",
+    "WARN": "warning",
+    "ERROR": "error",
+    "FATAL": "error",
+}
+"""The setting `log.level` by Kafka's `LogLevelConfig`, which has two more levels."""
 
 
 # ------------------------------------------------------------------------------ of a topic
@@ -129,6 +143,25 @@ def group_entries() -> list[ConfigEntry]:
 def metrics_entries() -> list[ConfigEntry]:
     """Returns the configuration of any subscription to clients' metrics (KIP-714), also fixed."""
     return _defaults(_METRICS_KEYS, "no effect here: clients push no metrics", with_synonyms=False)
+
+
+def logger_entries(level: str | None) -> list[ConfigEntry]:
+    """Returns the levels of a broker's loggers, in Kafka's words: one logger writes all lines.
+
+    `level`: the level in ours; None: there is no logger whose level could be altered.
+    """
+    return [
+        ConfigEntry(
+            name=ROOT_LOGGER,
+            value=name,
+            source=ConfigSource.LOGGER,
+            kind=ConfigType.STRING,
+            about="the level of the broker's log lines, until it restarts",
+            read_only=False,
+        )
+        for name, own in LOG_LEVELS.items()
+        if own == level and name not in ("TRACE", "FATAL")
+    ]
 
 
 def _defaults(

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker import http1
+from sparklog.broker import http1, logging
 from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
@@ -62,6 +62,8 @@ class _QueuedReply(NamedTuple):
     received_at: float
     """When its last byte was read, in monotonic seconds."""
     arrival: _Moment
+    logged_for: str
+    """The client, for the line of the request in the log; empty: it has none."""
 
 
 class _DisconnectFlag:
@@ -238,7 +240,7 @@ class KafkaConnection:
             reply = await self._handle(await self._read_frame(size, grant), host, grant)
             if reply.pending is None and not self._unsent:
                 await self._write(reply.frame, grant, reply.request_bytes)
-                self._count(reply.header, reply.received_at)
+                self._count(reply.header, reply.received_at, reply.logged_for)
             else:
                 self._unsent += 1
                 await self._replies.put(reply)
@@ -312,15 +314,17 @@ class KafkaConnection:
             reply = await api.handler(self._context, request)
             if api.follows:
                 arrival = arrival._replace(looks=self._context.broker.looks)
+        logged_for = request.client if request is not None and logging.is_debug() else ""
+        about = header, grant, request_bytes, received_at, arrival, logged_for
         if isinstance(reply, Awaitable):
             self._in_progress = None
             if api.may_wait:
                 grant.release_parsed()  # it may wait for minutes
-            return _QueuedReply((), reply, header, grant, request_bytes, received_at, arrival)
+            return _QueuedReply((), reply, *about)
         reply_frame = await self._encode(header, reply, grant, arrival, request)
         grant.release_parsed()
         self._in_progress = None
-        return _QueuedReply(reply_frame, None, header, grant, request_bytes, received_at, arrival)
+        return _QueuedReply(reply_frame, None, *about)
 
     def _moment(self) -> _Moment:
         """Begins a reply at the present moment."""
@@ -376,21 +380,29 @@ class KafkaConnection:
     async def _send(self) -> None:
         while True:
             reply = await self._replies.get()
-            frame, pending, header, grant, request_bytes, received_at, arrival = reply
+            frame, pending, header, grant, request_bytes, received_at, arrival, logged_for = reply
             del reply
             if pending is not None:
                 count_for(arrival.codes)
                 frame = await self._encode(header, await pending, grant, arrival)
                 grant.release_parsed()
             await self._write(frame, grant, request_bytes)
-            self._count(header, received_at)
+            self._count(header, received_at, logged_for)
             del frame, pending
             self._unsent -= 1
             self._replies.task_done()
 
-    def _count(self, header: _RequestHeader, received_at: float) -> None:
+    def _count(self, header: _RequestHeader, received_at: float, logged_for: str) -> None:
         seconds = self._clock.monotonic() - received_at
         self._context.counts.answered(header[0], header[1], seconds)
+        if logged_for:
+            _log.debug(
+                "answered a request",
+                api=APIS[header[0]].name,
+                version=header[1],
+                client=logged_for,
+                milliseconds=round(seconds * 1e3, 3),
+            )
 
     async def _write(self, frame: Sequence[Raw], grant: MemoryGrant, request_bytes: int) -> None:
         """Writes a reply, and returns the memory of its request and of itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -27,12 +27,15 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
+Change: TypeAlias = Callable[[Any], object]
+"""Alters one resource of a request, or raises a `SparklogError`; called in a thread."""
 DELETE: Final = 1
 """Kafka's `AlterConfigOp.OpType` for removing a key."""
 _SOURCES: Final[Mapping[ConfigSource, int]] = {
     ConfigSource.TOPIC: 1,
     ConfigSource.BROKER: 4,
     ConfigSource.DEFAULT: 5,
+    ConfigSource.LOGGER: 6,
 }
 _KINDS: Final[Mapping[ConfigType, int]] = {
     ConfigType.BOOLEAN: 1,
@@ -74,10 +77,22 @@ def is_this_broker(broker: Broker, name: str) -> bool:
     return name == own_id
 
 
-def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[int, str]]) -> None:
+def check_has_loggers(broker: Broker, name: str) -> None:
+    """Raises `BadRequest` if this broker does not know the loggers of the broker `name`."""
+    if not is_this_broker(broker, name):
+        raise errors.BadRequest(reason="loggers are those of one broker: name it")
+
+
+def _check_alterable(
+    broker: Broker,
+    resource: Any,
+    changes: Mapping[ResourceType, Change],
+    repeated: Collection[tuple[int, str]],
+) -> None:
     """Raises `BadRequest` if the resource's configuration cannot be altered.
 
     Args:
+        changes: the change of each type of resource that the request may alter.
         repeated: (type, name) of the resources that the request names more than once.
     """
     kind, name = resource.resource_type, resource.resource_name
@@ -97,26 +112,29 @@ def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[i
     if kind == ResourceType.GROUP:
         reason = "the configuration of a group is for protocols that are not served: it is fixed"
         raise errors.BadRequest(reason=reason)
-    if kind != ResourceType.TOPIC:
-        raise errors.BadRequest(reason=f"resources of type {kind} have no configuration here")
-    if not name:
+    if kind not in changes:
+        reason = f"resources of type {kind} have no configuration that this request alters"
+        raise errors.BadRequest(reason=reason)
+    if kind == ResourceType.BROKER_LOGGER:
+        check_has_loggers(broker, name)
+    elif not name:
         raise errors.BadRequest(reason="there is no configuration of all topics: name a topic")
 
 
 async def alter_resources(
-    context: HandlerContext, body: Any, change: Callable[[Any], object]
+    context: HandlerContext, body: Any, changes: Mapping[ResourceType, Change]
 ) -> Fields:
     """Returns the reply to AlterConfigs or IncrementalAlterConfigs.
 
     Args:
-        change: alters one resource, or raises a `SparklogError`; called in a thread.
+        changes: the change of each type of resource that the request may alter.
     """
     counts = Counter((each.resource_type, each.resource_name) for each in body.resources)
     repeated = {key for key, count in counts.items() if count > 1}
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _alter_resource(context, each, repeated, change)
+            await _alter_resource(context, each, changes, repeated)
             async for each in context.scheduler.iterate(body.resources)
         ],
     }
@@ -125,13 +143,14 @@ async def alter_resources(
 async def _alter_resource(
     context: HandlerContext,
     resource: Any,
+    changes: Mapping[ResourceType, Change],
     repeated: set[tuple[int, str]],
-    change: Callable[[Any], object],
 ) -> Fields:
     code, message = ErrorCode.none, None
     try:
-        _check_alterable(context.broker, resource, repeated)
-        if resource.resource_type == ResourceType.TOPIC:
+        _check_alterable(context.broker, resource, changes, repeated)
+        change = changes.get(resource.resource_type)
+        if change is not None:
             await context.run_blocking(WorkerPool.CHANGE, change, resource)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)

@@ -1,7 +1,7 @@
 """AlterConfigs (33): replaces the configuration of topics.
 
 Keys that the request omits return to their defaults. Only topics can be altered: brokers read their
-settings when they start, and other resources have no configuration.
+settings when they start, and the levels of loggers are altered by IncrementalAlterConfigs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from sparklog import errors
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
-from sparklog.broker.kafka.resources import alter_resources
+from sparklog.broker.kafka.resources import ResourceType, alter_resources
 
 
 @serves(33, "alter_configs", max_version=2, follows=True)
@@ -25,7 +25,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             name, config, only_checks=body.validate_only, client=request.client
         )
 
-    return await alter_resources(context, body, change)
+    return await alter_resources(context, body, {ResourceType.TOPIC: change})
 
 
 def _value(entry: Any) -> str:

@@ -1,6 +1,7 @@
 """DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226).
 
-Groups and client metrics have the defaults of Kafka. Broker loggers have no configuration.
+Broker loggers are one, with the level of this broker (KIP-412). Groups and client metrics have the
+defaults of Kafka.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker import logging
 from sparklog.broker.broker import ConfigEntry
 from sparklog.broker.config import described
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
-from sparklog.broker.kafka.resources import ResourceType, config_fields, is_this_broker
+from sparklog.broker.kafka.resources import (
+    ResourceType,
+    check_has_loggers,
+    config_fields,
+    is_this_broker,
+)
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.topic_names import check_topic_name
 
@@ -65,6 +72,9 @@ def _entries(context: HandlerContext, kind: int, name: str) -> list[ConfigEntry]
             # There are no cluster-wide settings: the resource of all brokers is empty.
             is_this = is_this_broker(context.broker, name)
             return context.broker.configs(f"{context.host}:{context.port}") if is_this else []
+        case ResourceType.BROKER_LOGGER:
+            check_has_loggers(context.broker, name)
+            return described.logger_entries(logging.level())
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS if not name:
             raise errors.BadRequest(reason="a group, or a subscription to metrics, needs a name")
         case ResourceType.GROUP:

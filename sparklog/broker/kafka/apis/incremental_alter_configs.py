@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs (44): alters single keys of the configuration of topics (KIP-339).
 
-As with AlterConfigs, only topics can be altered.
+It also alters the log level of this broker, until the broker restarts (KIP-412). Other resources
+cannot be altered, as with AlterConfigs.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sparklog import errors
+from sparklog.broker import logging
 from sparklog.broker.broker import Edit
+from sparklog.broker.config.described import LOG_LEVELS, ROOT_LOGGER
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
-from sparklog.broker.kafka.resources import DELETE, alter_resources
+from sparklog.broker.kafka.resources import DELETE, ResourceType, alter_resources
 
 _EDITS: Final[Mapping[int, Edit]] = {
     0: Edit.SET,
@@ -34,7 +37,31 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             name, edits, only_checks=body.validate_only, client=request.client
         )
 
-    return await alter_resources(context, body, change)
+    def change_levels(resource: Any) -> None:
+        levels = [_level(*_edit(each)) for each in resource.configs]
+        if not body.validate_only:
+            for level in levels:
+                logging.set_level(level, client=request.client)
+
+    changes = {ResourceType.TOPIC: change, ResourceType.BROKER_LOGGER: change_levels}
+    return await alter_resources(context, body, changes)
+
+
+def _level(edit: Edit, logger: str, value: str | None) -> str:
+    """Returns the log level that is asked for. Raises what Kafka answers for other edits."""
+    if edit in (Edit.APPEND, Edit.SUBTRACT):
+        raise errors.BadRequest(reason="the level of a logger is not a list: set it")
+    if logging.level() is None:
+        reason = "the program that runs this broker has configured its logging itself"
+        raise errors.BadOption(option=logger, value=value, reason=reason)
+    if logger != ROOT_LOGGER:
+        raise errors.UnknownOption.among("the loggers of a broker", logger, [ROOT_LOGGER])
+    if edit is Edit.DELETE:
+        raise errors.BadRequest(reason=f"the level of {ROOT_LOGGER} cannot be deleted: set another")
+    if value not in LOG_LEVELS:
+        reason = f"use one of {', '.join(LOG_LEVELS)}"
+        raise errors.BadOption(option=logger, value=value, reason=reason)
+    return LOG_LEVELS[value]
 
 
 def _edit(change: Any) -> tuple[Edit, str, str | None]:

@@ -1,4 +1,4 @@
-"""ListConfigResources (74): topics and this broker (KIP-1142; version 0 is KIP-714's).
+"""ListConfigResources (74): topics, brokers and their loggers (KIP-1142; version 0 is KIP-714's).
 
 There are no client metrics subscriptions, and groups have no configuration of their own.
 """
@@ -25,6 +25,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     all_resources = [
         *((ResourceType.TOPIC, name) for name in context.broker.topics.names()),
         *((ResourceType.BROKER, name) for name in brokers),
+        *((ResourceType.BROKER_LOGGER, name) for name in brokers),
     ]
     return _reply((kind, name) for kind, name in all_resources if not types or kind in types)
 
