@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import sparklog
 from sparklog import errors, limits, sinks, sources
@@ -162,6 +163,25 @@ def test_links_to_pages_of_the_root_are_shortened(
     assert (tmp_path / "site" / "page.md").read_text() == "[x](CHANGELOG.md)\n"
     guide = (tmp_path / "site" / "guides" / "page.md").read_text()
     assert guide == "[x](../CHANGELOG.md#fixed) [y](../page.md)\n"
+def test_each_alert_leads_to_its_runbook() -> None:
+    """A rule names the section of its own, which says what it means and what to do."""
+    rules = yaml.safe_load((build_docs.SOURCE / "operations" / "alerts.yaml").read_text("utf-8"))
+    named = [rule for group in rules["groups"] for rule in group["rules"]]
+    sections = {}
+    for rule in named:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert anchor == rule["alert"].lower()  # as headings are made into anchors
+        text = (build_docs.ROOT / page).read_text("utf-8")
+        found = re.findall(
+            rf"^## {rule['alert']}\n\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+        )
+        (sections[rule["alert"]],) = found
+    assert len(sections) == len(named) > 10
+    for alert, text in sections.items():
+        for part in ("- **Meaning:** ", "- **Look at:** ", "- **Do:** "):
+            assert text.count(part) == 1, alert
+    page_text = (build_docs.SOURCE / "operations" / "alerts.md").read_text("utf-8")
+    assert {*re.findall(r"^## (\w+)$", page_text, re.MULTILINE)} == sections.keys()
 
 
 @pytest.mark.parametrize(
