@@ -220,13 +220,13 @@ def _ask_leader(
     return _Asked(state=state, leader=found.leader, reason=reason)
 
 
-def figures_of(address: str) -> flight_messages.BrokerFigures:
+def figures_of(address: str, *, timeout_seconds: float) -> flight_messages.BrokerFigures:
     """Returns the figures of the broker at `host:port`.
 
     Raises `BrokerUnavailable` and `WrongPort`.
     """
     found: flight_messages.BrokerFigures = ask(
-        address, "figures", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+        address, "figures", flight_messages.Empty(), timeout_seconds=timeout_seconds
     )
     return found
 

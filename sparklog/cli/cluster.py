@@ -149,8 +149,11 @@ def upgrade(
     typer.echo(f"feature level {reply.after}: brokers {holding or 'that ended'} know no higher one")
 
 
-def view(root: str | None, bootstrap: str | None) -> View:
-    """Returns the cluster that the command line or the environment names."""
+def view(root: str | None, bootstrap: str | None, *, is_quiet: bool = False) -> View:
+    """Returns the cluster that the command line or the environment names.
+
+    `is_quiet`: do not print that a look takes time.
+    """
     from sparklog.clock import SystemClock
     from sparklog.cluster import BrokerView, RootView
     from sparklog.storage.objects import open_store
@@ -161,6 +164,8 @@ def view(root: str | None, bootstrap: str | None) -> View:
     assert root is not None
 
     def waits(leaders: Sequence[Leader], seconds: float) -> None:
+        if is_quiet:
+            return
         named = ", ".join(str(each.broker) for each in leaders)
         waiting = f"waiting up to {seconds:g} s to see whether these brokers are alive: {named}"
         typer.echo(f"sparklog: {waiting}", err=True)

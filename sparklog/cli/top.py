@@ -1,38 +1,44 @@
-"""`sparklog top`: shows the figures of a broker, its topics and its groups, live."""
+"""`sparklog top`: shows the figures of a cluster's brokers, topics and groups, live."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOption, log_target
-from sparklog.options import check_bootstrap, storage_options
+from sparklog.cli.cluster import view
+from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOption
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
-
-    from sparklog.formats.flight_messages import BrokerFigures, BrokerInfo
-    from sparklog.status import StatusReport
+    from sparklog.cli.top_picture import Member
+    from sparklog.cluster import View
+    from sparklog.formats.flight_messages import BrokerDescription, BrokerFigures
 
 _FIRST_SECONDS: Final = 1.0
 """The time over which the first rates are measured."""
-_BETWEEN: Final = 2
-"""The spaces between two columns."""
-_LESS_IMPORTANT: Final = ("small", "size", "files", "partitions", "out/s", "in/s", "age")
-"""Columns about topics that a narrow terminal leaves out, the first one first."""
-_OTHERS_SHOWN: Final = 8
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_ANSWER_SECONDS: Final = 3.0
+"""The time that a broker has for its answer."""
+_MEMBERS_SECONDS: Final = 10.0
+"""Between two looks at which brokers there are."""
+_ASKED_AT_ONCE: Final = 32
 
 
 def top(
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    broker: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ID", min=0, help="Show one broker in detail.", show_default="all brokers"
+        ),
+    ] = None,
     once: Annotated[
         bool,
         typer.Option("--once", help="Print one picture and exit, also into a pipe."),
@@ -47,45 +53,65 @@ def top(
         typer.Option(metavar="NUMBER", min=1, max=1000, help="The most topics and groups to show."),
     ] = 15,
 ) -> None:
-    """Show what a broker does: records, lag, files, groups and memory, live.
+    """Show what the brokers of a log do: records, lag, files, groups and memory, live.
 
     Topics with most records per second come first. A narrow terminal lacks the less important
-    columns. Of several brokers on a root it shows one, and the addresses of the others for
-    --bootstrap. The command starts no broker, and the broker needs no port for metrics. End it by
-    Ctrl-C. Without a terminal it prints one picture, as with
-    --once; --json prints the counts since the broker's start. Exits with 4 if there is no broker.
+    columns. Of several brokers each has a line, and the figures of topics are those of all that
+    answer; --broker shows one in detail. The command starts no broker, and brokers need no port
+    for metrics. End it by Ctrl-C. Without a terminal it prints one picture, as with --once; --json
+    prints the counts of each broker since its start, in a line each. Exits with 4 if no broker
+    answers.
 
     Example: sparklog top --root ./data --once
     """
     import msgspec
 
-    broker = _Broker(*log_target(root, bootstrap))
-    before = broker.figures()
+    cluster = _Cluster(view(root, bootstrap, is_quiet=True), broker)
+    now = cluster.look()
+    answered = {each.broker: each.figures for each in now if each.figures is not None}
+    if not answered:
+        if broker is None and not any(each.silence for each in now):
+            typer.echo(f"sparklog: no broker serves {cluster.root}", err=True)
+        _report_silent(now)
+        raise typer.Exit(ExitCode.NO_BROKER)
     if as_json:
-        typer.echo(msgspec.json.encode(before).decode())
+        for figures in answered.values():
+            typer.echo(msgspec.json.encode(figures).decode())
+        _report_silent(now)
         return
     from rich.console import Console
+
+    from sparklog.cli.top_picture import picture
 
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
         time.sleep(_FIRST_SECONDS)
-        console.print(picture(before, broker.figures(), rows=rows, others=broker.others))
+        console.print(picture(answered, cluster.look(), rows=rows))
         return
     with contextlib.suppress(KeyboardInterrupt):
-        _show(console, broker, before, interval=interval, rows=rows)
+        _show(console, cluster, answered, interval=interval, rows=rows)
+
+
+def _report_silent(members: list[Member]) -> None:
+    """Prints which brokers have no figures, and why."""
+    for each in members:
+        if each.figures is None:
+            reason = f"does not answer: {each.silence}" if each.silence else f"is {each.state}"
+            typer.echo(f"sparklog: broker {each.broker} {reason}", err=True)
 
 
 def _show(
     console: object,
-    broker: _Broker,
-    before: BrokerFigures,
+    cluster: _Cluster,
+    before: dict[int, BrokerFigures],
     *,
     interval: float,
     rows: int,
 ) -> None:
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
+
+    from sparklog.cli.top_picture import picture
 
     assert isinstance(console, Console)
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -93,214 +119,112 @@ def _show(
         while True:
             time.sleep(wait_seconds)
             wait_seconds = interval
-            try:
-                now = broker.figures()
-            except (errors.SparklogError, typer.Exit) as error:
-                reason = str(error) if isinstance(error, errors.SparklogError) else "no broker"
-                live.update(Text(f"no answer: {reason}"), refresh=True)
-                continue
-            if (now.broker.broker, now.broker.epoch) != (before.broker.broker, before.broker.epoch):
-                before = now  # another one's counts say nothing about rates
-            live.update(picture(before, now, rows=rows, others=broker.others), refresh=True)
-            before = now
+            cluster.follow()
+            now = cluster.look()
+            live.update(picture(before, now, rows=rows), refresh=True)
+            before |= {each.broker: each.figures for each in now if each.figures is not None}
 
 
-class _Broker:
-    """The broker that is shown: the one at an address, or one of a root that answers."""
+class _Cluster:
+    """The brokers that are shown. They are asked at the same time.
 
-    def __init__(self, root: str | None, bootstrap: str | None) -> None:
-        self._root = root
-        self._address = check_bootstrap("bootstrap", bootstrap) if bootstrap is not None else ""
-        self.others: list[BrokerInfo] = []
-        """The other brokers of the root when it was last asked for one."""
+    A broker that has not answered is not waited for again: it is asked beside the others, and
+    shown once it answers.
+    """
 
-    def figures(self) -> BrokerFigures:
-        """Returns the present figures. Raises `typer.Exit` if there is no broker."""
+    def __init__(self, view: View, only: int | None) -> None:
+        """`only`: the broker to show; None: all. Raises what `View.describe` raises."""
+        self._view = view
+        self._only = only
+        self._description = view.describe()
+        known = [each.broker for each in self._description.brokers]
+        if only is not None and only not in known:
+            there_are = f"there are {', '.join(map(str, known))}" if known else "there is none"
+            raise typer.BadParameter(f"there is no broker {only}: {there_are}")
+        self._described_at = time.monotonic()
+        self._following: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE)
+        self._asked: dict[int, Future[BrokerFigures]] = {}
+        self._silences: dict[int, str] = {}
+        """The reasons of brokers that did not answer when they were last asked."""
+        self._followed_silent: frozenset[int] = frozenset()
+        """Those without an answer when the description was last followed."""
+        self._alive: set[int] = set()
+        """Brokers that have been alive since the command began."""
+
+    @property
+    def root(self) -> str:
+        """The root of the cluster."""
+        return self._description.root
+
+    def follow(self) -> None:
+        """Looks in another thread, from time to time, which brokers there are."""
+        silent = frozenset(self._silences)
+        is_due = time.monotonic() - self._described_at >= _MEMBERS_SECONDS
+        is_busy = self._following is not None and self._following.is_alive()
+        if is_busy or not (is_due or silent != self._followed_silent):
+            return
+        self._followed_silent = silent
+        self._following = threading.Thread(target=self._describe, daemon=True)
+        self._following.start()
+
+    def _describe(self) -> None:
+        with contextlib.suppress(errors.SparklogError):  # the last description stays
+            self._description = self._view.describe()
+        self._described_at = time.monotonic()
+
+    def look(self) -> list[Member]:
+        """Returns all brokers to show, with their present figures."""
         from sparklog import status
+        from sparklog.cli.top_picture import Member
+        from sparklog.storage.overview import ENDED
 
-        if self._root is None:
-            return status.figures_of(self._address)
-        if self._address:  # another one may serve the root by now
-            with contextlib.suppress(errors.SparklogError):
-                return status.figures_of(self._address)
-        report = _report(self._root)
-        if report.state != "served" or report.broker is None:
-            typer.echo(f"sparklog: no broker serves {report.root}", err=True)
-            raise typer.Exit(ExitCode.NO_BROKER)
-        self._address = report.broker.address
-        self.others = [each for each in report.answered if each.broker != report.broker.broker]
-        return status.figures_of(self._address)
-
-
-def _report(root: str) -> StatusReport:
-    from sparklog.clock import SystemClock
-    from sparklog.status import of_root
-    from sparklog.storage.objects import open_store
-
-    store = open_store(root, storage_options(root))
-    return of_root(store, SystemClock(), waits=lambda _leader, _seconds: None)
-
-
-# ------------------------------------------------------------------------------ the picture
-
-
-def picture(
-    before: BrokerFigures, now: BrokerFigures, *, rows: int, others: Sequence[BrokerInfo] = ()
-) -> RenderableType:
-    """Returns the figures as tables, with rates between two moments.
-
-    `others` are brokers of the same root, which are named with their addresses.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    parts = [_summary(before, now)]
-    if others:
-        where = ", ".join(f"{each.broker} at {each.address}" for each in others[:_OTHERS_SHOWN])
-        more = f" and {len(others) - _OTHERS_SHOWN} more" if len(others) > _OTHERS_SHOWN else ""
-        parts.append(Text(f"not shown: broker {where}{more} (--bootstrap HOST:PORT shows it)"))
-    parts.append(_topics(before, now, rows))
-    if now.groups:
-        parts.append(_groups(now, rows))
-    return Group(*parts)
-
-
-def _rate(before: int, now: int, seconds: float) -> float:
-    """Returns the rate of a count; a count that fell began again with the broker."""
-    return (now - before if now >= before else now) / seconds
-
-
-def _summary(before: BrokerFigures, now: BrokerFigures) -> RenderableType:
-    from rich.table import Table
-
-    seconds = _seconds(before, now)
-    broker = now.broker
-    requests = sum(now.store_requests.values()), sum(before.store_requests.values())
-    full = max(now.memory, key=lambda each: each.held_bytes / max(each.limit_bytes, 1))
-    fullest = f"fullest budget {full.budget} {full.held_bytes / max(full.limit_bytes, 1):.0%}"
-    flushes = f"flushes {_rate(before.flushes, now.flushes, seconds):,.0f}/s, p50"
-    flushes += f" {now.flush_p50_seconds * 1e3:.1f} ms, p99 {now.flush_p99_seconds * 1e3:.1f} ms"
-    table = Table.grid(padding=(0, 3))
-    for row in (
-        (
-            f"broker {broker.broker} ({broker.kind}) at {broker.address}",
-            f"up {now.uptime_seconds:,.0f} s",
-            f"{now.topic_count:,} topics, {now.partition_count:,} partitions",
-            f"{now.connections:,} Kafka clients, {now.streams:,} streams",
-        ),
-        (
-            f"in {_rate(before.records_in, now.records_in, seconds):,.0f} records/s",
-            f"{_bytes(_rate(before.bytes_in, now.bytes_in, seconds))}/s",
-            f"out {_bytes(_rate(before.bytes_out, now.bytes_out, seconds))}/s",
-            flushes,
-        ),
-        (
-            f"unpublished {_bytes(now.unpublished_bytes)}",
-            f"amplification {now.amplification:.1f}",
-            f"storage {_rate(requests[1], requests[0], seconds):,.0f} operations/s",
-            f"loop delay p99 {now.loop_delay_p99_seconds * 1e3:.1f} ms; {fullest}",
-        ),
-    ):
-        table.add_row(*row)
-    return table
-
-
-def _topics(before: BrokerFigures, now: BrokerFigures, rows: int) -> RenderableType:
-    seconds = _seconds(before, now)
-    earlier = {each.topic: each for each in before.topics}
-    found = []
-    for each in now.topics:
-        then = earlier.get(each.topic, each)
-        records = _rate(then.records_in, each.records_in, seconds)
-        found.append(
-            (
-                records,
-                (
-                    each.topic,
-                    f"{each.partitions:,}",
-                    f"{records:,.0f}",
-                    f"{_bytes(_rate(then.bytes_in, each.bytes_in, seconds))}",
-                    f"{_bytes(_rate(then.bytes_out, each.bytes_out, seconds))}",
-                    f"{each.lag_records:,}",
-                    f"{each.lag_seconds:.1f} s",
-                    f"{each.files:,}",
-                    f"{each.small_files:,}",
-                    _bytes(each.table_bytes),
-                    "held back" if each.held_back else "",
-                ),
+        members = [*self._members()]
+        living = {each.broker: each for each in members if each.state not in ENDED}
+        for broker, each in living.items():
+            if broker not in self._asked:
+                self._asked[broker] = self._pool.submit(
+                    status.figures_of, each.address, timeout_seconds=_ANSWER_SECONDS
+                )
+        wait([self._asked[broker] for broker in living if broker not in self._silences])
+        for broker in self._silences.keys() - living.keys():
+            del self._silences[broker]
+        return [
+            Member(
+                broker=each.broker,
+                state=each.state,
+                address=each.address,
+                leads=each.partitions,
+                figures=self._answer_of(each.broker) if each.broker in living else None,
+                silence=self._silences.get(each.broker, ""),
             )
-        )
-    found.sort(key=lambda pair: -pair[0])
-    headings = (
-        "topic", "partitions", "records/s", "in/s", "out/s", "not in table", "age", "files",
-        "small", "size", "",
-    )  # fmt: skip
-    shown = [row for _, row in found[:rows]]
-    return _Columns(headings, shown, less_important=_LESS_IMPORTANT)
+            for each in members
+        ]
 
+    def _members(self) -> Iterator[BrokerDescription]:
+        """Yields the brokers to show: those that live or have lived, or still lead partitions."""
+        from sparklog.storage.overview import ENDED
 
-def _groups(now: BrokerFigures, rows: int) -> RenderableType:
-    found = [
-        (
-            each.group,
-            each.state,
-            f"{each.members:,}",
-            f"{each.lag:,}" if each.is_whole else f"at least {each.lag:,}",
-            "" if each.lag_seconds is None else f"{each.lag_seconds:,.1f} s",
-        )
-        for each in now.groups[:rows]
-    ]
-    headings = ("group", "state", "members", "lag", "lag in seconds")
-    return _Columns(headings, found, less_important=("members", "state", "lag in seconds"))
+        for each in self._description.brokers:
+            if each.state not in ENDED:
+                self._alive.add(each.broker)
+            if self._only is None:
+                if each.broker in self._alive or each.partitions:
+                    yield each
+            elif each.broker == self._only:
+                yield each
 
-
-class _Columns:
-    """A table that leaves out its less important columns where the terminal is too narrow.
-
-    The first column, of names, stays as wide as its longest text, or as wide as there is room.
-    """
-
-    def __init__(
-        self,
-        headings: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        *,
-        less_important: Sequence[str],
-    ) -> None:
-        """`less_important`: the headings to leave out, the first one first."""
-        self._headings = headings
-        self._rows = rows
-        self._less_important = less_important
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.cells import cell_len
-        from rich.table import Table
-        from rich.text import Text
-
-        columns = [*zip(self._headings, *self._rows, strict=True)]
-        kept = {column[0]: column for column in columns}
-        widths = {column[0]: max(map(cell_len, column)) + _BETWEEN for column in columns}
-        for heading in self._less_important:
-            if sum(widths[each] for each in kept) <= options.max_width:
-                break
-            del kept[heading]
-        table = Table(box=None, header_style="bold", padding=(0, _BETWEEN, 0, 0))
-        for number, heading in enumerate(kept):
-            is_name = number == 0
-            justify: JustifyMethod = "left" if is_name else "right"
-            table.add_column(heading, justify=justify, no_wrap=not is_name)
-        for row in zip(*(column[1:] for column in kept.values()), strict=True):
-            table.add_row(*map(Text, row))
-        yield table
-
-
-def _seconds(before: BrokerFigures, now: BrokerFigures) -> float:
-    return max((now.at_us - before.at_us) / 1e6, 1e-3)
-
-
-def _bytes(size: float) -> str:
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    raise AssertionError
+    def _answer_of(self, broker: int) -> BrokerFigures | None:
+        """Returns the answer of a broker that was asked, or None and notes the reason."""
+        if not self._asked[broker].done():
+            return None
+        try:
+            figures = self._asked.pop(broker).result()
+        except errors.SparklogError as error:
+            self._silences[broker] = str(error.facts.get("reason", error))
+            return None
+        if figures.broker.broker != broker:
+            self._silences[broker] = f"broker {figures.broker.broker} has its address"
+            return None
+        self._silences.pop(broker, None)
+        return figures
