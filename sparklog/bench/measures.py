@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sparklog.bench import keeping, metadata, object_store, scraping, writing
+from sparklog.bench import keeping, metadata, object_store, scraping, sizing, writing
 from sparklog.bench.command import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
@@ -24,6 +24,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "compaction": keeping.flights,
     "metadata": metadata.large_cluster,
     "scrape": scraping.scrape,
+    "sizing": sizing.sizing,
 }
 """In the order in which they run."""
 

@@ -19,6 +19,7 @@ from sparklog import errors, limits, sinks, sources
 from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka import apis  # noqa: F401  registers them
 from sparklog.broker.kafka.registry import APIS
+from sparklog.settings import BrokerSettings
 from tests.support import fences, links
 from tools import build_docs
 
@@ -182,6 +183,22 @@ def test_each_alert_leads_to_its_runbook() -> None:
             assert text.count(part) == 1, alert
     page_text = (build_docs.SOURCE / "operations" / "alerts.md").read_text("utf-8")
     assert {*re.findall(r"^## (\w+)$", page_text, re.MULTILINE)} == sections.keys()
+
+
+def test_the_sizing_guide_has_the_budgets_and_settings_that_exist() -> None:
+    """Its sum is that of the table of budgets, and each setting that it names is one."""
+    text = (build_docs.SOURCE / "operations" / "sizing.md").read_text("utf-8")
+    table = (build_docs.SOURCE / "brokers.md").read_text("utf-8").partition("### Budgets")[2]
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| ([\d,]+) MiB", table, re.MULTILINE)
+    on_disk = {"unpublished", "staged"}
+    total = sum(int(size.replace(",", "")) for name, size in rows if name not in on_disk)
+    assert f"| all budgets of memory together | {total:,} MiB at most |" in text
+    settings = BrokerSettings()
+    named = re.findall(r"`([a-z_]+)\.([a-z_]+)(?: = \d+)?`", text)
+    sections = {section for section, _ in named} - {"retention", "cleanup", "fetch", "linger"}
+    assert {"kafka", "hot_tail", "publisher", "writer", "flight"} <= sections
+    for section, key in named:
+        assert section not in sections or hasattr(getattr(settings, section), key), key
 
 
 @pytest.mark.parametrize(
