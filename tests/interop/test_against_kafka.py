@@ -21,7 +21,8 @@ from kio.schema.errors import ErrorCode
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
 from sparklog.broker.kafka.registry import APIS
-from sparklog.settings import GroupSettings, TopicSettings
+from sparklog.broker.logging import configure
+from sparklog.settings import GroupSettings, LogSettings, TopicSettings
 from tests.support.batches import Record, built, changed, read
 from tests.support.comparing import Answers, Differs, check_answers, metadata_fields, name_of
 from tests.support.kafkarequests import (
@@ -34,6 +35,7 @@ from tests.support.kafkarequests import (
     produce_fields,
 )
 from tests.support.kafkas import Frames, broker
+from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(300)]
@@ -766,6 +768,50 @@ def configs(side: Side) -> Answers:
     yield "replace of no topic", replace(("retention.ms", "1"), name=MISSING)
 
 
+def loggers(side: Side) -> Answers:
+    """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs and ListConfigResources of loggers."""
+
+    def edit(value: str | None, operation: int = 0, key: str = "root", name: str = "1") -> str:
+        of = [{"name": key, "config_operation": operation, "value": value}]
+        resource = {"resource_type": 8, "resource_name": name, "configs": of}
+        reply = side.ask(44, 1, {"resources": [resource], "validate_only": False})
+        return name_of(reply.responses[0].error_code)
+
+    def described(name: str) -> Answer:
+        resource = {"resource_type": 8, "resource_name": name, "configuration_keys": ["root"]}
+        fields = {"resources": [resource], "include_synonyms": True, "include_documentation": True}
+        (found,) = side.ask(32, 4, fields).results
+        return name_of(found.error_code), [
+            (each.name, each.value, each.config_source, each.read_only, each.synonyms)
+            for each in found.configs
+        ]
+
+    for level in ("WARN", "ERROR"):
+        yield f"set {level}", edit(level)
+        yield f"describe {level}", described("1")
+    yield "a level in small letters", edit("info")
+    yield "no level", edit("loud")
+    yield "no value", edit(None)
+    yield "delete the root's", edit(None, 1)
+    yield "append", edit("INFO", 2)
+    yield "subtract", edit("INFO", 3)
+    yield "an unknown logger", edit("INFO", key="no.such")
+    yield "delete an unknown logger", edit(None, 1, key="no.such")
+    yield "another broker", edit("INFO", name="99")
+    yield "no broker", edit("INFO", name="")
+    yield "a name that is not a number", edit("INFO", name="x")
+    yield "describe another broker's", described("99")
+    yield "describe no broker's", described("")
+    yield "describe a name that is not a number", described("x")
+    resource = {"resource_type": 8, "resource_name": "1"}
+    resource |= {"configs": [{"name": "root", "value": "INFO"}]}
+    reply = side.ask(33, 2, {"resources": [resource], "validate_only": False})
+    yield "replace", name_of(reply.responses[0].error_code)
+    yield "still", described("1")
+    listed = side.ask(74, 1, {"resource_types": (8,)}).config_resources
+    yield "list", [(each.resource_type, each.resource_name) for each in listed]
+
+
 # ------------------------------------------------------------------------------ groups
 
 
@@ -1479,3 +1525,11 @@ def test_a_kafka_answers_the_same(
     name = scenario.__name__
     known = {at: each for (of, at), each in DIFFERENT.items() if of == name}
     check_answers(scenario(ours), scenario(theirs), known)
+
+
+def test_a_kafka_alters_its_loggers_alike(sides: tuple[Side, Side]) -> None:
+    """Compares error codes and levels, where the logging is that of a standing broker."""
+    ours, theirs = sides
+    with logging_restored():
+        configure(LogSettings(level="error"))
+        check_answers(loggers(ours), loggers(theirs), {})

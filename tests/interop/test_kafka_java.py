@@ -21,9 +21,11 @@ import pytest
 import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
-from sparklog.settings import GroupSettings
+from sparklog.broker.logging import configure
+from sparklog.settings import GroupSettings, LogSettings
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
+from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(600)]
@@ -144,7 +146,9 @@ def test_partitions_are_placed_by_their_tools(
 
 
 def test_configurations_by_their_tool(agent: Agent) -> None:
-    """A topic's configuration is set, described and reset; a broker's is described."""
+    """A topic's configuration is set, described and reset; a broker's is described, and its log
+    level altered.
+    """
     paths = jars.find().broker
     if not paths:
         pytest.skip("; ".join(jars.find().missing))
@@ -167,6 +171,12 @@ def test_configurations_by_their_tool(agent: Agent) -> None:
         assert log.describe("t").config == {"cleanup.policy": "compact,delete"}
     told = tool("--describe", "--all", "--entity-type", "brokers", "--entity-name", "1")
     assert "writer.linger_ms" in told
+    with logging_restored():
+        configure(LogSettings(level="error"))
+        of_loggers = ("--entity-type", "broker-loggers", "--entity-name", "1")
+        assert "root=ERROR" in tool("--describe", *of_loggers)
+        assert "Completed updating" in tool("--alter", *of_loggers, "--add-config", "root=WARN")
+        assert "root=WARN" in tool("--describe", *of_loggers)
 
 
 # ------------------------------------------------------------------------------ groups
