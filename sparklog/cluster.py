@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -23,6 +23,7 @@ from sparklog.formats.flight_messages import (
     DescribeCluster,
     DrainBroker,
     Empty,
+    LogLevel,
     PartitionMove,
     UpgradeReply,
 )
@@ -210,6 +211,23 @@ def drain(
                 timeout_seconds=timeout_seconds,
             )
         clock.sleep(_LOOK_SECONDS)
+
+
+def log_level(
+    view: View, broker: int, level: Literal["", "debug", "info", "warning", "error"] = ""
+) -> str:
+    """Returns the level of a broker's log lines, and sets it before if a level is given.
+
+    Empty if the logging is that of a program. Raises `BadRequest` if the broker does not run or
+    refuses, and what `View.describe` and `ask` raise.
+    """
+    found = {each.broker: each for each in view.describe().brokers if each.state not in ENDED}
+    if broker not in found:
+        ids = ", ".join(map(str, found)) or "none"
+        raise errors.BadRequest(reason=f"Broker {broker} does not run; the brokers that run: {ids}")
+    request = LogLevel(broker=broker, level=level)
+    reply: LogLevel = ask(found[broker].address, "broker.log_level", request)
+    return reply.level
 
 
 def _to_drain(cluster: ClusterDescription, broker: int, *, alone: bool) -> BrokerDescription:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from sparklog import errors, limits
+from sparklog.broker import logging
 from sparklog.broker.handover import Handovers, Moves
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
@@ -188,6 +189,29 @@ class ClusterAdmin:
             raise errors.CannotDrain(broker=own.broker, reason=flight_messages.NO_OTHER_BROKER)
         if self._stopping.acquire(blocking=False):
             self.stop("an operator drains the broker")
+
+    def log_level(
+        self, request: flight_messages.LogLevel, *, client: str = ""
+    ) -> flight_messages.LogLevel:
+        """Returns the level of this broker's log lines, and sets it before if a level is given.
+
+        `client` names who asked, in the log. Raises `BadRequest` if another broker is meant, or if
+        the level is that of a program.
+        """
+        if request.broker != self._own.broker:
+            reason = (
+                f"broker {self._own.broker} has the address of broker {request.broker} now;"
+                " describe the cluster again"
+            )
+            raise errors.BadRequest(reason=reason)
+        if request.level:
+            if logging.level() is None:
+                raise errors.BadRequest(reason=logging.NOT_OURS)
+            logging.set_level(request.level, client=client)
+        return flight_messages.LogLevel(
+            broker=request.broker,
+            level=logging.level() or "",  # type: ignore[arg-type]
+        )
 
 
 def _leader(metadata: ClusterMetadata, topic: str, number: int) -> int | None:

@@ -32,6 +32,8 @@ _audit = structlog.wrap_logger(
     None, wrapper_class=_CLASSES["debug"], logger_factory_args=("sparklog.logging",)
 )
 """Writes at any level."""
+NOT_OURS: Final = "the program that runs this broker has configured its logging itself"
+"""The reason why the level cannot be changed where `level` returns None."""
 
 
 def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile | None:

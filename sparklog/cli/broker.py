@@ -1,7 +1,8 @@
-"""`sparklog broker`: runs a broker, or stops one of a cluster."""
+"""`sparklog broker`: runs a broker, or stops one of a cluster or changes its log level."""
 
 from __future__ import annotations
 
+import enum
 import gc
 import os
 import signal
@@ -242,6 +243,43 @@ def drain(
         typer.echo(f"sparklog: {again}, by a supervisor: stop it there", err=True)
     if drained.left:
         typer.echo(f"{partitions(drained.left)} are not served until the next broker starts")
+
+
+class Level(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@app.command(name="log-level", cls=Command)
+def log_level(
+    number: Annotated[
+        int,
+        typer.Option("--id", metavar="N", help="The id of the broker.", show_default=False),
+    ],
+    level: Annotated[
+        Level | None,
+        typer.Argument(
+            metavar="[LEVEL]",
+            help="debug, info, warning or error. Without it the present level is shown.",
+            show_default=False,
+        ),
+    ] = None,
+    root: ClusterRootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Show or change the log level of a running broker, until it restarts.
+
+    At debug the broker logs each request of a Kafka client. Kafka's tools can do the same:
+    kafka-configs.sh --entity-type broker-loggers. The broker logs the change.
+
+    Example: sparklog broker log-level debug --id 2 --root ./data
+    """
+    from sparklog import cluster
+
+    found = cluster.log_level(view(root, bootstrap), number, level.value if level else "")
+    typer.echo(f"broker {number}: {found or 'as its program has configured'}")
 
 
 def _moved(moved: Mapping[int, int]) -> str:

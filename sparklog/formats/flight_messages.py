@@ -15,7 +15,7 @@ peers understand each other; a field that is added has a default.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -319,6 +319,15 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     epoch: _Int64
     alone: bool = False
     """Also stop a broker whose partitions no other one takes."""
+
+
+class LogLevel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The lowest level that a broker logs. A request with a level sets it until it restarts."""
+
+    broker: _Int32
+    """Another broker, which may have the address by now, refuses the request."""
+    level: Literal["", "debug", "info", "warning", "error"] = ""
+    """Empty in a reply: the program of the broker has configured its logging itself."""
 
 
 class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -762,6 +771,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster.describe": (DescribeCluster, ClusterDescription),
     "cluster.upgrade": (Empty, UpgradeReply),
     "broker.drain": (DrainBroker, Empty),
+    "broker.log_level": (LogLevel, LogLevel),
     "root.prove": (ProveRoot, RootProof),
     "status": (Empty, BrokerStatus),
     "figures": (Empty, BrokerFigures),

@@ -28,7 +28,7 @@ from sparklog.client.connection import Channel
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
-from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty
+from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import MetadataStore
@@ -394,6 +394,39 @@ def test_a_broker_of_a_program_is_not_drained() -> None:
         with pytest.raises(errors.CannotDrain, match="belongs to a program"):
             ask(agent.address, "broker.drain", request)
         assert not agent.wait(0.2)
+
+
+def test_the_log_level_of_a_member_is_changed(tmp_path: Path) -> None:
+    """The broker that is named changes it, by the root or any address, and logs the client.
+
+    Another broker, an unknown one and an unknown level are refused.
+    """
+    target = ("--root", str(tmp_path))
+    with standing(tmp_path, "--id", "1") as one, standing(tmp_path, "--id", "2") as two:
+        assert run("broker", "log-level", "--id", "2", *target).stdout == "broker 2: info\n"
+        changed = run("broker", "log-level", "warning", "--id", "2", "--bootstrap", one.flight)
+        assert changed.stdout == "broker 2: warning\n"
+        assert run("broker", "log-level", "--id", "2", *target).stdout == "broker 2: warning\n"
+        assert run("broker", "log-level", "--id", "1", *target).stdout == "broker 1: info\n"
+        refused = run("broker", "log-level", "debug", "--id", "9", *target)
+        assert "Broker 9 does not run; the brokers that run: 1, 2" in refused.stderr
+        assert run("broker", "log-level", "loud", "--id", "1", *target).exit_code == 2
+        with pytest.raises(errors.BadRequest, match="has the address of broker 1 now"):
+            ask(two.flight, "broker.log_level", LogLevel(broker=1, level="debug"))
+        _, told = two.end(signal.SIGTERM)
+    lines = [json.loads(line) for line in told.splitlines() if "altered the log level" in line]
+    assert [(each["before"], each["now"]) for each in lines] == [("info", "warning")]
+    assert lines[0]["client"].startswith("127.0.0.1:")
+    assert '"level": "info"' not in told.partition("altered the log level")[2].partition("\n")[2]
+
+
+def test_the_log_level_of_a_program_is_its_own() -> None:
+    """A broker of a program that has configured its logging shows no level, and refuses one."""
+    store = named_store(str(uuid.uuid4()))
+    with Agent(settings(0, join=False), store=store, kind=BrokerKind.EMBEDDED) as agent:
+        assert ask(agent.address, "broker.log_level", LogLevel(broker=0)).level == ""
+        with pytest.raises(errors.BadRequest, match="configured its logging itself"):
+            ask(agent.address, "broker.log_level", LogLevel(broker=0, level="debug"))
 
 
 def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

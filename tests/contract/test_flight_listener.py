@@ -409,6 +409,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "cluster.balance": flight_messages.BalanceCluster(dry_run=True),
         "cluster.move": flight_messages.MovePartitions(moves=[]),
         "cluster.upgrade": flight_messages.Empty(),
+        "broker.log_level": flight_messages.LogLevel(broker=agent.settings.id),
         "root.prove": flight_messages.ProveRoot(nonce="n"),
         "status": flight_messages.Empty(),
         "figures": flight_messages.Empty(),

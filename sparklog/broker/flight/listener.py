@@ -133,6 +133,7 @@ class FlightListener:
             return flight_messages.Empty()
 
         self._changes: dict[str, Callable[..., group_calls.Answer]] = {
+            "broker.log_level": broker.cluster_admin.log_level,
             "topics.create": broker.topics.create,
             "topics.alter": broker.topics.alter,
             "topics.add_partitions": broker.topics.add_partitions,

@@ -52,8 +52,7 @@ def _level(edit: Edit, logger: str, value: str | None) -> str:
     if edit in (Edit.APPEND, Edit.SUBTRACT):
         raise errors.BadRequest(reason="the level of a logger is not a list: set it")
     if logging.level() is None:
-        reason = "the program that runs this broker has configured its logging itself"
-        raise errors.BadOption(option=logger, value=value, reason=reason)
+        raise errors.BadOption(option=logger, value=value, reason=logging.NOT_OURS)
     if logger != ROOT_LOGGER:
         raise errors.UnknownOption.among("the loggers of a broker", logger, [ROOT_LOGGER])
     if edit is Edit.DELETE:
