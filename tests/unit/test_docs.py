@@ -164,6 +164,8 @@ def test_links_to_pages_of_the_root_are_shortened(
     assert (tmp_path / "site" / "page.md").read_text() == "[x](CHANGELOG.md)\n"
     guide = (tmp_path / "site" / "guides" / "page.md").read_text()
     assert guide == "[x](../CHANGELOG.md#fixed) [y](../page.md)\n"
+
+
 def test_each_alert_leads_to_its_runbook() -> None:
     """A rule names the section of its own, which says what it means and what to do."""
     rules = yaml.safe_load((build_docs.SOURCE / "operations" / "alerts.yaml").read_text("utf-8"))
