@@ -34,13 +34,34 @@ class Range:
 
     def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Range:
         """Returns the part of the range from `starts` up to `ends`."""
+        firsts = {each: max(start, starts[each]) for each, start in self.starts.items()}
         return Range(
-            starts={each: max(start, starts[each]) for each, start in self.starts.items()},
+            starts=firsts,
             ends={
-                each: max(self.starts[each], min(end, ends[each]))
-                for each, end in self.ends.items()
+                each: max(first, min(self.ends[each], ends[each])) for each, first in firsts.items()
             },
         )
+
+    def check_exists(self, info: TopicInfo, option: str) -> None:
+        """Raises `DataLoss` if the log starts after offsets of the range.
+
+        `option`: what begins at offsets of its own.
+        """
+        starts = {p.partition: self.starts.get(p.partition, p.start) for p in info.partitions}
+        remaining = msgspec.json.encode(
+            {p.partition: max(starts[p.partition], p.start) for p in info.partitions}
+        ).decode()
+        for each in info.partitions:
+            start = starts[each.partition]
+            if start < min(each.start, self.ends.get(each.partition, each.start)):
+                raise errors.DataLoss(
+                    topic=info.topic,
+                    partition=each.partition,
+                    start=start,
+                    end=each.start,
+                    reason=f"the log now starts later; {option} with --start '{remaining}'"
+                    " continues with the records that remain",
+                )
 
 
 def fair_shares(sizes: Sequence[int], most: int) -> list[int]:

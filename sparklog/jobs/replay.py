@@ -5,7 +5,9 @@
 
 Without a speed the range is written at once, in one step. With one it is cut into windows of the
 records' times. Each is written once, when its turn comes, under a number; a run that is stopped
-continues with the window after the last one that was written.
+continues with the window after the last one that was written. A checkpoint in the target's root has
+the offsets of the range, as the first run resolved them, and those of each window before it is
+written. So later runs depend neither on what the log has meanwhile, nor on its times.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
+from sparklog.jobs.windows import Checkpoint, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 _WINDOW_SECONDS: Final = 2.0
 """The time on the clock between two windows. A write takes some tenths of a second."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_KEPT: Final = "kept"
+_BY_KEY: Final = "by key"
+_NOTHING: Final = "{}: nothing to write, this run's records are in the topic"
 
 
 class Times(enum.StrEnum):
@@ -117,17 +123,38 @@ def replay(
     """
     source_root = root_for_spark(root)
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
-    if (source_root, source_topic) == (target.root, target.topic):
-        raise typer.BadParameter("a topic is not replayed into itself: give another one as --to")
     root_metadata(source_root)  # a misspelt path does not become a root
     with sparklog.connect(source_root, detached=True) as log:
         info = log.describe(source_topic)
+        if target.is_topic(log, info):
+            raise typer.BadParameter(
+                "a topic is not replayed into itself: give another one as --to"
+            )
         source = Source(root=source_root, topic=source_topic, topic_id=info.topic_id)
-        whole = range_of(log, info, start, end)
         found = target.find()
         options = (info.topic_id, start, end, speed, times)
         name = once_as or hashlib.sha256(repr(options).encode()).hexdigest()[:32]
-        keeps_partitions = (found or partitions) == len(info.partitions)
+        is_at_once = speed is None and found is not None and not dry_run
+        if is_at_once and target.has(name):  # its points may not resolve any more
+            typer.echo(_NOTHING.format(to))
+            return
+        job = {
+            "source": f"{source_topic} {info.topic_id}",
+            "start": start,
+            "end": end,
+            "speed": str(speed),
+            "times": str(times),
+        }
+        noted = None
+        if speed is not None and found is not None:
+            noted = _checkpoint(target, name).check(job)
+        if noted is not None and noted.starts is not None and noted.ends is not None:
+            whole = Range(starts=noted.starts, ends=noted.ends)
+            keeps_partitions = noted.job.get("partitions") == _KEPT
+        else:
+            whole = range_of(log, info, start, end)
+            keeps_partitions = (found or partitions) == len(info.partitions)
+        job["partitions"] = _KEPT if keeps_partitions else _BY_KEY
         echo(f"from {source_topic}, at most {whole.count:,} records")
         how = "the same partitions" if keeps_partitions else "partitions by key"
         echo(f"to   {to}{'' if found is not None else ', to be created'}, {how}, times: {times}")
@@ -137,13 +164,26 @@ def replay(
         if found is None:
             target.create()
         spark = spark_session(f"replay {source_topic}", with_delta=False)
-        job = _Replay(spark, source, target, name, times, keeps_partitions=keeps_partitions)
+        replaying = _Replay(spark, source, target, name, times, keeps_partitions=keeps_partitions)
         began = time.perf_counter()
-        count = job.write_at_once(whole) if speed is None else job.write_paced(log, whole, speed)
+        count: int | None
+        if speed is None:
+            count = replaying.write_at_once(whole)
+        else:
+            kept = _checkpoint(target, name)
+            kept.open(job, start=start, starts=whole.starts, ends=whole.ends)
+            count = replaying.write_paced(log, kept, whole, speed)
     if count is None:
-        typer.echo(f"{to}: nothing to write, this run's records are in the topic")
+        typer.echo(_NOTHING.format(to))
     else:
         typer.echo(last_line(to, count, time.perf_counter() - began))
+
+
+def _checkpoint(target: Target, name: str) -> Checkpoint:
+    """Returns the checkpoint of a paced run, which belongs to the topic that there is now."""
+    digest = hashlib.sha256(target.name_of(name).encode()).hexdigest()[:32]
+    advice = "Give this run another name, by --once-as."
+    return Checkpoint(f"{target.root.rstrip('/')}/jobs/replay/{digest}", advice)
 
 
 class _Replay:
@@ -166,56 +206,80 @@ class _Replay:
         self._times = times
         self._keeps_partitions = keeps_partitions
 
-    def write_at_once(self, whole: Range) -> int | None:
-        """Returns the number of records; None if they were written before."""
-        if self._target.has(self._name):
-            return None
+    def write_at_once(self, whole: Range) -> int:
+        """Returns the number of records, of which a run of this name had written none."""
         bounds = self._time_bounds(whole) if self._times is Times.SHIFT else None
         first = bounds[1] if bounds is not None else _EPOCH  # the last record's time becomes now
         with progress(self._spark, f"replay {self._source.topic}"):
             name = self._target.name_of(self._name)
             return self._write(whole, first, 1.0, idempotencyKey=name)
 
-    def write_paced(self, log: Log, whole: Range, speed: float) -> int | None:
+    def write_paced(self, log: Log, kept: Checkpoint, whole: Range, speed: float) -> int | None:
         """Writes window after window, and returns the number of records that this run has written.
 
-        Windows are numbered from 1970 on, so that a run that continues cuts them the same way. They
-        are ranges of offsets: a record that is older than those before it is in their window.
-        Raises `TopicChanged` if one of the topics is created again meanwhile.
+        Windows are numbered from 1970 on. They are ranges of offsets: a record that is older than
+        those before it is in their window. Returns None if all are written. Raises `TopicChanged`
+        if one of the topics is created again meanwhile, and `DataLoss` if records are gone.
         """
-        bounds = self._time_bounds(whole)
-        if bounds is None:
-            return None
         length = timedelta(seconds=_WINDOW_SECONDS * speed)
-        first, last = ((each - _EPOCH) // length for each in bounds)
         newest = self._target.newest(self._name)
-        if newest is not None:
-            first = max(first, newest + 1)
-        if first > last:
+        plan, is_done = kept.last()
+        if plan is not None and not is_done and newest is not None and newest >= plan.number:
+            kept.finish(plan.number)
+            is_done = True
+        rest = whole if plan is None else whole.between(plan.ends, whole.ends)
+        if plan is None and newest is not None:  # a release without checkpoints began the run
+            at = _EPOCH + (newest + 1) * length
+            rest = whole.between(log.offsets_for_times(self._source.topic, at), whole.ends)
+        waiting = [plan] if plan is not None and not is_done else []
+        for part in (*(each.part for each in waiting), rest):
+            self._check_exists(log, part)
+        bounds = self._time_bounds(rest) if rest.count else None
+        if not waiting and bounds is None:
             return None
-        echo(f"     at this pace it takes {(last - first) * _WINDOW_SECONDS:,.0f} seconds")
         name = self._target.name_of(self._name)
         began, count = time.monotonic(), 0
-        at = _EPOCH + first * length
-        starts = whole.starts if newest is None else log.offsets_for_times(self._source.topic, at)
+        for each in waiting:
+            count += self._write_window(kept, each, name, speed)
+        if bounds is None:
+            return count
+        first, last = ((each - _EPOCH) // length for each in bounds)
+        if plan is not None:
+            first = plan.number + 1
+        elif newest is not None:
+            first = newest + 1
+        last = max(first, last)
+        echo(f"     at this pace it takes {(last - first) * _WINDOW_SECONDS:,.0f} seconds")
+        starts = rest.starts
         for number in range(first, last + 1):
-            until = _EPOCH + (number + 1) * length
-            ends = whole.ends
+            ends = rest.ends
             if number < last:
+                until = _EPOCH + (number + 1) * length
                 ends = log.offsets_for_times(self._source.topic, until)
-            part = whole.between(starts, ends)
-            self._source.describe(log)  # these offsets may be of another topic, and its times
+            part = rest.between(starts, ends)
+            self._check_exists(log, part)  # these offsets may be of another topic, and its times
             if part.count:
                 late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
                 time.sleep(max(-late, 0.0))
                 self._target.check(name, self._name)
-                written = self._write(part, at, speed, txnAppId=name, txnVersion=str(number))
-                count += written
-                behind = f", {late:.1f} s late" if late > _WINDOW_SECONDS else ""
-                echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")
-            starts, at = ends, until
+                count += self._write_window(kept, kept.plan(number, part), name, speed, late)
+            starts = part.ends
         self._target.check(name, self._name)
         return count
+
+    def _write_window(
+        self, kept: Checkpoint, plan: Window, name: str, speed: float, late_seconds: float = 0.0
+    ) -> int:
+        at = _EPOCH + plan.number * timedelta(seconds=_WINDOW_SECONDS * speed)
+        written = self._write(plan.part, at, speed, txnAppId=name, txnVersion=str(plan.number))
+        kept.finish(plan.number)
+        behind = f", {late_seconds:.1f} s late" if late_seconds > _WINDOW_SECONDS else ""
+        echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")
+        return written
+
+    def _check_exists(self, log: Log, part: Range) -> None:
+        """Raises `DataLoss` if records of the part are gone, and `TopicChanged`."""
+        part.check_exists(self._source.describe(log), "a new --once-as")
 
     def _time_bounds(self, part: Range) -> tuple[datetime, datetime] | None:
         """Returns the least and the greatest timestamp of the records; None: there are none."""

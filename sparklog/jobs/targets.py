@@ -13,11 +13,16 @@ from sparklog.cli.shared import log_target, root_metadata
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.sinks.options import to_topic
+from sparklog.storage.cluster import read_cluster
+from sparklog.storage.identity import place_of
 from sparklog.storage.objects import open_store
 from sparklog.storage.table import TopicTable, begun_app_id, key_app_id, query_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
+
+    from sparklog.client.log import Log
+    from sparklog.formats.flight_messages import TopicInfo
 
 PartitionsOption = Annotated[
     int | None,
@@ -73,6 +78,27 @@ class Target:
                     error.add_note("To create it, give --partitions N.")
                     raise
                 return None
+
+    def is_topic(self, log: Log, info: TopicInfo) -> bool:
+        """Returns whether it is this topic of `log`, whatever the root is called.
+
+        Ids decide. A copy of a root has the ids of its original, but another folder.
+        """
+        store = open_store(self.root, storage_options(self.root))
+        try:
+            cluster_id = read_cluster(store).cluster_id
+        except errors.NotARoot:
+            return False
+        if (cluster_id, self.topic) != (log.cluster().cluster_id, info.topic):
+            return False
+        place, other = place_of(store), place_of(open_store(log.root, storage_options(log.root)))
+        if place and other and place != other:
+            return False
+        with sparklog.connect(self.root, detached=True) as own:
+            try:
+                return own.describe(self.topic).topic_id == info.topic_id
+            except errors.UnknownTopic:
+                return False
 
     def create(self) -> None:
         with sparklog.connect(self.root, detached=True) as log:

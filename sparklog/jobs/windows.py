@@ -1,11 +1,13 @@
 """The checkpoint of a job that reads a topic in numbered windows.
 
-    checkpoint.json   the name of the job's writes, and what they are of; put once
-    <number>.json     the plan of a window: its offsets and its schema; put only if absent
+    checkpoint.json   the name of the job's writes, what they are of, and the offsets that its
+                      arguments meant when it began; put once
+    <number>.json     the plan of a window: its offsets and its schema; put only if absent, and
+                      replaced only while nothing of the window is written
     <number>.done     put after all that the window writes
 
 A window is planned before anything of it is written. A run that follows one that was killed finds
-the plan of the last window, and does exactly that again; targets know the numbers that they have.
+the plan of the last window, and does it again; targets know the numbers that they have.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from sparklog.options import storage_options
 from sparklog.storage.objects import ObjectMissing, claim, open_store
 
 _HEAD: Final = "checkpoint.json"
+_ADVICE: Final = (
+    "Give it a checkpoint of its own, and --start if it is not to begin with the first record."
+)
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +36,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     job: Mapping[str, str | None]
     """None: a later run may choose it."""
+    start: str | None = None
+    """The argument that `starts` are of."""
+    starts: Mapping[int, int] | None = None
+    """The first offsets; partitions that are absent start at their first record. None: unknown."""
+    ends: Mapping[int, int] | None = None
+    """The ends; None: there are none."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +53,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     starts: Mapping[int, int]
     ends: Mapping[int, int]
     schema: str
-    """The columns, as Spark writes a schema as JSON."""
+    """The columns, as Spark writes a schema as JSON; empty if the job has none."""
 
     @property
     def part(self) -> Range:
@@ -54,39 +65,56 @@ _window_decoder = msgspec.json.Decoder(Window)
 
 
 class Checkpoint:
-    """A folder, or the prefix of a bucket, of one job. Raises the errors of its store."""
+    """A folder, or the prefix of a bucket, of one job. Raises the errors of its store.
 
-    def __init__(self, uri: str) -> None:
+    `advice` ends the error for another job: the way to a checkpoint of its own.
+    """
+
+    def __init__(self, uri: str, advice: str = _ADVICE) -> None:
         self._uri = uri
+        self._advice = advice
         self._store = open_store(uri, storage_options(uri))
         self._clock = SystemClock()
         self._run = secrets.token_hex(8)
 
-    def check(self, job: Mapping[str, str | None]) -> None:
-        """Raises `BadRequest` if the checkpoint is one of another job."""
+    def check(self, job: Mapping[str, str | None]) -> Head | None:
+        """Returns the notes of the runs before; None: there was none.
+
+        Raises `BadRequest` if the checkpoint is one of another job.
+        """
         head = self._head()
         if head is None:
-            return
+            return None
         changed = [key for key in job if head.job.get(key) not in (None, job[key])]
         if changed:
             was = ", ".join(f"{key} {head.job.get(key) or 'none'!r}" for key in changed)
             raise errors.BadRequest(
-                reason=f"The checkpoint {self._uri} is of a job with {was}. Give it a checkpoint of"
-                " its own, and --start if it is not to begin with the first record."
+                reason=f"The checkpoint {self._uri} is of a job with {was}. {self._advice}"
             )
+        return head
 
-    def open(self, job: Mapping[str, str | None]) -> str:
+    def open(
+        self,
+        job: Mapping[str, str | None],
+        *,
+        start: str | None = None,
+        starts: Mapping[int, int] | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> str:
         """Returns the name of the job's writes; makes the checkpoint if there is none.
 
-        `check` has passed.
+        `check` has passed. Notes the offsets, unless `starts` is None.
         """
-        head = self._head()
-        if head is None:
-            head = Head(name=secrets.token_hex(16), job=job)
-            if not claim(self._store, _HEAD, msgspec.json.encode(head), clock=self._clock):
+        found = self._head()
+        head = found or Head(name=secrets.token_hex(16), job=job)
+        noted = msgspec.structs.replace(head, job=job)
+        if starts is not None:
+            noted = msgspec.structs.replace(noted, start=start, starts=starts, ends=ends)
+        if found is None:
+            if not claim(self._store, _HEAD, msgspec.json.encode(noted), clock=self._clock):
                 raise self._busy()
-        elif head.job != job:
-            self._store.put(_HEAD, msgspec.json.encode(Head(name=head.name, job=job)))
+        elif noted != found:
+            self._store.put(_HEAD, msgspec.json.encode(noted))
         return head.name
 
     def _head(self) -> Head | None:
@@ -110,7 +138,7 @@ class Checkpoint:
             raise errors.CorruptObject(path=path, check=str(error)) from None
         return window, _done(window.number) in names
 
-    def plan(self, number: int, part: Range, schema: str) -> Window:
+    def plan(self, number: int, part: Range, schema: str = "") -> Window:
         """Returns the window, whose plan is durable. Raises `BadRequest` if another run has one."""
         window = Window(
             number=number, run=self._run, starts=part.starts, ends=part.ends, schema=schema
@@ -119,6 +147,12 @@ class Checkpoint:
         if not claim(self._store, _plan(number), data, clock=self._clock):
             raise self._busy()
         return window
+
+    def replan(self, window: Window, schema: str) -> Window:
+        """Returns a window, of which nothing is written, with other columns."""
+        found = msgspec.structs.replace(window, run=self._run, schema=schema)
+        self._store.put(_plan(found.number), msgspec.json.encode(found))
+        return found
 
     def finish(self, number: int) -> None:
         """Remembers that all of the window is written, and forgets an old one."""
