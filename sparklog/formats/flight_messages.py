@@ -33,6 +33,9 @@ NO_OTHER_BROKER: Final = (
 )
 """The reason of a `CannotDrain`."""
 
+MIRROR_SOURCE: Final = "mirror.source"
+"""The key of a topic's configuration that names the source of a mirror; it is not Kafka's."""
+
 NO_ACTION: Final = "there is no action "
 """Begins the reason of the `BadRequest` for an action that a broker does not know."""
 
@@ -460,6 +463,10 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     table_bytes: int = 0
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     """Largest key, value and headers together that the broker takes, in bytes."""
+
+    @property
+    def is_mirror(self) -> bool:
+        return bool(self.config.get(MIRROR_SOURCE))
 
     def check_id(self, expected: str) -> None:
         """Raises `TopicChanged` if the topic of that id was deleted, and this one created."""

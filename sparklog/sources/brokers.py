@@ -60,6 +60,7 @@ class BrokerView:
                 tuple(each.start for each in info.partitions),
                 tuple(each.published for each in info.partitions),
                 tuple(each.end for each in info.partitions),
+                tuple(each.start if info.is_mirror else 0 for each in info.partitions),
             )
             for name, info in self._infos.items()
         }

@@ -218,8 +218,8 @@ class Planner:
     def reconcile(self, position: Position) -> Position:
         """Returns `position` for the topics and partitions that exist now.
 
-        New ones start at offset 0. Raises `UnknownTopic`, `TopicGone` and `DataLoss`, unless losses
-        are allowed.
+        New ones start at offset 0, or at the log start of a mirror whose source had no records
+        before. Raises `UnknownTopic`, `TopicGone` and `DataLoss`, unless losses are allowed.
         """
         if not all(
             self._holds(name, each.id, number, offset)
@@ -235,7 +235,7 @@ class Planner:
         def left(name: str, topic: TopicView, number: int) -> int:
             known = position.get(name)
             if known is None or known.id != topic.id or number not in known.offsets:
-                return self._first_left(name, number, 0)
+                return self._first_of_new(name, number)
             return self._first_left(name, number, known.offsets[number])
 
         return self._position(left)
@@ -274,6 +274,14 @@ class Planner:
         elif offset > end:
             self._lose_range(name, number, end, offset, "the log ends before these records")
         return min(max(offset, start), end)
+
+    def _first_of_new(self, name: str, number: int) -> int:
+        """Returns the first offset to read of a partition that a query has not read before."""
+        topic = self._topics[name]
+        start = topic.starts[number]
+        if start <= topic.absent_below[number]:
+            return start
+        return self._first_left(name, number, 0)
 
     def _lose_range(self, name: str, number: int, first: int, end: int, reason: str) -> None:
         hint = f"{reason}; set failOnDataLoss=false to continue with the remaining records"
@@ -365,7 +373,7 @@ class Planner:
     def range(
         self, name: str, topic_id: str, partition: int, first: int | None, end: int
     ) -> list[Slice]:
-        """Returns slices of the remaining offsets; `first` None means the log start.
+        """Returns slices of the remaining offsets; `first` None means a new partition's first.
 
         Raises `TopicGone` and `DataLoss`, unless losses are allowed.
         """
@@ -381,7 +389,10 @@ class Planner:
             reason = "was deleted" if topic is None else "was deleted and created again"
             self._lose(_gone(name, was, reason))
             return []
-        low = self._first_left(name, partition, first or 0)
+        if first is None:
+            low = self._first_of_new(name, partition)
+        else:
+            low = self._first_left(name, partition, first)
         high = self._first_left(name, partition, end)
         return self._view.slices(name, partition, low, high) if low < high else []
 

@@ -17,7 +17,7 @@ from sparklog.formats import consumer_offsets
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_since, read_slice, row_groups
-from sparklog.storage.snapshot import RowGroup, Slice, TableSnapshot
+from sparklog.storage.snapshot import GapCause, RowGroup, Slice, TableSnapshot
 
 
 class TopicView(msgspec.Struct, frozen=True):
@@ -30,6 +30,9 @@ class TopicView(msgspec.Struct, frozen=True):
     """Ends of the table: all offsets below are published, and none from there on."""
     ends: tuple[int, ...]
     """High watermarks."""
+    absent_below: tuple[int, ...]
+    """Offsets below need never have existed here: the topic is or was a mirror, whose source had no
+    records there. 0 for other topics."""
     version: int | None = None
     """Version of the Delta table; None if unknown, as through a broker."""
 
@@ -105,7 +108,14 @@ class RootView:
         self._follower, self._snapshots = follower, snapshots
         return {
             name: TopicView(
-                each.topic_id or "", each.starts, each.ends, follower.ends(each), each.version
+                each.topic_id or "",
+                each.starts,
+                each.ends,
+                follower.ends(each),
+                tuple(
+                    each.gaps.get((number, GapCause.SOURCE), 0) for number in range(each.partitions)
+                ),
+                each.version,
             )
             for name, each in self._snapshots.items()
         }

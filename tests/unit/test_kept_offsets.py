@@ -746,6 +746,31 @@ def test_records_of_a_mirror_are_deleted_up_to_any_offset(rig: Rig, first: int) 
     assert rows_of_root(rig.store, rig.clock, "m") == wanted
 
 
+@pytest.mark.parametrize("offsets", [[7, 9], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]])
+def test_a_query_by_pattern_finds_a_mirror_that_starts_late(
+    rig: Rig, store: MemoryStore, offsets: list[int]
+) -> None:
+    """It reads the mirror from its log start. Records that were there and are gone are a loss."""
+    view = RootView(store, clock=rig.clock)
+    planner = Planner(view, Selection(pattern="m.*"), fail_on_data_loss=True)
+    planner.refresh()
+    mirror(rig)
+    keep(rig, offsets, 0, 12)
+    request = flight_messages.DeleteRecords(topic="m", offsets={0: 7}, timeout_seconds=1.0)
+    rig.broker.deletion.delete(request)
+    planner.refresh()
+    end = planner.latest()
+    if offsets[0] == 0:
+        with pytest.raises(errors.DataLoss, match="Offsets 0 to 7 of m-0"):
+            planner.reconcile({})
+        with pytest.raises(errors.DataLoss, match="Offsets 0 to 7 of m-0"):
+            planner.slices({}, end)
+        return
+    assert planner.reconcile({})["m"].offsets == {0: 7}
+    pieces = planner.slices({}, end)  # as of a batch, whose start does not have the topic
+    assert [(each.first, each.end) for each in pieces] == [(7, 10)]
+
+
 def test_a_task_has_as_many_rows_as_an_entry_has() -> None:
     """A limit of rows per task makes one task of an entry with few rows and many offsets."""
     entry = Entry(kind=EntryKind.STAGED, count=HUGE, kept_rows=3)
