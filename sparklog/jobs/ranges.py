@@ -42,26 +42,35 @@ class Range:
             },
         )
 
-    def check_exists(self, info: TopicInfo, option: str) -> None:
-        """Raises `DataLoss` if the log starts after offsets of the range.
-
-        `option`: what begins at offsets of its own.
-        """
-        starts = {p.partition: self.starts.get(p.partition, p.start) for p in info.partitions}
-        remaining = msgspec.json.encode(
-            {p.partition: max(starts[p.partition], p.start) for p in info.partitions}
-        ).decode()
+    def gone(self, info: TopicInfo) -> tuple[int, int, int] | None:
+        """Returns a partition whose log starts after offsets of the range, and these; or None."""
         for each in info.partitions:
-            start = starts[each.partition]
-            if start < min(each.start, self.ends.get(each.partition, each.start)):
-                raise errors.DataLoss(
-                    topic=info.topic,
-                    partition=each.partition,
-                    start=start,
-                    end=each.start,
-                    reason=f"the log now starts later; {option} with --start '{remaining}'"
-                    " continues with the records that remain",
-                )
+            start = self.starts.get(each.partition, each.start)
+            until = min(each.start, self.ends.get(each.partition, each.start))
+            if start < until:
+                return each.partition, start, until
+        return None
+
+    def check_exists(self, info: TopicInfo, option: str) -> None:
+        """Raises `DataLoss` if offsets of the range are gone.
+
+        `option`: the one that begins at offsets of its own.
+        """
+        gone = self.gone(info)
+        if gone is None:
+            return
+        partition, start, until = gone
+        remaining = {
+            each.partition: max(self.starts.get(each.partition, each.start), each.start)
+            for each in info.partitions
+        }
+        reason = (
+            f"the log now starts later; {option} with --start"
+            f" '{msgspec.json.encode(remaining).decode()}' continues with the records that remain"
+        )
+        raise errors.DataLoss(
+            topic=info.topic, partition=partition, start=start, end=until, reason=reason
+        )
 
 
 def fair_shares(sizes: Sequence[int], most: int) -> list[int]:

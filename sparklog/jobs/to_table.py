@@ -5,9 +5,10 @@
 
 The topic is read in windows of offsets. A window is planned in the checkpoint, with its columns,
 before it is written. Its rows are one commit of the table, which carries the window's number as
-`txn`, and its records without a row are one write to the topic of dead letters, under that number
-too. A run that follows one that was killed does the last window again, and each of the two skips
-what it has.
+`txn`, and then its records without a row are one write to the topic of dead letters, under that
+number too. A run that follows one that was killed looks for the last window's commit. If the table
+has it, only the dead letters may be missing. If not, the window is written with the same offsets,
+and the columns of this run: arguments that could not be written do not stay.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
 from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
-from sparklog.jobs.windows import Checkpoint, Window
+from sparklog.jobs.windows import Checkpoint, Head, Window
 from sparklog.sources.json_inference import (
     ddl_of,
     find_fields,
@@ -65,6 +66,7 @@ _INTERNAL: Final = frozenset((_BAD, _DELETED, _ORDER))
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 _REFUSED: Final = "sparklog: a record without a row"
+_NOT_SKIPPED: Final = "sparklog: a write that must fail"
 _OBSERVED_SECONDS: Final = 10.0
 _TXN: Final = "spark.databricks.delta.write.txn"
 
@@ -218,7 +220,8 @@ class Table:
             if error.getCondition() == _ONLY_FOLDER and is_new:
                 raise errors.BadRequest(
                     reason=f"{self} is a folder, but not a Delta table. Name a table, or a folder"
-                    " that does not exist."
+                    " that does not exist. If a run of this job was stopped in its first commit,"
+                    " give its --checkpoint, or remove the folder."
                 ) from None
             if error.getCondition() in (*_NO_TABLE, _ONLY_FOLDER):
                 return None
@@ -236,6 +239,47 @@ class Table:
             return False
         check_fits(found, columns)
         return _has(found, columns)
+
+    def check_takes(self, spark: SparkSession, columns: StructType) -> None:
+        """Raises Spark's error if Delta refuses columns that the table does not have.
+
+        In a table of the catalog they are found by the write: the optimizer runs the row first.
+        """
+        if (found := self.schema(spark)) is not None and not _has(found, columns):
+            # A new table is not tried: the folder would stay.
+            self._is_skipped(spark.sql("VALUES (1)"), columns)
+
+    def is_written(self, spark: SparkSession, name: str, number: int) -> bool:
+        """Returns whether it has the write of this name with this number, or a later one."""
+        from pyspark.errors import AnalysisException
+
+        columns = self.schema(spark)
+        if columns is None:
+            return False
+        options = {"txnAppId": name, "txnVersion": str(number)}
+        try:
+            # The optimizer would run a literal row before Delta looks for the number.
+            return self._is_skipped(spark.range(1, numPartitions=1), columns, **options)
+        except AnalysisException:  # it was not skipped, for other programs' reasons
+            return False
+
+    def _is_skipped(self, row: DataFrame, columns: StructType, **options: str) -> bool:
+        """Returns whether Delta skips a write of the columns, which fails otherwise.
+
+        SQL cannot ask for a `txn`, but Delta looks for it before it runs a write. It checks the
+        columns before that, too.
+        """
+        from pyspark.sql import functions as f
+
+        fails = f.raise_error(f.lit(_NOT_SKIPPED))
+        rows = row.select(*(fails.cast(each.dataType).alias(each.name) for each in columns))
+        try:
+            self._save(rows, **options)
+        except spark_error_kinds() as error:
+            if _NOT_SKIPPED in str(error):
+                return False
+            raise
+        return True
 
     def widen(self, spark: SparkSession, columns: StructType) -> None:
         """Makes the table if there is none, and adds the columns that it does not have."""
@@ -285,8 +329,6 @@ class Table:
 
 def check_names(wanted: StructType, found: StructType) -> None:
     """Raises `WrongSchema` if Delta would refuse a name as that of a new field of `found`."""
-    from pyspark.sql.types import StructType
-
     known = _types(found)
     names = [field.name.lower() for field in wanted]
     for field in wanted:
@@ -297,9 +339,22 @@ def check_names(wanted: StructType, found: StructType) -> None:
                 " twice, differs from another one in case only, or has a character that Delta"
                 " refuses."
             )
-        if isinstance(field.dataType, StructType):
-            old = known.get(name)
-            check_names(field.dataType, old if isinstance(old, StructType) else StructType([]))
+        _check_names_in(field.dataType, known.get(name))
+
+
+def _check_names_in(wanted: DataType, found: DataType | None) -> None:
+    """Checks the names of structs, which may be in arrays and maps."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(wanted, StructType):
+        check_names(wanted, found if isinstance(found, StructType) else StructType([]))
+    elif isinstance(wanted, ArrayType):
+        element = found.elementType if isinstance(found, ArrayType) else None
+        _check_names_in(wanted.elementType, element)
+    elif isinstance(wanted, MapType):
+        known = found if isinstance(found, MapType) else None
+        _check_names_in(wanted.keyType, known and known.keyType)
+        _check_names_in(wanted.valueType, known and known.valueType)
 
 
 def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
@@ -479,7 +534,7 @@ def to_table(
             "origin": str(origin),
         }
         kept = Checkpoint(checkpoint)
-        kept.check(pinned)
+        noted = kept.check(pinned)
         last, is_done = kept.last()
         found = dead.find() if dead is not None else None
         spark = spark_session(f"to_table {topic}", with_delta=True)
@@ -494,7 +549,9 @@ def to_table(
             has_origin=origin,
             adds_fields=adds,
         )
-        job.prepare(schema, last, start)
+        job.prepare(schema, last, start, noted)
+        if is_done:  # otherwise the last window comes first
+            job.waiting()
         if dry_run:
             typer.echo(f"{target}: nothing was written, because of --dry-run")
             return
@@ -503,9 +560,8 @@ def to_table(
         began = time.perf_counter()
         unfinished = None if is_done else last
         try:
-            job.run(
-                kept, kept.open(pinned), unfinished, max_records=max_records, every_seconds=every
-            )
+            name = kept.open(pinned, start=start, starts=job.starts)
+            job.run(kept, name, unfinished, max_records=max_records, every_seconds=every)
         except KeyboardInterrupt:
             typer.echo(f"{target}: stopped; a run with this checkpoint continues here")
             raise
@@ -541,17 +597,25 @@ class _Job:
         self._number = 0
         """The number of the next window."""
         self._at: Mapping[int, int] = {}
-        """The first offset of each partition that no window has."""
+        """The first offset of each partition that no window has; absent: its first one."""
+        self.starts: Mapping[int, int] | None = None
+        """The offsets that `--start` means; None: it does not apply."""
+        self._looked: Mapping[int, int] = {}
+        """The offsets up to which no object has a field."""
         self._left_out: set[str] = set()
         self.count = 0
         self.rejected = 0
 
     # -------------------------------------------------------------------------- before
 
-    def prepare(self, given: str | None, last: Window | None, start: str) -> None:
+    def prepare(
+        self, given: str | None, last: Window | None, start: str, noted: Head | None = None
+    ) -> None:
         """Checks columns and offsets, and shows them.
 
-        Raises `WrongSchema`, `BadRequest`, `BadOption` and `DataLoss`, and Spark's errors.
+        `noted`: what the runs before have noted. A `--start` that they had is not resolved again.
+
+        Raises `WrongSchema`, `BadRequest` and `BadOption`, and Spark's errors.
         """
         from pyspark.sql.types import StructType
 
@@ -571,13 +635,19 @@ class _Job:
         shape = self._shape(self._fields)
         if found is not None:
             check_fits(found, shape.columns)
+            self._table.check_takes(self._spark, shape.columns)
         info = self._source.describe(self._log)
         # Not of a later look, which may show windows that another run has planned since.
         if last is not None:  # the start may not resolve any more, and does not apply
             self._number, self._at = last.number + 1, last.ends
         else:
-            self._number, self._at = 0, range_of(self._log, info, start, LATEST).starts
-        self._check_start(info)
+            if noted is not None and noted.starts is not None and noted.start == start:
+                self.starts = noted.starts
+            elif start == EARLIEST:
+                self.starts = {}
+            else:
+                self.starts = range_of(self._log, info, start, LATEST).starts
+            self._number, self._at = 0, self.starts
         is_new = "" if found is not None else ", to be created"
         echo(f"from {self._source.topic}, at most {self._waiting(info).count:,} records")
         echo(f"to   {self._table}{is_new}")
@@ -612,21 +682,6 @@ class _Job:
                     return field.dataType
         return StringType()
 
-    def _check_start(self, info: TopicInfo) -> None:
-        for each in info.partitions:
-            at = self._at.get(each.partition, each.start)
-            if at < each.start:
-                reason = (
-                    "the log now starts later; a new --checkpoint reads the records that remain"
-                )
-                raise errors.DataLoss(
-                    topic=info.topic,
-                    partition=each.partition,
-                    start=at,
-                    end=each.start,
-                    reason=reason,
-                )
-
     def _shape(self, fields: StructType) -> Shape:
         return Shape(
             fields=fields, key=self._upsert, key_type=self._key_type, has_origin=self._has_origin
@@ -648,16 +703,22 @@ class _Job:
         Raises `TopicChanged` if the topic is created again meanwhile.
         """
         if unfinished is not None:
-            self._write(kept, unfinished, name, is_repeated=True)
-            if self._adds_fields:  # the table may not have had its columns before
-                self._fields = _with_fields_of(_fields_of(unfinished), self._fields)
+            self._finish(kept, unfinished, name)
+        is_told = False
         while True:
-            waiting = self._waiting(self._source.describe(self._log))
+            waiting = self.waiting()
             while (part := _part(waiting, max_records)).count:
-                with progress(self._spark, f"columns of {self._source.topic}"):
-                    self._find_fields(part)
-                # A plan whose columns do not fit could never be written.
-                self._table.has(self._spark, self._shape(self._fields).columns)
+                if not self._find_fields(part, waiting):
+                    if every_seconds is None:
+                        raise errors.BadRequest(
+                            reason=f"The first {waiting.count:,} records have no fields. Give them"
+                            " by --schema."
+                        )
+                    if not is_told:
+                        echo("no record has fields yet; waiting for one, or give --schema")
+                        is_told = True
+                    break
+                self._check_writable(part)
                 plan = kept.plan(self._number, part, self._fields.json())
                 self._write(kept, plan, name)
                 self._number += 1
@@ -667,6 +728,13 @@ class _Job:
                 return
             time.sleep(every_seconds)
 
+    def waiting(self) -> Range:
+        """Returns the records that no window has. Raises `DataLoss` if some of them are gone."""
+        info = self._source.describe(self._log)
+        found = self._waiting(info)
+        found.check_exists(info, "a new --checkpoint")
+        return found
+
     def _waiting(self, info: TopicInfo) -> Range:
         """Returns the records that no window has."""
         starts = {
@@ -674,48 +742,119 @@ class _Job:
         }
         return Range(starts=starts, ends={each.partition: each.end for each in info.partitions})
 
-    def _find_fields(self, part: Range) -> None:
-        """Adds columns for fields that the objects have. Raises `BadRequest` if there are none."""
+    def _find_fields(self, part: Range, waiting: Range) -> bool:
+        """Adds columns for fields that the objects have. Returns whether there is any column.
+
+        The first ones may be of later records that wait: a topic may begin with tombstones, or with
+        bad values.
+        """
         if self._adds_fields:
-            known = json_type(self._fields) if self._fields.fields else pa.struct([])
-            texts = self._source.frame(
-                self._spark, part, columns="value", valueFormat="string"
-            ).mapInArrow(functools.partial(find_fields, known), "found STRING")
-            found = merged_fields(json.loads(row["found"]) for row in texts.collect())
-            if self._upsert is not None:
-                found.pop(self._upsert, None)
-            self._fields, left_out = with_new_fields(self._fields, found, self._taken())
-            for each in sorted({*left_out} - self._left_out):
-                self._left_out.add(each)
-                echo(f"the field {each!r} is left out: no column can have its name")
-        if not self._fields.fields:
-            raise errors.BadRequest(
-                reason=f"The first {part.count:,} records have no fields. Give them by --schema."
+            with progress(self._spark, f"columns of {self._source.topic}"):
+                looked = None
+                while not self._fields.fields:
+                    self._looked = {**waiting.starts, **self._looked}
+                    looked = _part(
+                        waiting.between(self._looked, waiting.ends), limits.WINDOW_RECORDS
+                    )
+                    if not looked.count:
+                        return False
+                    self._add_fields(looked)
+                    self._looked = looked.ends
+                if looked != part:
+                    self._add_fields(part)
+        return bool(self._fields.fields)
+
+    def _add_fields(self, part: Range) -> None:
+        known = json_type(self._fields) if self._fields.fields else pa.struct([])
+        texts = self._source.frame(
+            self._spark, part, columns="value", valueFormat="string"
+        ).mapInArrow(functools.partial(find_fields, known), "found STRING")
+        found = merged_fields(json.loads(row["found"]) for row in texts.collect())
+        if self._upsert is not None:
+            found.pop(self._upsert, None)
+        self._fields, left_out = with_new_fields(self._fields, found, self._taken())
+        for each in sorted({*left_out} - self._left_out):
+            self._left_out.add(each)
+            echo(f"the field {each!r} is left out: no column can have its name")
+
+    def _check_writable(self, part: Range) -> None:
+        """Raises the errors of a window that can be found before it is planned.
+
+        They are `WrongSchema` if another program has given a column another type, and `BadValue`.
+        A first commit that fails leaves a folder that is no table. Later ones leave nothing, and
+        their values are decoded once.
+        """
+        shape = self._shape(self._fields)
+        has_columns = self._table.has(self._spark, shape.columns)
+        if has_columns or self._dead_letters is not None:
+            return
+        is_new = self._table.schema(self._spark) is None
+        if is_new and _counted(shape.rows(self._source, self._spark, part)).bad:
+            raise self._refusal(shape, part)
+
+    def _finish(self, kept: Checkpoint, plan: Window, name: str) -> None:
+        """Writes a window that a run before has planned, as far as it is not written.
+
+        Raises `DataLoss` if its records are gone. If only their rows are written, the next run
+        continues.
+        """
+        info = self._source.describe(self._log)
+        if not self._table.is_written(self._spark, name, plan.number):
+            plan.part.check_exists(info, "a new --checkpoint")
+            ends = {each.partition: each.end for each in info.partitions}
+            waiting = Range(starts=plan.starts, ends={n: ends[n] for n in plan.starts})
+            if self._find_fields(plan.part, waiting):
+                self._check_writable(plan.part)
+                plan = kept.replan(plan, self._fields.json())
+            self._write(kept, plan, name)
+            return
+        gone, dead = plan.part.gone(info), self._dead_letters
+        newest = None if gone is None or dead is None else dead.newest(name)
+        starts = {each.partition: each.start for each in info.partitions}
+        rest, counts = plan.part.between(starts, plan.ends), _Counts(0, 0)
+        if rest.count:
+            shape = self._shape(_fields_of(plan))
+            counts = _counted(shape.rows(self._source, self._spark, rest))
+            self._write_dead_letters(shape, rest, plan, name, counts)
+        self._end(kept, plan, counts)
+        # Without a topic of dead letters, a record without a row would have ended the run.
+        if gone is not None and dead is not None and (newest is None or newest < plan.number):
+            partition, start, end = gone
+            raise errors.DataLoss(
+                topic=info.topic,
+                partition=partition,
+                start=start,
+                end=end,
+                reason="their rows are in the table, but records without a row are not in topic"
+                f" {dead.topic!r}. The next run continues",
             )
 
-    def _write(
-        self, kept: Checkpoint, plan: Window, name: str, *, is_repeated: bool = False
-    ) -> None:
-        """Writes a window; `is_repeated`: as far as it is not written."""
+    def _write(self, kept: Checkpoint, plan: Window, name: str) -> None:
         shape = self._shape(_fields_of(plan))
         rows = shape.rows(self._source, self._spark, plan.part)
         with progress(self._spark, f"window {plan.number}"):
             if self._upsert is not None:
                 counts = self._merge(rows, self._upsert, shape, plan, name)
             else:
-                counts = self._append(rows, shape, plan, name, is_repeated=is_repeated)
-            if counts.bad and self._dead_letters is not None:
-                letters = _dead_letters(shape.rejected(self._source, self._spark, plan.part))
-                app = self._dead_letters.name_of(name)
-                self._dead_letters.writer(letters, txnAppId=app, txnVersion=str(plan.number)).save()
+                counts = self._append(rows, shape, plan, name)
+            self._write_dead_letters(shape, plan.part, plan, name, counts)
+        self._end(kept, plan, counts)
+
+    def _write_dead_letters(
+        self, shape: Shape, part: Range, plan: Window, name: str, counts: _Counts
+    ) -> None:
+        if counts.bad and self._dead_letters is not None:
+            letters = _dead_letters(shape.rejected(self._source, self._spark, part))
+            app = self._dead_letters.name_of(name)
+            self._dead_letters.writer(letters, txnAppId=app, txnVersion=str(plan.number)).save()
+
+    def _end(self, kept: Checkpoint, plan: Window, counts: _Counts) -> None:
         kept.finish(plan.number)
         self.count += counts.good
         self.rejected += counts.bad
         echo(f"window {plan.number}: {counts.good:,} records")
 
-    def _append(
-        self, rows: DataFrame, shape: Shape, plan: Window, name: str, *, is_repeated: bool
-    ) -> _Counts:
+    def _append(self, rows: DataFrame, shape: Shape, plan: Window, name: str) -> _Counts:
         """Decodes the records once, and counts them as they are written."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
@@ -734,8 +873,7 @@ class _Job:
                 raise self._refusal(shape, plan.part) from None
             raise
         # Nothing is observed in a commit that Delta skips, because the table has its number.
-        counts = None if is_repeated else _observed(observed)
-        return counts or _counted(rows)
+        return _observed(observed) or _counted(rows)
 
     def _merge(self, rows: DataFrame, key: str, shape: Shape, plan: Window, name: str) -> _Counts:
         """Keeps the rows meanwhile, because MERGE reads them twice."""
@@ -757,7 +895,10 @@ class _Job:
         error = errors.BadValue(
             topic=self._source.topic, partition=first[0], offset=first[1], reason=first[2]
         )
-        error.add_note("To write such records to a topic, give --dead-letters TOPIC.")
+        error.add_note(
+            "To write such records to a topic, give --dead-letters TOPIC. If the columns are wrong,"
+            " run again with another --schema."
+        )
         return error
 
 

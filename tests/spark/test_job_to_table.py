@@ -218,10 +218,39 @@ def test_a_bad_record_ends_a_run_without_dead_letters(root: Path, log: Log, tabl
     said = fail(root, "--schema=id INT", table)
     assert "t-0, offset 1: { is no JSON" in said
     assert "--dead-letters" in said
-    assert not list(table.glob("_delta_log/*.json"))
+    assert not table.exists()
     succeed(root, "--schema=id INT", "--dead-letters=dead", "--partitions=1", table)
     assert rows(table) == [{"id": 1}]
     assert log.read("dead")["value"].to_pylist() == [b"{"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_wrong_schema_does_not_stay(
+    spark: SparkSession, root: Path, log: Log, table: Path, is_new: bool
+) -> None:
+    """The next run may have another one, whether a window was planned with the first or not."""
+    if not is_new:
+        spark.sql(f"create table delta.`{table}` (other string) using delta")
+    send(log, {"id": 3_000_000_000})
+    assert "3000000000 is no INT" in fail(root, "--schema=id INT", table)
+    refused = "--schema=a ARRAY<STRUCT<`x y`: INT>>"
+    assert "The field 'x y' of --schema cannot be a column" in fail(root, refused, table)
+    if not is_new:
+        assert "timestampNtz" in fail(root, "--schema=at TIMESTAMP_NTZ", table)
+    succeed(root, "--schema=id BIGINT", table)
+    assert rows(table) == [{"id": 3_000_000_000}]
+
+
+def test_a_topic_may_begin_without_an_object(root: Path, log: Log, table: Path) -> None:
+    """The first windows have tombstones and bad values, and the columns of the first object."""
+    send(log, None, b"{", {"id": 1}, key=b"k")
+    arguments = ["--dead-letters=dead", "--partitions=1", "--max-records=2"]
+    assert succeed(root, *arguments, table).endswith("; 2 dead letters")
+    assert rows(table) == [{"id": 1}]
+    table = table.parent / "by_key"
+    upsert = ["--upsert=k", f"--checkpoint={table.parent / 'other'}"]
+    assert succeed(root, *arguments, *upsert, table).endswith("; 1 dead letters")
+    assert rows(table) == [{"k": "k", "id": 1}]
 
 
 def test_another_job_needs_another_checkpoint(root: Path, log: Log, table: Path) -> None:
@@ -247,9 +276,10 @@ def test_another_program_adds_a_column_of_another_type(
     """The run ends before it plans a window that would never fit, so the next one has its type."""
     find_fields = job._Job._find_fields
 
-    def late(self: job._Job, part: Any) -> None:
-        find_fields(self, part)
+    def late(self: job._Job, *given: Any) -> bool:
+        found = find_fields(self, *given)
         spark.sql(f"create table delta.`{table}` (id string) using delta")
+        return found
 
     send(log, {"id": 1})
     with monkeypatch.context() as patch:
@@ -308,6 +338,24 @@ def test_a_run_that_ends_between_two_steps(
     assert [row["id"] for row in rows(table)] == ids
     letters = sorted(log.read("dead")["value"].to_pylist())
     assert letters == [b"%d bad" % number for number in numbers]
+
+
+@pytest.mark.parametrize("upsert", [[], ["--upsert=k"]])
+def test_a_commit_without_its_note_and_retention(
+    root: Path, log: Log, table: Path, monkeypatch: pytest.MonkeyPatch, upsert: list[str]
+) -> None:
+    """The window is in the table, so its offsets need not exist any more; partitions may come."""
+    send(log, {"id": 1}, {"id": 2}, key=b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "finish", lambda *_: sys.exit(9))
+        assert run(root, *upsert, table).exit_code == 9
+    before = rows(table)
+    log.flush_to_table("t")
+    log.delete_records("t", {0: 2})
+    log.add_partitions("t", 3)
+    send(log, {"id": 3}, key=b"3", partition=2)
+    succeed(root, *upsert, table)
+    assert rows(table) == [*before, {"id": 3, **({"k": "3"} if upsert else {})}]
 
 
 @pytest.mark.spark_program
