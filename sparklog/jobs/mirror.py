@@ -25,7 +25,7 @@ from sparklog.broker.config import topic_config
 from sparklog.cli.shared import RootOption, config_pairs, root_metadata
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
-from sparklog.jobs.mirroring.plan import Selection
+from sparklog.jobs.mirroring.plan import Selection, named
 from sparklog.jobs.mirroring.rounds import Mirror, Settings, SparkCopier
 from sparklog.jobs.mirroring.sides import (
     KafkaSource,
@@ -300,7 +300,7 @@ def _show(job: Mirror) -> None:
     configs = job.configs(pairs)
     for pair in pairs:
         wanted, left = job.config_of(configs.get(pair.topic, {}))
-        count = len(pair.source.partitions)
+        count = pair.source.count
         state = "to be created" if pair.target is None else "a mirror"
         if pair.target is not None and pair.target.origin is None:
             state = "to become a mirror"
@@ -317,8 +317,11 @@ def _show(job: Mirror) -> None:
 
 
 def _verify(spark: SparkSession, source: Source, target: LogSource, job: Mirror, size: int) -> None:
-    records, differ = 0, []
+    records, differ, unknown = 0, [], []
     for pair in job.pairs():
+        if pair.source.leaderless:
+            echo(f"{pair.topic}: {named(pair.source.leaderless)} no leader, and cannot be compared")
+            unknown.append(pair.topic)
         if pair.target is None:
             echo(f"{pair.topic}: there is no topic {pair.name}")
             differ.append(pair.topic)
@@ -334,6 +337,9 @@ def _verify(spark: SparkSession, source: Source, target: LogSource, job: Mirror,
             echo(f"{pair.topic}: {same}, lag {pair.lag:,}")
     if differ:
         raise errors.BadRequest(reason=f"the two sides differ in {', '.join(differ)}")
+    if unknown:
+        reason = f"not all partitions were compared of {', '.join(unknown)}"
+        raise errors.BadRequest(reason=reason)
     typer.echo(f"{records:,} records are the same on both sides")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, Selection, SourceTopic, TargetTopic
 from sparklog.jobs.mirroring.rounds import Mirror, Round, Settings
-from sparklog.jobs.mirroring.sides import Group
+from sparklog.jobs.mirroring.sides import Group, KafkaSource
 
 SETTINGS = Settings(selection=Selection(topics=re.compile(".*")), patience_seconds=20.0)
 PATIENCE = Patience(quiet_seconds=2.0, wait_seconds=60.0)
@@ -36,9 +37,20 @@ class Source:
         self.open: dict[TopicPartition, int] = {}
         self.failures: list[Exception] = []
 
-    def put(self, topic: str, *partitions: tuple[int, int], topic_id: str = "id") -> None:
+    def put(
+        self,
+        topic: str,
+        *partitions: tuple[int, int],
+        topic_id: str = "id",
+        leaderless: Sequence[int] = (),
+    ) -> None:
         bounds = {number: Bounds(*each) for number, each in enumerate(partitions)}
-        self.found[topic] = SourceTopic(topic=topic, topic_id=topic_id, partitions=bounds)
+        self.found[topic] = SourceTopic(
+            topic=topic,
+            topic_id=topic_id,
+            partitions={n: each for n, each in bounds.items() if n not in leaderless},
+            leaderless=leaderless,
+        )
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, members: bool) -> None:
         self.members[group] = members
@@ -524,6 +536,96 @@ def test_a_refusal_is_final_if_the_target_did_not_move(here: Here) -> None:
     here.mirror.once()
     assert here.mirror.faults.keys() == {"a"}
     assert here.clock.monotonic() - began < 5
+
+
+def test_a_partition_without_a_leader_holds_up_no_other(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run copies the others, waits, and copies up to the end that the partition has then."""
+    here.source.put("a", (0, 5), (0, 7), leaderless=[1])
+    here.source.put("b", (0, 3))
+
+    names, back_at = here.source.names, here.clock.monotonic() + 5.0
+
+    def look() -> list[str]:
+        if here.clock.monotonic() >= back_at:
+            here.source.put("a", (0, 5), (0, 9))
+        return names()
+
+    monkeypatch.setattr(here.source, "names", look)
+    here.mirror.once()
+    assert [here.target.end("a", n) for n in (0, 1)] == [5, 9]
+    assert here.target.end("b") == 3
+    assert not here.mirror.faults
+    said = capsys.readouterr().err
+    assert said.count("a: partition 1 has no leader at the source, the others are copied") == 1
+    assert said.count("a: partition 1 has a leader again") == 1
+
+
+def test_a_run_does_not_wait_for_a_leader_forever(here: Here) -> None:
+    """It names the partition when the patience is over, and everything else is copied."""
+    here.source.put("a", (0, 5), (0, 7), (0, 7), leaderless=[1, 2])
+    here.source.put("b", (0, 3))
+    here.mirror.once()
+    assert (here.target.end("a"), here.target.end("b")) == (5, 3)
+    assert here.mirror.faults == {"a": "partitions 1, 2 have no leader at the source"}
+    here.source.put("a", (0, 5), (0, 7), (0, 7))
+    after = here.new()
+    after.once()
+    assert [here.target.end("a", n) for n in (1, 2)] == [7, 7]
+
+
+def test_a_partition_that_loses_its_leader_when_it_is_copied_ends_no_run(here: Here) -> None:
+    """All that the run has to copy of it is here."""
+    here.source.put("a", (0, 5), (0, 7))
+
+    def lose(_: Ranges) -> None:
+        here.source.put("a", (0, 5), (0, 7), leaderless=[1])
+
+    here.copier.before = lose
+    here.mirror.once()
+    assert [here.target.end("a", n) for n in (0, 1)] == [5, 7]
+    assert not here.mirror.faults
+
+
+def test_a_cutover_waits_for_a_leader(here: Here) -> None:
+    """No mirror ends while it is not known what a partition has."""
+    here.source.put("a", (0, 5), (0, 7), leaderless=[1])
+    with pytest.raises(errors.BadRequest, match="no cutover: a: partition 1 has no leader"):
+        here.cutover().run()
+    assert here.target.log.found["a"].origin is not None
+
+
+class _Admin:
+    """Kafka's admin client, as far as topics are described: partition 1 has no leader."""
+
+    def describeTopics(self, _: list[str]) -> Any:  # noqa: N802
+        partitions = [
+            SimpleNamespace(partition=lambda n=n: n, leader=lambda n=n: None if n == 1 else "node")
+            for n in range(3)
+        ]
+        topic = SimpleNamespace(
+            partitions=lambda: partitions, topicId=lambda: SimpleNamespace(toString=lambda: "id")
+        )
+        return SimpleNamespace(topicNameValues=lambda: {"a": SimpleNamespace(get=lambda: topic)})
+
+
+def test_kafka_is_not_asked_for_offsets_of_a_partition_without_a_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client would wait for a leader, and then fail for all partitions."""
+    asked: list[list[TopicPartition]] = []
+
+    def offsets(_: KafkaSource, places: Iterable[TopicPartition], *__: Any, **___: Any) -> Any:
+        asked.append(list(places))
+        return dict.fromkeys(asked[-1], 4)
+
+    monkeypatch.setattr(KafkaSource, "_offsets", offsets)
+    source = object.__new__(KafkaSource)
+    source._admin = _Admin()
+    found = source.topics(["a"])["a"]
+    assert asked == [[("a", 0), ("a", 2)]] * 2
+    assert (sorted(found.partitions), found.leaderless, found.count) == ([0, 2], [1], 3)
 
 
 def test_a_second_mirror_is_no_fault(here: Here) -> None:

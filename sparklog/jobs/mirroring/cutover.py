@@ -14,7 +14,7 @@ from sparklog import errors
 from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.clock import Clock, SystemClock
 from sparklog.jobs.mirroring.groups import GroupOffsets
-from sparklog.jobs.mirroring.plan import Pair, goal_of
+from sparklog.jobs.mirroring.plan import Pair, goal_of, named
 from sparklog.jobs.mirroring.rounds import Mirror
 from sparklog.jobs.mirroring.sides import Source, Target
 from sparklog.jobs.running import echo
@@ -125,6 +125,9 @@ class Cutover:
         lag = sum(pair.lag for pair in pairs)
         if lag:
             return f"{lag:,} records are to be copied"
+        for pair in pairs:
+            if pair.source.leaderless:
+                return f"{named(pair.source.leaderless)} no leader in {pair.topic}"
         if quiet_seconds < self._patience.quiet_seconds:
             return "producers may still write"
         marks = self._source.high_watermarks(pair.source for pair in pairs)

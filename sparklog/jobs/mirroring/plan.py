@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
+from sparklog.client.offsets import TopicPartition
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.jobs.ranges import fair_shares
 
@@ -48,6 +49,14 @@ class SourceTopic:
     topic: str
     topic_id: str
     partitions: Mapping[int, Bounds]
+    """Those that have a leader."""
+    leaderless: Sequence[int] = ()
+    """Partitions whose offsets are unknown until they have a leader."""
+
+    @property
+    def count(self) -> int:
+        """The number of partitions."""
+        return len(self.partitions) + len(self.leaderless)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +110,7 @@ class Pair:
     def was_cut_over(self) -> bool:
         """True if the target's topic is no mirror and has all offsets of the source."""
         found = self.target
-        if found is None or found.origin is not None or found.is_empty:
+        if found is None or found.origin is not None or found.is_empty or self.source.leaderless:
             return False
         return not any(
             self.position(number) < bounds.end for number, bounds in self.source.partitions.items()
@@ -119,10 +128,10 @@ class Pair:
             return self._foreign()
         if target.origin is not None and target.origin != self.origin:
             return self._of_another_source(target.origin)
-        if len(target.partitions) > len(self.source.partitions):
+        if len(target.partitions) > self.source.count:
             return (
                 f"the target has {len(target.partitions)} partitions, the source only"
-                f" {len(self.source.partitions)}"
+                f" {self.source.count}"
             )
         return self._lost(skips_deleted=skips_deleted)
 
@@ -262,6 +271,36 @@ def goal_of(pairs: Iterable[Pair]) -> Goal:
         pair.topic: {number: each.end for number, each in pair.source.partitions.items()}
         for pair in pairs
     }
+
+
+def with_ends_of(goal: Goal, pairs: Iterable[Pair], places: Collection[TopicPartition]) -> Goal:
+    """Returns the goal with the present ends of those of `places` that it lacks."""
+    more = {
+        pair.topic: {
+            n: b.end for n, b in pair.source.partitions.items() if (pair.topic, n) in places
+        }
+        for pair in pairs
+    }
+    return {topic: {**more.get(topic, {}), **ends} for topic, ends in goal.items()}
+
+
+def leaderless(pairs: Iterable[Pair], goal: Goal) -> dict[str, list[int]]:
+    """Returns the partitions without a leader that may have records up to `goal`, by topic."""
+    found = {
+        pair.topic: [
+            number
+            for number in pair.source.leaderless
+            if pair.position(number) < goal.get(pair.topic, {}).get(number, math.inf)
+        ]
+        for pair in pairs
+    }
+    return {topic: numbers for topic, numbers in found.items() if numbers}
+
+
+def named(numbers: Sequence[int]) -> str:
+    """Returns the subject of a sentence about partitions, and its verb."""
+    listed = ", ".join(map(str, numbers))
+    return f"partition {listed} has" if len(numbers) == 1 else f"partitions {listed} have"
 
 
 UNKNOWN_BYTES: Final = limits.MIB

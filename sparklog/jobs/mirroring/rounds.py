@@ -9,6 +9,8 @@ Rules:
   succeeded, so that a topic that fails holds up no other; it waits longer and longer.
 - An error is tried again until the patience is over. A refusal is final if the target's ends did
   not move between two of them.
+- A partition of the source without a leader holds up no other. Rounds leave it out until it has
+  one; a run that is to end waits for it, as long as the patience lasts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from sparklog import errors, limits
 from sparklog.broker.config.topic_config import MIRROR_SOURCE, value_of
+from sparklog.client.offsets import TopicPartition
 from sparklog.clock import Clock, SystemClock
 from sparklog.jobs.mirroring.groups import GroupOffsets, GroupsCopied
 from sparklog.jobs.mirroring.plan import (
@@ -31,8 +34,11 @@ from sparklog.jobs.mirroring.plan import (
     config_changes,
     goal_of,
     is_reached,
+    leaderless,
+    named,
     ranges,
     split_config,
+    with_ends_of,
 )
 from sparklog.jobs.mirroring.sides import Source, Target
 from sparklog.jobs.running import echo, sentence, setting, spark_error_kinds
@@ -216,6 +222,8 @@ class Mirror:
         """Bytes of an offset, of the last write of each topic of the source."""
         self._look_seconds = 0.0
         self._idle_seconds = _IDLE_SECONDS
+        self._leaderless: dict[str, Sequence[int]] = {}
+        """Partitions without a leader as of the last look, by topic of the source."""
         self._started: set[tuple[str, int]] = set()
         """Partitions of the target whose log start was looked at."""
         self._configured_at: float | None = None
@@ -262,7 +270,19 @@ class Mirror:
             if self.faults.get(topic) != reason:
                 echo(f"{topic}: not mirrored: {reason}")
         self.faults = found
+        self._report_leaderless(pairs)
         return [pair for pair in pairs if pair.topic not in found]
+
+    def _report_leaderless(self, pairs: Sequence[Pair]) -> None:
+        """Reports partitions that have no leader, when that begins and when it ends."""
+        found = {pair.topic: pair.source.leaderless for pair in pairs if pair.source.leaderless}
+        for topic in sorted(found.keys() | self._leaderless.keys()):
+            now, before = (each.get(topic, ()) for each in (found, self._leaderless))
+            if lost := sorted({*now} - {*before}):
+                echo(f"{topic}: {named(lost)} no leader at the source, the others are copied")
+            if back := sorted({*before} - {*now}):
+                echo(f"{topic}: {named(back)} a leader again")
+        self._leaderless = found
 
     def patiently(self, step: Callable[[], _Result]) -> _Result:
         """Repeats a step while a side does not answer. Raises the error when patience is over."""
@@ -287,6 +307,8 @@ class Mirror:
 
         Raises `BadOption` if no topic is selected.
         """
+        since: float | None = None
+        unknown: set[TopicPartition] = set()
         while True:
             pairs = self.patiently(self.prepared)
             if goal is None:
@@ -294,9 +316,18 @@ class Mirror:
                 goal = goal_of(pairs)
             wanted = [pair for pair in pairs if pair.topic in goal]
             self._miss(goal, wanted)
+            goal = with_ends_of(goal, wanted, unknown)
+            unknown |= {(pair.topic, n) for pair in wanted for n in pair.source.leaderless}
             if is_reached(wanted, goal):
-                self._copy_groups(pairs)
-                return
+                missing = leaderless(wanted, goal)
+                if not missing:
+                    self._copy_groups(pairs)
+                    return
+                now = self._clock.monotonic()
+                since = now if since is None else since
+                if now - since >= self._settings.patience_seconds:
+                    for topic, numbers in missing.items():
+                        self._refuse(topic, f"{named(numbers)} no leader at the source")
             self._copy(wanted, goal)
 
     def follow(self) -> None:
@@ -387,11 +418,7 @@ class Mirror:
     @staticmethod
     def _is_missing(pair: Pair) -> bool:
         found = pair.target
-        return (
-            found is None
-            or found.origin is None
-            or len(found.partitions) < len(pair.source.partitions)
-        )
+        return found is None or found.origin is None or len(found.partitions) < pair.source.count
 
     def config_of(self, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         """Returns the configuration of a mirrored topic, and the source's keys that it lacks."""
@@ -417,7 +444,7 @@ class Mirror:
 
     def _configure_one(self, pair: Pair, own: Mapping[str, str]) -> None:
         wanted, left = self.config_of(own)
-        count = len(pair.source.partitions)
+        count = pair.source.count
         found = pair.target
         if found is None:
             origin = {MIRROR_SOURCE: pair.origin}

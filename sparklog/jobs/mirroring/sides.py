@@ -190,11 +190,15 @@ class KafkaSource:
         with self._errors():
             described = self._admin.describeTopics(wanted).topicNameValues()
             found: dict[str, tuple[str, list[int]]] = {}
+            leaderless: dict[str, list[int]] = {}
             for name in wanted:
                 topic = self._unless_missing(described[name])
                 if topic is not None:
-                    numbers = [each.partition() for each in topic.partitions()]
-                    found[name] = topic.topicId().toString(), sorted(numbers)
+                    has_leader = {e.partition(): e.leader() is not None for e in topic.partitions()}
+                    numbers = sorted(number for number, has in has_leader.items() if has)
+                    found[name] = topic.topicId().toString(), numbers
+                    # Kafka's client would wait for one, and so would all others.
+                    leaderless[name] = sorted(has_leader.keys() - {*numbers})
         places = [(name, number) for name, (_, numbers) in found.items() for number in numbers]
         starts = self._offsets(places, "earliest")
         ends = self._offsets(places, "latest", committed=True)
@@ -205,6 +209,7 @@ class KafkaSource:
                 partitions={
                     number: Bounds(starts[name, number], ends[name, number]) for number in numbers
                 },
+                leaderless=leaderless[name],
             )
             for name, (topic_id, numbers) in found.items()
         }
