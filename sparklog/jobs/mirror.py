@@ -29,6 +29,7 @@ from sparklog.jobs.mirroring.plan import Selection, named
 from sparklog.jobs.mirroring.rounds import Mirror, Settings, SparkCopier
 from sparklog.jobs.mirroring.sides import (
     KafkaSource,
+    LateTimestamps,
     LogSource,
     Source,
     Target,
@@ -149,6 +150,15 @@ def mirror(
             help="Continue with a gap if the source has deleted records before they were copied.",
         ),
     ] = False,
+    late_timestamps: Annotated[
+        LateTimestamps,
+        typer.Option(
+            metavar="refuse|clamp|skip",
+            help="Records of Kafka with timestamps after the year 9999. refuse: name the first one,"
+            " and leave out its topic; clamp: write them with the last millisecond of that year;"
+            " skip: leave a gap at their offsets.",
+        ),
+    ] = LateTimestamps.REFUSE,
     round_records: Annotated[
         int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
     ] = 2_000_000,
@@ -220,7 +230,7 @@ def mirror(
         side: KafkaSource | LogSource = (
             LogSource(source)
             if address is None
-            else KafkaSource(spark, address, options, kafka_properties)
+            else KafkaSource(spark, address, options, kafka_properties, late_timestamps)
         )
         stack.enter_context(contextlib.closing(side))
         if side.cluster == f"sparklog:{target.cluster_id}":

@@ -101,6 +101,14 @@ class Kafka:
             assert producer.flush(_SECONDS) == 0
             getattr(producer, f"{ends}_transaction")(_SECONDS)
 
+    def send_at(self, topic: str, *times_ms: int) -> None:
+        """Creates the topic, and sends a record with each of the times."""
+        self.create(topic, 1, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.address})
+        for time_ms in times_ms:
+            producer.produce(topic, b"v", partition=0, timestamp=time_ms)
+        assert producer.flush(_SECONDS) == 0
+
     @staticmethod
     def _produce(producer: Any, topic: str, number: int, partition: int) -> None:
         producer.produce(
@@ -276,6 +284,27 @@ def test_faults_of_a_source_are_named(kafka: Kafka, root: Path, log: Log) -> Non
     deleted = [arguments[0], "--topics=two.deleted"]
     assert succeed(root, *deleted, "--skip-deleted").startswith("2 records in ")
     assert [each[0] for each in records(log, "two.deleted")[0]] == [0, 1, 2, 3, 4, 8, 9]
+
+
+def test_a_timestamp_after_the_year_9999(kafka: Kafka, root: Path, log: Log) -> None:
+    """Its record is named; it can be written with the last time that there is, or be left out."""
+    late, last = 253_402_300_800_005, 253_402_300_799_999
+    at = int(_AT.timestamp() * 1_000)
+    kafka.send_at("late.orders", at, late, at)
+    kafka.send_at("late.nanoseconds", at, at * 1_000_000)
+    source = f"--from=kafka://{kafka.address}"
+    said = fail(root, source, "--patience=60", r"--topics=late\..*")
+    assert f"The record at late.orders-0, offset 1, has the timestamp {late} ms" in said
+    assert "--late-timestamps clamp or skip" in said
+    assert f"late.nanoseconds-0, offset 1: its timestamp is {at * 1_000_000} ms" in said
+    for choice, times in (("clamp", [at, last, at]), ("skip", [at, at])):
+        name = f"--rename=(.*)=\\1.{choice}"
+        arguments = [source, "--topics=late.orders", name, f"--late-timestamps={choice}"]
+        assert succeed(root, *arguments).startswith(f"{len(times)} records in ")
+        found = records(log, f"late.orders.{choice}")[0]
+        assert [time_ms for _, time_ms, *_ in found] == times
+        assert bounds(log, f"late.orders.{choice}") == [(0, 3)]
+        assert succeed(root, *arguments, "--verify").startswith(f"{len(times)} records")
 
 
 def test_a_cutover_moves_producers_and_groups(kafka: Kafka, root: Path, log: Log) -> None:

@@ -16,7 +16,14 @@ from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
 from sparklog.clock import ManualClock
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
-from sparklog.jobs.mirroring.plan import Bounds, Ranges, Selection, SourceTopic, TargetTopic
+from sparklog.jobs.mirroring.plan import (
+    Bounds,
+    Range,
+    Ranges,
+    Selection,
+    SourceTopic,
+    TargetTopic,
+)
 from sparklog.jobs.mirroring.rounds import Mirror, Round, Settings
 from sparklog.jobs.mirroring.sides import Group, KafkaSource
 
@@ -80,6 +87,9 @@ class Source:
 
     def frame(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("a test copies without Spark")
+
+    def fault(self, *_: Any) -> errors.BadValue | None:
+        return None
 
 
 class TargetLog:
@@ -536,6 +546,47 @@ def test_a_refusal_is_final_if_the_target_did_not_move(here: Here) -> None:
     here.mirror.once()
     assert here.mirror.faults.keys() == {"a"}
     assert here.clock.monotonic() - began < 5
+
+
+def test_a_record_that_cannot_be_written_is_named(here: Here) -> None:
+    """It is a fault of its topic, and the others are copied."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 3))
+
+    def refuse(parts: Ranges) -> None:
+        if "a" in parts:
+            raise errors.BadValue(topic="a", partition=0, offset=2, reason="it is late")
+
+    here.copier.before = refuse
+    here.mirror.once()
+    assert (here.target.end("a"), here.target.end("b")) == (0, 3)
+    assert "a-0, offset 2: it is late" in here.mirror.faults["a"]
+
+
+def test_a_timestamp_that_spark_cannot_read_is_found_by_kafka(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The JVM's error does not say of which record it is."""
+    found = {("a", 0): 7, ("a", 1): -1, ("b", 0): 40}
+
+    def listed(_: KafkaSource, places: Iterable[TopicPartition], spec: str) -> Any:
+        assert spec == "since 9223372036854776"
+        return {
+            each: SimpleNamespace(offset=lambda at=found[each]: at, timestamp=lambda: 10**18)
+            for each in places
+        }
+
+    monkeypatch.setattr(KafkaSource, "_listed", listed)
+    source = object.__new__(KafkaSource)
+    spec = SimpleNamespace(forTimestamp=lambda ms: f"since {ms}")
+    admin = SimpleNamespace(OffsetSpec=spec)
+    source._kafka = SimpleNamespace(clients=SimpleNamespace(admin=admin))
+    part = Range(first=0, until=10, start=0)
+    error = PySparkException("java.lang.ArithmeticException: long overflow")
+    named = source.fault(error, {"b": {0: part}, "a": {0: part, 1: part}})
+    assert "a-0, offset 7: its timestamp is 1000000000000000000 ms" in str(named)
+    assert source.fault(error, {"b": {0: part}}) is None
+    assert source.fault(PySparkException("another"), {"a": {0: part}}) is None
 
 
 def test_a_partition_without_a_leader_holds_up_no_other(

@@ -143,9 +143,12 @@ class SparkCopier:
                     return self._copy(parts, names, are_small=True)
             except spark_error_kinds() as error:
                 if _NOT_SMALL not in str(error):
-                    raise
+                    raise self._source.fault(error, parts) or error from None
                 self._large |= parts.keys()
-        return self._copy(parts, names, are_small=False)
+        try:
+            return self._copy(parts, names, are_small=False)
+        except spark_error_kinds() as error:
+            raise self._source.fault(error, parts) or error from None
 
     def _copy(self, parts: Ranges, names: Mapping[str, str], *, are_small: bool) -> Round:
         from pyspark.sql import Observation
@@ -494,7 +497,7 @@ class Mirror:
 
     def _write(self, parts: Ranges, pairs: Mapping[str, Pair]) -> None:
         """Copies the ranges, or notes the failure of their topics."""
-        failures: tuple[type[Exception], ...] = (*spark_error_kinds(), *_DOWN)
+        failures: tuple[type[Exception], ...] = (*spark_error_kinds(), errors.BadValue, *_DOWN)
         try:
             done = self._copier.copy(parts, {topic: pairs[topic].name for topic in parts})
         except failures as error:
@@ -543,6 +546,8 @@ class Mirror:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Returns whether an error of Spark says that the target refuses the write."""
+    """Returns whether an error says that the write is refused, and would be again."""
+    if isinstance(error, errors.Invalid):
+        return True
     kinds = [getattr(errors, name, None) for name in _ERROR_OF_OURS.findall(str(error))]
     return any(isinstance(each, type) and issubclass(each, errors.Invalid) for each in kinds)

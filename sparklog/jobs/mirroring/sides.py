@@ -11,6 +11,7 @@ if it refuses.
 from __future__ import annotations
 
 import contextlib
+import enum
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ class Source(Protocol):
         """Returns the records of the ranges, with `COLUMNS`, read by at least `tasks` tasks."""
         ...
 
+    def fault(self, error: Exception, parts: Ranges) -> errors.BadValue | None:
+        """Returns the record of the ranges that an error of Spark is about, if Spark is silent."""
+        ...
+
 
 def _ranges_frame(
     spark: SparkSession,
@@ -118,6 +123,52 @@ _CONSUMER: Final = {
 }
 _V1_SOURCES: Final = "spark.sql.sources.useV1SourceList"
 _NOT_FOUND: Final = "UnknownTopicOrPartitionException"
+_TOO_LATE: Final = "which is after the year 9999"
+_OVERFLOW: Final = ("long overflow", "UnknownReason")
+"""Errors for a timestamp whose microseconds are more than 63 bits. From 4.2 on Spark names the
+record, but its driver does not get that error.
+"""
+_OVERFLOW_MS: Final = 2**63 // 1_000 + 1
+_LAST_MS: Final = limits.TIMESTAMP_MAX_US // 1_000
+
+
+class LateTimestamps(enum.StrEnum):
+    """Records of Kafka whose timestamps are after the year 9999, which no timestamp here can be.
+
+    Producers that send microseconds or nanoseconds make such records.
+    """
+
+    REFUSE = "refuse"
+    CLAMP = "clamp"
+    SKIP = "skip"
+
+
+def without_late_timestamps(records: DataFrame, late: LateTimestamps) -> DataFrame:
+    """Returns the records with timestamps that a topic here can have.
+
+    A late one fails the read with the record's place, or becomes the last possible one, or its
+    record is left out.
+    """
+    from pyspark.sql import functions as f
+
+    at, last = f.col("timestamp"), f.timestamp_micros(f.lit(_LAST_MS * 1_000))
+    is_late = f.coalesce(at > last, f.lit(False))
+    if late is LateTimestamps.SKIP:
+        return records.where(~is_late)
+    if late is LateTimestamps.CLAMP:
+        return records.withColumn("timestamp", f.least(at, last))
+    # A line of its own, as the errors of Python workers have.
+    said = f.concat(
+        f.lit("\nsparklog.errors.BadValue: The record at "),
+        f.concat_ws("-", "topic", "partition"),
+        f.lit(", offset "),
+        f.col("offset").cast("string"),
+        f.lit(", has the timestamp "),
+        f.unix_millis(at).cast("string"),
+        f.lit(f" ms, {_TOO_LATE}: --late-timestamps clamp or skip continues.\n"),
+    )
+    fails = f.raise_error(said).cast("timestamp_ltz")
+    return records.withColumn("timestamp", f.when(is_late, fails).otherwise(at))
 
 
 class KafkaSource:
@@ -128,6 +179,7 @@ class KafkaSource:
         address: bootstrap servers.
         options: of Kafka's clients, by Kafka's names.
         properties: a file of more of them, as Kafka's own tools take it.
+        late: what becomes of records with timestamps after the year 9999.
     """
 
     def __init__(
@@ -136,8 +188,10 @@ class KafkaSource:
         address: str,
         options: Mapping[str, str],
         properties: Path | None = None,
+        late: LateTimestamps = LateTimestamps.REFUSE,
     ) -> None:
         self._address = address
+        self._late = late
         self._jvm: Any = _jvm(spark)
         more = {} if properties is None else self._read(properties)
         self._options = {**more, **options, "bootstrap.servers": address}
@@ -228,19 +282,23 @@ class KafkaSource:
     def _offsets(
         self, places: Iterable[TopicPartition], point: str, *, committed: bool = False
     ) -> dict[TopicPartition, int]:
+        spec = getattr(self._kafka.clients.admin.OffsetSpec, point)()
+        found = self._listed(places, spec, committed=committed)
+        return {place: each.offset() for place, each in found.items()}
+
+    def _listed(
+        self, places: Iterable[TopicPartition], spec: Any, *, committed: bool = False
+    ) -> dict[TopicPartition, Any]:
         level = self._kafka.common.IsolationLevel
         isolation = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
-        admin = self._kafka.clients.admin
-        spec = getattr(admin.OffsetSpec, point)()
         partition = self._kafka.common.TopicPartition
         asked = {place: partition(*place) for place in places}
         with self._errors():
             result = self._admin.listOffsets(
-                dict.fromkeys(asked.values(), spec), admin.ListOffsetsOptions(isolation)
+                dict.fromkeys(asked.values(), spec),
+                self._kafka.clients.admin.ListOffsetsOptions(isolation),
             )
-            return {
-                place: result.partitionResult(each).get().offset() for place, each in asked.items()
-            }
+            return {place: result.partitionResult(each).get() for place, each in asked.items()}
 
     def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         resource = self._kafka.common.config.ConfigResource
@@ -296,7 +354,25 @@ class KafkaSource:
             "failOnDataLoss": "true",
         }
         with _as_v2(spark, "kafka"):
-            return _ranges_frame(spark, "kafka", given, parts, tasks)
+            records = _ranges_frame(spark, "kafka", given, parts, tasks)
+        return without_late_timestamps(records, self._late)
+
+    def fault(self, error: Exception, parts: Ranges) -> errors.BadValue | None:
+        if not any(each in str(error) for each in _OVERFLOW):
+            return None
+        spec = self._kafka.clients.admin.OffsetSpec.forTimestamp(_OVERFLOW_MS)
+        places = [(topic, number) for topic, each in parts.items() for number in each]
+        for (topic, number), found in self._listed(places, spec).items():
+            part = parts[topic][number]
+            if part.start <= found.offset() < part.until:
+                return errors.BadValue(
+                    topic=topic,
+                    partition=number,
+                    offset=found.offset(),
+                    reason=f"its timestamp is {found.timestamp()} ms, {_TOO_LATE} and more than"
+                    " Spark can read",
+                )
+        return None
 
 
 @contextlib.contextmanager
@@ -403,6 +479,10 @@ class LogSource:
 
     def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
         return _ranges_frame(spark, "sparklog", {"root": self._root}, parts, tasks, self._ids)
+
+    def fault(self, error: Exception, parts: Ranges) -> errors.BadValue | None:
+        del error, parts  # a log names the records itself
+        return None
 
 
 def _group_offsets(log: Log, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
