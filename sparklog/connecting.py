@@ -8,7 +8,8 @@ A log is reached in one of three ways:
   answers needs no heartbeat; only one that does not answer is watched.
 - A root without a live broker: an *embedded* broker in this process, on a loopback address. It is
   registered like any other, so another process on the root joins it, and takes over when it ends.
-  With `detached` the broker is a process of its own, which ends after some idle time.
+  With `detached` the broker is a process of its own, which ends after some idle time. Where this
+  process may only read the root, no broker is started: reads go to the root itself.
 
 Brokers that are started here have the settings of the environment (`SPARKLOG_…`). A standing broker
 (`sparklog broker`) takes over from them: this process continues as its client, and starts another
@@ -39,7 +40,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.client import arguments
-from sparklog.client.connection import Connection, ask
+from sparklog.client.connection import Channel, Connection, ask
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
@@ -105,7 +106,9 @@ def connect(
             elsewhere than at `kafka`; or an invalid value of a variable `SPARKLOG_…`.
         errors.UnknownOption: a variable `SPARKLOG_…` that is not a setting of a broker.
         errors.NotARoot, errors.RootNotEmpty, errors.RootNotWritable, errors.FormatTooNew,
-            errors.CorruptObject: a broker cannot be started on the root, for this reason.
+            errors.CorruptObject: a broker cannot be started on the root, for this reason. A root
+            that this process may only read is opened nevertheless, unless `detached` or `kafka` is
+            given: its records are read without a broker, and other calls raise `RootReadOnly`.
         errors.BrokerUnavailable, errors.WrongPort: no broker answers at the address. Of several
             addresses the error names each with its reason.
         errors.WrongCluster: the address of the root's broker belongs to another cluster here.
@@ -294,8 +297,10 @@ class _RootSession:
         self._has_resolved = False
         self._asks_for_kafka = kafka is not None
 
-    def resolve(self, patience_seconds: float = 0.0) -> str:
+    def resolve(self, patience_seconds: float = 0.0) -> str | Channel:
         """Returns the Flight address of the root's live broker, which is started if there is none.
+
+        Returns a channel to the root itself where this process may only read it.
 
         `patience_seconds`: how long a live broker that does not answer is asked again. It may have
         died just now, or still be recovering.
@@ -310,6 +315,8 @@ class _RootSession:
                     return address
                 except (errors.BrokerAlive, errors.BrokerFenced) as error:
                     refusal = error  # another process was faster
+                except errors.RootNotWritable as error:
+                    return self._root_itself(error)
             # Brokers come and go right now; later there may be one that answers.
             raise errors.BrokerUnavailable(address=self._store.uri, reason=str(refusal))
 
@@ -325,6 +332,23 @@ class _RootSession:
                 self._check(leader)
                 return leader.flight
         return None
+
+    def _root_itself(self, refusal: errors.RootNotWritable) -> Channel:
+        """Returns a channel for reading the root. Raises `refusal` if a broker is asked for."""
+        # Slow to import, and not needed if a broker is alive.
+        from sparklog.root_channel import RootChannel
+
+        if self._asks_for_kafka or self._kind is BrokerKind.DETACHED:
+            raise refusal
+        reason = str(refusal.facts["reason"])
+        try:
+            channel = RootChannel(self._store, clock=self._clock, reason=reason)
+        except errors.NotARoot:
+            raise refusal from None
+        if not self._has_resolved:
+            self._has_resolved = True
+            _log.info("sparklog: reading %s without a broker: %s", self._store.uri, reason)
+        return channel
 
     def find(self) -> str:
         """Returns the Flight address of the live broker. Raises `BrokerUnavailable`."""

@@ -72,6 +72,7 @@ __all__ = [
     "RootIsCopy",
     "RootNotEmpty",
     "RootNotWritable",
+    "RootReadOnly",
     "SparklogError",
     "StillSending",
     "StorageFull",
@@ -649,6 +650,16 @@ class RootNotWritable(Invalid):
     template = (
         "Root {root} is not writable: {reason}. Grant this process write access, or use another"
         " root."
+    )
+
+
+class RootReadOnly(RootNotWritable):
+    """A request needs a broker, none serves the root, and this process cannot start one there."""
+
+    code = "root_read_only"
+    template = (
+        "Root {root} is read-only for this process, and no broker serves it, which {what} needs:"
+        " {reason}. Start a broker that can write to the root, or grant this process write access."
     )
 
 

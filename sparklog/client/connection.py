@@ -29,7 +29,7 @@ from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import unknown_topic
 
-Resolve = Callable[[], str]
+Resolve = Callable[[], "str | Channel"]
 
 _HARMLESS: Final = frozenset(
     {
@@ -327,9 +327,9 @@ class Connection:
     """Channels to a cluster's brokers, opened when needed. Thread-safe.
 
     Args:
-        resolve: returns `host:port` of a live broker; called at first use and after a break. Its
-            `SparklogError` reaches the caller, a `Retriable` one after the time for retries; any
-            other exception becomes the cause of a `SparklogError`.
+        resolve: returns `host:port` of a live broker, or a channel that needs none; called at first
+            use and after a break. Its `SparklogError` reaches the caller, a `Retriable` one after
+            the time for retries; any other exception becomes the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
         timeout_seconds: how long an action is tried again, unless the call gives a timeout.
         jitter: returns random numbers from 0 to 1 for the waits.
@@ -463,7 +463,7 @@ class Connection:
             except errors.SparklogError as error:
                 if isinstance(error, errors.NotCoordinator):
                     self._find_coordinator(request, retry.left_seconds)
-                if channel is not None and is_of_the_broker(error):
+                if channel is not None and _may_be_better(error):
                     self.broke(channel)
                     if _may_have_arrived(error):
                         lost = error
@@ -497,7 +497,7 @@ class Connection:
         except errors.SparklogError as error:
             if isinstance(error, errors.NotCoordinator):  # the caller's next attempt finds it
                 self._find_coordinator(request, timeout_seconds)
-            if is_of_the_broker(error):
+            if _may_be_better(error):
                 self.broke(channel)
             raise
 
@@ -604,12 +604,15 @@ class Connection:
         if address is None:
             if self._is_unknown(broker):  # it was forgotten again
                 raise errors.BrokerUnavailable(address=f"broker {broker}", reason="it is down")
-            address = self._home = self._find_home()
+            home = self._find_home()
         else:
             self._check_answers(address, is_learned=self._is_cluster and broker >= 0)
-        channel = Channel(address)
+            home = address
+        channel = home if isinstance(home, Channel) else Channel(home)
         with self._lock:
-            self._channels[address] = channel
+            if address is None:
+                self._home = channel.address
+            self._channels[channel.address] = channel
         return channel
 
     def _check_answers(self, address: str, *, is_learned: bool = False) -> None:
@@ -625,12 +628,13 @@ class Connection:
                 raise errors.BrokerUnavailable(address=address, reason=reason) from error
             raise
 
-    def _find_home(self) -> str:
-        """Returns the address of `resolve`, or else of another broker that was known to be up."""
+    def _find_home(self) -> str | Channel:
+        """Returns the home of `resolve`, or else another broker that was known to be up."""
         try:
-            address = self._ask()
-            self._check_answers(address)
-            return address
+            home = self._ask()
+            if isinstance(home, str):
+                self._check_answers(home)
+            return home
         except (errors.Retriable, errors.WrongPort):  # another program may listen there now
             with self._lock:
                 others = list(self._brokers.values()) if self._is_cluster else []
@@ -640,7 +644,7 @@ class Connection:
                     return other
             raise
 
-    def _ask(self) -> str:
+    def _ask(self) -> str | Channel:
         # It may open files and start a broker; callers expect a `SparklogError` only.
         try:
             return self._resolve()
@@ -696,6 +700,11 @@ def is_of_the_broker(failure: errors.SparklogError) -> bool:
     return isinstance(
         failure, errors.BrokerUnavailable | errors.BrokerClosing | errors.BrokerFenced
     )
+
+
+def _may_be_better(failure: errors.SparklogError) -> bool:
+    """Returns True if the next call should ask for the live broker again."""
+    return is_of_the_broker(failure) or isinstance(failure, errors.RootReadOnly)
 
 
 def _is_in_doubt(name: str, last: errors.SparklogError) -> bool:
