@@ -1,9 +1,17 @@
-"""HTML tables for notebooks."""
+"""Numbers in words, and HTML tables for notebooks."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Returns a number of things in words: `1 record`, `2,000 records`.
+
+    `many`: what follows any number but 1; by default `one` with an s.
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def html_table(caption: str, heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog import limits
-from sparklog.cli.cluster import ClusterRootOption, partitions, view
+from sparklog.cli.cluster import ClusterRootOption, view
 from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
+from sparklog.display import counted
 from sparklog.options import ROOT_VARIABLE
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def drain(
     def progress(count: int) -> None:
         nonlocal last
         if count != last:
-            typer.echo(f"sparklog: broker {number} leads {partitions(count)}", err=True)
+            typer.echo(f"sparklog: broker {number} leads {counted(count, 'partition')}", err=True)
             last = count
 
     drained = cluster.drain(
@@ -242,7 +243,8 @@ def drain(
         again = f"broker {number} was started again (epoch {drained.epoch})"
         typer.echo(f"sparklog: {again}, by a supervisor: stop it there", err=True)
     if drained.left:
-        typer.echo(f"{partitions(drained.left)} are not served until the next broker starts")
+        left = counted(drained.left, "partition is", "partitions are")
+        typer.echo(f"{left} not served until the next broker starts")
 
 
 class Level(enum.StrEnum):
@@ -284,5 +286,5 @@ def log_level(
 
 def _moved(moved: Mapping[int, int]) -> str:
     parts = [f"{count} to broker {broker}" for broker, count in sorted(moved.items())]
-    words = f"{partitions(sum(moved.values()))} moved"
+    words = f"{counted(sum(moved.values()), 'partition')} moved"
     return f"{words}: {', '.join(parts)}" if parts else words

@@ -16,6 +16,7 @@ from sparklog.cli.shared import (
     log_target,
     print_columns,
 )
+from sparklog.display import counted
 from sparklog.options import ROOT_VARIABLE, STORAGE_PREFIX, check_bootstrap, storage_options
 
 if TYPE_CHECKING:
@@ -107,19 +108,21 @@ def balance(
     else:
 
         def progress(moved: int) -> None:
-            typer.echo(f"sparklog: {partitions(moved)} moved", err=True)
+            typer.echo(f"sparklog: {counted(moved, 'partition')} moved", err=True)
 
         found = cluster.balance(target, SystemClock(), timeout_seconds=timeout, progress=progress)
     brokers = sorted({**found.before, **found.after})
     rows = [(each, found.before.get(each, 0), found.after.get(each, 0)) for each in brokers]
     print_columns([("broker", "before", "after"), *rows])
     if dry_run:
-        typer.echo(f"{partitions(len(found.left))} would move")
+        typer.echo(f"{counted(len(found.left), 'partition')} would move")
         return
-    typer.echo(f"{partitions(found.moved)} moved")
+    typer.echo(f"{counted(found.moved, 'partition')} moved")
     if found.left:
         reason = "their leaders do not give them away now; their logs say why"
-        typer.echo(f"sparklog: {partitions(len(found.left))} should move: {reason}", err=True)
+        typer.echo(
+            f"sparklog: {counted(len(found.left), 'partition')} should move: {reason}", err=True
+        )
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -256,11 +259,6 @@ def _named(broker: int, states: Mapping[int, str]) -> str:
 
 def _states(cluster: ClusterDescription) -> dict[int, str]:
     return {each.broker: each.state for each in cluster.brokers}
-
-
-def partitions(count: int) -> str:
-    """Returns a number of partitions in words."""
-    return f"{count} partition" if count == 1 else f"{count} partitions"
 
 
 def _counts(leaders: Sequence[int]) -> str:

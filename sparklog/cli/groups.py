@@ -25,6 +25,7 @@ from sparklog.cli.shared import (
     open_log,
     print_columns,
 )
+from sparklog.display import counted
 
 if TYPE_CHECKING:
     from sparklog.client.lag import GroupLag, PartitionLag
@@ -274,7 +275,7 @@ def delete(
                 continue
             places = [place for place in log.group_offsets(group) if place[0] == offsets_of]
             log.forget_group_offsets(group, places)
-            typer.echo(f"{group}: {_count(len(places), 'offset')} of {offsets_of} deleted")
+            typer.echo(f"{group}: {counted(len(places), 'offset')} of {offsets_of} deleted")
 
 
 # ------------------------------------------------------------------------------ looking
@@ -564,7 +565,7 @@ def _check_empty(log: Log, group: str) -> None:
             sorted({f"{each.client_id} at {each.client_host or '?'}" for each in info.members})
         )
         hint = (
-            f": it has {_count(len(info.members), 'member')} ({clients}); stop them, or wait until"
+            f": it has {counted(len(info.members), 'member')} ({clients}); stop them, or wait until"
             " the sessions of dead ones time out, and try again"
         )
         raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint)
@@ -660,7 +661,3 @@ def _duration(seconds: float | None) -> str:
 
 def _or_none(value: int | None) -> str:
     return _NONE if value is None else str(value)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,42 +1,66 @@
-"""`sparklog jobs`: names the programs for Spark, and their files for `spark-submit`."""
+"""`sparklog jobs`: names and runs the programs for Spark; their files are for `spark-submit`."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from sparklog import jobs
+from sparklog.cli.maintenance import PASS_ON
 from sparklog.cli.shared import Command, print_columns
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List the programs for Spark, and find their files.",
+    help="List and run the programs for Spark, and find their files.",
 )
+
+_RUN: Final = {**PASS_ON, "allow_interspersed_args": False}
+
+JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job.", show_default=False)]
 
 
 @app.command("list", cls=Command)
 def list_() -> None:
     """Lists the jobs.
 
-    Each is run by python -m sparklog.jobs.NAME, or by spark-submit with the file that sparklog jobs
-    path NAME prints.
+    Each is run here by sparklog jobs run NAME, or on a cluster by spark-submit with the file that
+    sparklog jobs path NAME prints.
 
     Example: sparklog jobs list
     """
     print_columns([("JOB", "WHAT IT DOES"), *jobs.JOBS.items()])
 
 
+@app.command(cls=Command, context_settings=_RUN)
+def run(job: JobArgument, context: typer.Context) -> None:
+    """Runs a job on this machine, or through Spark Connect if SPARK_REMOTE names a server.
+
+    All words after NAME are arguments of the job: sparklog jobs run NAME --help lists them. It is
+    the same as python -m sparklog.jobs.NAME.
+
+    Example: sparklog jobs run produce --topic orders --format json orders.json
+    """
+    _check(job)
+    # The same process, so that signals and exit code are the job's.
+    os.execv(sys.executable, [sys.executable, "-m", f"{jobs.__name__}.{job}", *context.args])
+
+
 @app.command(cls=Command)
-def path(
-    job: Annotated[str, typer.Argument(metavar="NAME", help="The job.", show_default=False)],
-) -> None:
+def path(job: JobArgument) -> None:
     """Prints the path of a job's file, for spark-submit.
 
     Example: sparklog jobs path produce
     """
+    _check(job)
+    typer.echo(Path(jobs.__file__).with_name(f"{job}.py"))
+
+
+def _check(job: str) -> None:
+    """Raises a usage error if there is no such job."""
     if job not in jobs.JOBS:
         raise typer.BadParameter(f"there is no job {job!r}; sparklog jobs list names them")
-    typer.echo(Path(jobs.__file__).with_name(f"{job}.py"))

@@ -16,6 +16,7 @@ import typer
 from sparklog import errors
 from sparklog.cli.formats import Fields, InputFormat, format_of
 from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
+from sparklog.display import counted
 
 if TYPE_CHECKING:
     from io import BufferedIOBase
@@ -141,9 +142,9 @@ def produce(
             raise
     _check_begin(inputs[0], from_line, lines.count)
     seconds = time.monotonic() - began
-    typer.echo(f"{_count(acks.records, 'record')} acked in {seconds:.1f} s", err=True)
+    typer.echo(f"{counted(acks.records, 'record')} acked in {seconds:.1f} s", err=True)
     if lines.bad_count:
-        skipped = _count(lines.bad_count, "invalid line")
+        skipped = counted(lines.bad_count, "invalid line")
         typer.echo(f"{skipped} skipped and written to {skip_bad}", err=True)
 
 
@@ -280,7 +281,7 @@ class _Reader:
             return f"Nothing was sent.{remedy}{'.' if remedy else ''}"
         were = "was" if acks.records == 1 else "were"
         advice = self._advice(acks, current, line, error)
-        return f"{_count(acks.records, 'record')} {were} acked{advice}."
+        return f"{counted(acks.records, 'record')} {were} acked{advice}."
 
     def _remedy(self, error: BaseException | None, first: str) -> str:
         """Returns `first` and the other remedy if a line is invalid."""
@@ -299,10 +300,6 @@ class _Reader:
             )
         remedy = self._remedy(error, " after correcting the line")
         return f": all lines before {line}{where}; continue by --from-line {line}{remedy}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:

@@ -26,6 +26,7 @@ from sparklog.cli.shared import (
     print_columns,
     root_metadata,
 )
+from sparklog.display import counted
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
@@ -313,7 +314,7 @@ def compact(
     """
     with open_log(root, bootstrap, wait) as log:
         info = log.compact(topic)
-    typer.echo(f"{info.topic}: {info.table_files} file{'' if info.table_files == 1 else 's'}")
+    typer.echo(f"{info.topic}: {counted(info.table_files, 'file')}")
 
 
 @app.command(cls=Command)
@@ -371,9 +372,9 @@ def trim(
         if dry_run or not count:
             return
         if not yes:
-            typer.confirm(f"Delete {_offsets(count)} of {topic} permanently?", abort=True)
+            typer.confirm(f"Delete {counted(count, 'offset')} of {topic} permanently?", abort=True)
         log.delete_records(topic, starts)
-    typer.echo(f"{topic}: {_offsets(count)} deleted")
+    typer.echo(f"{topic}: {counted(count, 'offset')} deleted")
 
 
 def _offset(text: str) -> int | str:
@@ -442,7 +443,7 @@ def _print_topic(info: flight_messages.TopicInfo) -> None:
     if info.table_uri:
         typer.echo(
             f"table   {info.table_uri} (version {info.table_version},"
-            f" {info.table_files} files, {info.table_bytes} bytes)"
+            f" {counted(info.table_files, 'file')}, {info.table_bytes} bytes)"
         )
     heading = ("partition", "leader", "start", "end", "published")
     rows = [(p.partition, p.leader, p.start, p.end, p.published) for p in info.partitions]
@@ -456,13 +457,8 @@ def _print_starts(info: flight_messages.TopicInfo, starts: Mapping[int, int]) ->
     print_columns([heading, *rows])
 
 
-def _offsets(count: int) -> str:
-    return f"{count:,} offset{'' if count == 1 else 's'}"
-
-
 def _partitions(info: flight_messages.TopicInfo) -> str:
-    count = len(info.partitions)
-    return f"{count} partition{'' if count == 1 else 's'}"
+    return counted(len(info.partitions), "partition")
 
 
 def _config(info: flight_messages.TopicInfo) -> str:

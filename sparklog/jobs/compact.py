@@ -24,6 +24,7 @@ import typer
 from sparklog import errors
 from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.clock import SystemClock
+from sparklog.display import counted
 from sparklog.formats.topic_names import unknown_topic
 from sparklog.jobs.rewriting import PassSteps, Piece, rewrite
 from sparklog.jobs.running import echo, parallelism, progress, run, spark_session
@@ -115,10 +116,12 @@ class _Compaction:
         self._merge()
         topic = self._table.topic
         said = last_line(topic, self._rows, time.perf_counter() - began)
-        said += f", {self._files_after:,} files in place of {self._files_before:,}"
+        said += f", {counted(self._files_after, 'file')} in place of {self._files_before:,}"
         parts = [
-            f", {self._superseded:,} superseded records removed" if self._superseded else "",
-            f", {retained:,} files removed by retention" if retained else "",
+            f", {counted(self._superseded, 'superseded record')} removed"
+            if self._superseded
+            else "",
+            f", {counted(retained, 'file')} removed by retention" if retained else "",
             f"; left for another run: {', '.join(self._left)}" if self._left else "",
         ]
         is_idle = not (self._files_before or retained or self._left or self._failures)
@@ -211,9 +214,10 @@ class _Compaction:
             lost += len(merges) - len(done)
             for each in done:
                 self._count(each.group.files, each.files)
-            echo(f"{self._files_before:,} files with {self._rows:,} records are replaced")
+            records = counted(self._rows, "record is", "records are")
+            echo(f"{counted(self._files_before, 'file')} with {records} replaced")
         if lost:
-            self._left.append(f"{lost} groups of files")
+            self._left.append(counted(lost, "group of files", "groups of files"))
         try:
             file_compaction.commit(table, failed)
         except errors.SparklogError as error:
@@ -268,7 +272,8 @@ def _count_files(piece: Piece) -> int:
 def _echo_plan(what: str, done: str, files: Sequence[TableFile]) -> None:
     size = sum(file.size_bytes for file in files)
     rows = sum(file.rows or 0 for file in files)
-    echo(f"{what}: {len(files):,} files would be {done}, {rows:,} records, {size:,} bytes")
+    sizes = f"{counted(rows, 'record')}, {counted(size, 'byte')}"
+    echo(f"{what}: {counted(len(files), 'file')} would be {done}, {sizes}")
 
 
 def main() -> None:

@@ -16,12 +16,14 @@ from urllib.parse import unquote
 import typer
 
 from sparklog import errors
+from sparklog.jobs.running import spark_error_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 _GLOB: Final = re.compile(r"([\\{}\[\]*?,])")
+_NOT_PARQUET: Final = "CANNOT_READ_FILE_FOOTER"
 _WITH_SCHEMA: Final = ("delta", "text")
 """Formats whose streams know their own schema."""
 
@@ -73,7 +75,15 @@ class Input:
             return reader.table(self.table)
         if self.schema:
             reader = reader.schema(self.schema)
-        return reader.format(self.format).load(list(self.paths))
+        try:
+            return reader.format(self.format).load(list(self.paths))
+        except spark_error_kinds() as error:  # Spark reads the schema of Parquet files here
+            if _NOT_PARQUET not in str(error):
+                raise
+            raise errors.BadRequest(
+                reason=f"{', '.join(self.paths)}: not all of these files are Parquet. Give their"
+                " format: --format csv, json, text, orc or delta."
+            ) from None
 
     def read_stream(self, spark: SparkSession) -> DataFrame:
         """Returns the rows there are now, and those that are added.

@@ -32,6 +32,7 @@ from sparklog.cli.shared import (
     WaitOption,
     open_log,
 )
+from sparklog.display import counted
 from sparklog.jobs.running import echo, run
 from sparklog.jobs.targets import PartitionsOption
 
@@ -102,7 +103,7 @@ class Outcome:
 
     def __str__(self) -> str:
         text = (
-            f"{self.records:,} records in {self.seconds:.1f} s"
+            f"{counted(self.records, 'record')} in {self.seconds:.1f} s"
             f" ({self.records / self.seconds:,.0f} records/s,"
             f" {self.bytes / self.seconds / 1e6:,.1f} MB/s)"
         )
@@ -282,7 +283,7 @@ def _shown(seconds: float) -> Iterator[Callable[[float, int], None]]:
                 bar.update(task, completed=now, sent=sent)
             elif not console.is_terminal and now - shown >= _LINE_SECONDS:
                 shown = now
-                echo(f"{sent:,} records in {now:.0f} s")
+                echo(f"{counted(sent, 'record')} in {now:.0f} s")
 
         yield show
 

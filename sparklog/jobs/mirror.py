@@ -23,6 +23,7 @@ import typer
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.cli.shared import RootOption, config_pairs, root_metadata
+from sparklog.display import counted
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Selection, named
@@ -37,7 +38,7 @@ from sparklog.jobs.mirroring.sides import (
 )
 from sparklog.jobs.mirroring.verify import verify
 from sparklog.jobs.running import echo, run, spark_session
-from sparklog.jobs.targets import root_for_spark
+from sparklog.jobs.targets import in_seconds, root_for_spark
 from sparklog.options import check_bootstrap, check_root
 
 if TYPE_CHECKING:
@@ -287,15 +288,16 @@ def _copy(job: Mirror, *, follow: bool) -> None:
         else:
             job.once()
     except KeyboardInterrupt:
-        typer.echo(f"{job.copied.records:,} records; stopped, the same command continues here")
+        typer.echo(
+            f"{counted(job.copied.records, 'record')}; stopped, the same command continues here"
+        )
         raise
     seconds = time.perf_counter() - began
-    count = job.copied.records
     if job.groups.ahead:
         echo(f"groups with offsets that are not here yet: {', '.join(job.groups.ahead)}")
     for name, why in job.groups.refused.items():
         echo(f"the offsets of group {name} were not copied: {why}")
-    typer.echo(f"{count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)")
+    typer.echo(in_seconds(job.copied.records, seconds))
     _check(job)
 
 
@@ -314,14 +316,17 @@ def _show(job: Mirror) -> None:
         state = "to be created" if pair.target is None else "a mirror"
         if pair.target is not None and pair.target.origin is None:
             state = "to become a mirror"
-        echo(f"{pair.topic} to {pair.name}, {state}, {count} partitions, lag {pair.lag:,}")
+        echo(
+            f"{pair.topic} to {pair.name}, {state}, {counted(count, 'partition')}, lag {pair.lag:,}"
+        )
         if wanted:
             echo(f"     {', '.join(f'{name}={value}' for name, value in wanted.items())}")
         if left:
             echo(f"     without {', '.join(left)}, which topics here do not have")
     lag = sum(pair.lag for pair in pairs)
     typer.echo(
-        f"{len(pairs)} topics, {lag:,} offsets to copy; nothing was written, because of --dry-run"
+        f"{counted(len(pairs), 'topic')}, {counted(lag, 'offset')} to copy; nothing was written,"
+        " because of --dry-run"
     )
     _check(job)
 
@@ -343,14 +348,14 @@ def _verify(spark: SparkSession, source: Source, target: LogSource, job: Mirror,
         if found.differences:
             differ.append(pair.topic)
         else:
-            same = f"{found.records:,} records in {found.ranges:,} ranges are the same"
-            echo(f"{pair.topic}: {same}, lag {pair.lag:,}")
+            same = f"{counted(found.records, 'record')} in {counted(found.ranges, 'range')}"
+            echo(f"{pair.topic}: the same {same}, lag {pair.lag:,}")
     if differ:
         raise errors.BadRequest(reason=f"the two sides differ in {', '.join(differ)}")
     if unknown:
         reason = f"not all partitions were compared of {', '.join(unknown)}"
         raise errors.BadRequest(reason=reason)
-    typer.echo(f"{records:,} records are the same on both sides")
+    typer.echo(f"{counted(records, 'record is', 'records are')} the same on both sides")
 
 
 def _cut_over(job: Cutover, target: Target) -> None:
@@ -359,7 +364,7 @@ def _cut_over(job: Cutover, target: Target) -> None:
     address = broker.kafka or "(start a broker with --kafka HOST:PORT)"
     echo(f"5. switch clients of {', '.join(names)} to bootstrap.servers={address}")
     echo(f"   or, for native clients and Spark, to {target.root} or {broker.address}")
-    typer.echo(f"{len(names)} topics were cut over")
+    typer.echo(f"{counted(len(names), 'topic was', 'topics were')} cut over")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog.cli.shared import RootOption, config_pairs
+from sparklog.display import counted
 from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
@@ -316,8 +317,8 @@ def _describe(
     *,
     is_new: bool,
 ) -> None:
-    size = f": {files.count:,} files, {files.bytes / 2**20:,.1f} MiB" if files is not None else ""
-    echo(f"from {source}{size}")
+    size = "" if files is None else f", {files.bytes / 2**20:,.1f} MiB"
+    echo(f"from {source}" + (f": {counted(files.count, 'file')}{size}" if files else ""))
     kinds = {field.name: field.dataType.simpleString() for field in made.frame.schema}
     if made.as_json:
         roles = {each.name for each in fields(Expressions)} - {"value"}
@@ -325,7 +326,7 @@ def _describe(
         kinds = {"value": f"a JSON object of {', '.join(members)}"} | {
             name: kind for name, kind in kinds.items() if name in roles
         }
-    count = f"{partitions} partition" + ("" if partitions == 1 else "s")
+    count = counted(partitions or 0, "partition")
     echo(f"to   {topic}, {'to be created with ' if is_new else ''}{count}")
     for name, kind in kinds.items():
         echo(f"     {name}: {kind}")
@@ -336,15 +337,15 @@ def _write(spark: SparkSession, made: Records, target: Target, run_name: str | N
     from pyspark.sql import functions as f
 
     began = time.perf_counter()
-    counted = Observation()
-    rows = made.frame.observe(counted, f.count(f.lit(1)).alias("count"))
+    observed = Observation()
+    rows = made.frame.observe(observed, f.count(f.lit(1)).alias("count"))
     options = made.options
     if run_name is not None:
         options["idempotencyKey"] = target.name_of(run_name)
     with progress(spark, f"produce {target.topic}"):
         target.writer(rows, **options).save()
     seconds = time.perf_counter() - began
-    count = counted.get["count"]
+    count = observed.get["count"]
     typer.echo(last_line(target.topic, count, seconds))
 
 
@@ -382,7 +383,7 @@ def _follow(query: StreamingQuery) -> int:
             if each["batchId"] > last and each["numInputRows"]:
                 last = each["batchId"]
                 count += each["numInputRows"]
-                echo(f"batch {last}: {each['numInputRows']:,} records")
+                echo(f"batch {last}: {counted(each['numInputRows'], 'record')}")
     return count
 
 

@@ -22,6 +22,7 @@ import typer
 
 import sparklog
 from sparklog.cli.shared import RootOption, root_metadata
+from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
@@ -155,7 +156,7 @@ def replay(
             whole = range_of(log, info, start, end)
             keeps_partitions = (found or partitions) == len(info.partitions)
         job["partitions"] = _KEPT if keeps_partitions else _BY_KEY
-        echo(f"from {source_topic}, at most {whole.count:,} records")
+        echo(f"from {source_topic}, at most {counted(whole.count, 'record')}")
         how = "the same partitions" if keeps_partitions else "partitions by key"
         echo(f"to   {to}{'' if found is not None else ', to be created'}, {how}, times: {times}")
         if dry_run:
@@ -274,7 +275,7 @@ class _Replay:
         written = self._write(plan.part, at, speed, txnAppId=name, txnVersion=str(plan.number))
         kept.finish(plan.number)
         behind = f", {late_seconds:.1f} s late" if late_seconds > _WINDOW_SECONDS else ""
-        echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")
+        echo(f"{at:%Y-%m-%d %H:%M:%S}: {counted(written, 'record')}{behind}")
         return written
 
     def _check_exists(self, log: Log, part: Range) -> None:
@@ -311,10 +312,10 @@ class _Replay:
         columns = ["key", "value", "headers"]
         columns += ["timestamp"] if self._times is not Times.NOW else []
         columns += ["partition"] if self._keeps_partitions else []
-        counted = Observation()
-        records = rows.select(columns).observe(counted, f.count(f.lit(1)).alias("count"))
+        observed = Observation()
+        records = rows.select(columns).observe(observed, f.count(f.lit(1)).alias("count"))
         self._target.writer(records, **once).save()
-        return int(counted.get["count"])
+        return int(observed.get["count"])
 
 
 def main() -> None:

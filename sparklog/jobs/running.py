@@ -19,10 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sparklog import errors
 from sparklog.cli.shared import Command, ExitCode, exit_codes
+from sparklog.display import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_STDERR: Final = 2
+_PIPE_BYTES: Final = 65_536
+_END_OF_START: Final = b"\0sparklog: Spark has started\0"
+"""Separates the output of a JVM's start from what follows."""
 _LOOK_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 30.0
 """Between two lines of progress where no terminal shows a bar."""
@@ -127,6 +132,8 @@ def echo(text: str) -> None:
 def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) -> SparkSession:
     """Returns the session of `spark-submit` or of Spark Connect, or starts a local one.
 
+    A local one is quiet: the job prints its errors, in one line, and its progress.
+
     `with_delta`: a local one has Delta, if delta-spark is installed. `packages`: Maven coordinates
     of packages that a local one without Delta has.
     """
@@ -136,18 +143,82 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
-    if SparkSession.getActiveSession() is None and not is_submitted:
-        builder = builder.config("spark.log.level", "ERROR")
+    starts = SparkSession.getActiveSession() is None and not is_submitted
+    if starts:
+        has_delta = with_delta and importlib.util.find_spec("delta") is not None
+        downloads = ", which downloads packages the first time" if packages or has_delta else ""
+        echo(f"starting Spark{downloads}")
+        builder = builder.config("spark.log.level", "FATAL")  # each failed task has a stack
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
         if packages:
             builder = builder.config("spark.jars.packages", ",".join(packages))
-        if with_delta and importlib.util.find_spec("delta") is not None:
+        if has_delta:
             from delta import configure_spark_with_delta_pip
 
             for key, value in _DELTA.items():
                 builder = builder.config(key, value)
             builder = configure_spark_with_delta_pip(builder)
-    with signals_deferred():  # stopped while it starts, a JVM would be left behind
+    quiet = _quiet_start() if starts else contextlib.nullcontext()
+    with quiet, signals_deferred():  # stopped while it starts, a JVM would be left behind
         return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Drops the standard error of a JVM that starts in this block; prints it if the start fails.
+
+    Ivy writes a hundred lines there, and no setting of Spark prevents it. The output of the JVM
+    after its start goes to the standard error of this process, through a thread.
+    """
+    if sys.stderr is None:  # it was closed before this process began
+        yield
+        return
+    sys.stderr.flush()
+    own = os.dup(_STDERR)
+    reader, writer = os.pipe()
+    os.dup2(writer, _STDERR)
+    os.close(writer)
+    output = _StartOutput(own)
+    thread = threading.Thread(target=output.forward, args=(reader,), name="sparklog-jvm")
+    thread.daemon = True
+    thread.start()
+    try:
+        yield
+    except Exception:
+        output.is_wanted = True
+        raise
+    finally:
+        sys.stderr.flush()
+        os.write(_STDERR, _END_OF_START)
+        os.dup2(own, _STDERR)
+        output.is_over.wait()
+
+
+class _StartOutput:
+    """Standard error of a JVM: that of its start is kept back, and the rest is forwarded."""
+
+    def __init__(self, target: int) -> None:
+        """`target`: the descriptor that bytes are forwarded to."""
+        self._target = target
+        self.is_wanted = False
+        """True if the output of the start is printed when it is over."""
+        self.is_over = threading.Event()
+
+    def forward(self, reader: int) -> None:
+        """Reads the descriptor until its end."""
+        kept = b""
+        while data := os.read(reader, _PIPE_BYTES):
+            if not self.is_over.is_set():
+                kept, end, data = (kept + data).partition(_END_OF_START)
+                if not end:
+                    continue
+                self._write(kept if self.is_wanted else b"")
+                self.is_over.set()
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the JVM must not wait for a reader that is gone
+            os.write(self._target, data)
 
 
 @contextlib.contextmanager
@@ -220,7 +291,7 @@ def _watch(tracker: Any, what: str, is_over: threading.Event) -> None:
     if not sys.stderr.isatty():
         while not is_over.wait(_LINE_SECONDS):
             done, total = _tasks(tracker)
-            echo(f"{what}: {done:,} of {total:,} tasks")
+            echo(f"{what}: {done:,} of {counted(total, 'task')}")
         return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

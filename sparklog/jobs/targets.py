@@ -11,6 +11,7 @@ import sparklog
 from sparklog import errors
 from sparklog.cli.shared import log_target, root_metadata
 from sparklog.clock import SystemClock
+from sparklog.display import counted
 from sparklog.options import storage_options
 from sparklog.sinks.options import to_topic
 from sparklog.storage.cluster import read_cluster
@@ -153,4 +154,10 @@ def _named(run: str, topic_id: str) -> str:
 
 def last_line(topic: str, count: int, seconds: float) -> str:
     """Returns the result of a job that has written records."""
-    return f"{topic}: {count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)"
+    return f"{topic}: {in_seconds(count, seconds)}"
+
+
+def in_seconds(count: int, seconds: float) -> str:
+    """Returns a number of records and their time in words, with a rate if it is one or more."""
+    took, rate = f"{counted(count, 'record')} in {seconds:.1f} s", round(count / seconds)
+    return f"{took} ({counted(rate, 'record')}/s)" if rate else took

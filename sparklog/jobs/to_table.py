@@ -31,6 +31,7 @@ import typer
 import sparklog
 from sparklog import arrow, errors, limits
 from sparklog.cli.shared import RootOption, root_metadata
+from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
 from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
@@ -566,7 +567,7 @@ def to_table(
             typer.echo(f"{target}: stopped; a run with this checkpoint continues here")
             raise
     said = last_line(str(target), job.count, time.perf_counter() - began)
-    typer.echo(f"{said}; {job.rejected:,} dead letters" if job.rejected else said)
+    typer.echo(f"{said}; {counted(job.rejected, 'dead letter')}" if job.rejected else said)
 
 
 class _Job:
@@ -649,7 +650,8 @@ class _Job:
                 self.starts = range_of(self._log, info, start, LATEST).starts
             self._number, self._at = 0, self.starts
         is_new = "" if found is not None else ", to be created"
-        echo(f"from {self._source.topic}, at most {self._waiting(info).count:,} records")
+        waiting = counted(self._waiting(info).count, "record")
+        echo(f"from {self._source.topic}, at most {waiting}")
         echo(f"to   {self._table}{is_new}")
         for field in shape.columns:
             echo(f"     {field.name}: {field.dataType.simpleString()}")
@@ -711,8 +713,8 @@ class _Job:
                 if not self._find_fields(part, waiting):
                     if every_seconds is None:
                         raise errors.BadRequest(
-                            reason=f"The first {waiting.count:,} records have no fields. Give them"
-                            " by --schema."
+                            reason=f"No field was found in {counted(waiting.count, 'record')}. Give"
+                            " the fields by --schema."
                         )
                     if not is_told:
                         echo("no record has fields yet; waiting for one, or give --schema")
@@ -852,7 +854,7 @@ class _Job:
         kept.finish(plan.number)
         self.count += counts.good
         self.rejected += counts.bad
-        echo(f"window {plan.number}: {counts.good:,} records")
+        echo(f"window {plan.number}: {counted(counts.good, 'record')}")
 
     def _append(self, rows: DataFrame, shape: Shape, plan: Window, name: str) -> _Counts:
         """Decodes the records once, and counts them as they are written."""

@@ -23,6 +23,7 @@ from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.cli.maintenance import print_finding
 from sparklog.cli.shared import ExitCode, RootOption, root_metadata
 from sparklog.clock import Clock, SystemClock
+from sparklog.display import counted
 from sparklog.doctor import CheckResult, CheckState
 from sparklog.formats.topic_names import unknown_topic
 from sparklog.jobs.running import parallelism, progress, run, spark_session
@@ -122,7 +123,7 @@ def verify(
         print_finding(finding)
     failed = sum(each.state is CheckState.FAIL for each in job.findings)
     said = last_line(uri, job.rows, time.perf_counter() - began)
-    typer.echo(f"{said}, {failed} faults" if failed else f"{said}, no fault")
+    typer.echo(f"{said}, {counted(failed, 'fault') if failed else 'no fault'}")
     if failed:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
@@ -172,7 +173,8 @@ class _Verification:
     def check_snapshot(self, name: str, snapshot: TableSnapshot) -> None:
         wanted = self._follower.metadata.topic(name).partition_count
         if wanted != snapshot.partitions:
-            said = f"its table has {snapshot.partitions} partitions, and the cluster {wanted}"
+            count = counted(snapshot.partitions, "partition")
+            said = f"its table has {count}, and the cluster {wanted}"
             self._fail(name, said, "start a broker, which adds partitions to the table")
         for partition, start in enumerate(snapshot.starts):
             place = f"{name}-{partition}"
@@ -185,7 +187,8 @@ class _Verification:
                 if file.last is not None and file.last < start
             ]
             if below:
-                said = f"{place}: {len(below)} files are below the log start {start}"
+                count = counted(len(below), "file is", "files are")
+                said = f"{place}: {count} below the log start {start}"
                 advice = "another engine restored them; the broker's janitor removes them"
                 self._add(name, CheckState.WARN, said, advice)
             if (beyond := self._follower.beyond(snapshot, partition)) is not None:
@@ -298,11 +301,12 @@ class _Verification:
                     name, partition, (start, ends[name, partition]), found, explained=explained
                 )
         self.rows += count
-        said = f"{snapshot.partitions} partitions, {count:,} records"
+        said = f"{counted(snapshot.partitions, 'partition')}, {counted(count, 'record')}"
         state, advice = CheckState.OK, ""
         if missing:
             causes = ", ".join(sorted(_causes(snapshot)))
-            said += f", {missing:,} offsets without a record{f' ({causes})' if causes else ''}"
+            said += f", {counted(missing, 'offset')} without a record"
+            said += f" ({causes})" if causes else ""
             if any(cause is GapCause.ENGINE for _, cause in snapshot.gaps):
                 state = CheckState.WARN
                 advice = "DESCRIBE HISTORY shows the DELETE, or the RESTORE to an older version"
@@ -344,9 +348,10 @@ class _Verification:
         add(at, max(end, at))
         if missing:
             first, last = gaps[0][0], gaps[0][1] - 1
+            count = counted(missing, "offset has", "offsets have")
             self._fail(
                 name,
-                f"{name}-{partition}: {missing:,} offsets have no record, first {first} to {last}",
+                f"{name}-{partition}: {count} no record, first {first} to {last}",
                 "restore the table; if a DELETE was run on it, which DESCRIBE HISTORY shows, and no"
                 " broker knows of it, give --allow-gaps",
             )

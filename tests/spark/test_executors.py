@@ -104,5 +104,5 @@ def test_jobs_run(ran: Ran) -> None:
         "produced: nothing to write, this run's records are in the topic",
         "replayed: 3 records",
         "produced: 3 records",
-        "produced: 6 records, 1 files in place of 2",
+        "produced: 6 records, 1 file in place of 2",
     ]

@@ -317,7 +317,7 @@ def test_a_cutover_moves_producers_and_groups(kafka: Kafka, root: Path, log: Log
     kafka.send("three", 10, 3)
     result = run(root, *arguments, "--cutover", "--groups=three", "--quiet=0.5")
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == "1 topics were cut over"
+    assert result.stdout.splitlines()[-1] == "1 topic was cut over"
     assert "switch clients of three to bootstrap.servers=" in result.stderr
     assert records(log, "three") == kafka.read("three")
     with log.producer() as producer:
@@ -488,7 +488,7 @@ def test_a_difference_is_found(
                     producer.send("t", last, key=key, timestamp=_AT)
         arguments = [f"--from={tmp_path / 'other'}", "--topics=t", "--verify", "--round-records=2"]
         if same:
-            assert succeed(root, *arguments) == "1 records are the same on both sides"
+            assert succeed(root, *arguments) == "1 record is the same on both sides"
             return
         said = fail(root, *arguments)
         assert "t: partition 0, offsets 0 up to 2: 2 records with hash" in said

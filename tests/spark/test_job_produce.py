@@ -201,7 +201,7 @@ def test_files_of_delta_whose_names_are_quoted(
     for kind in ("delta", "parquet"):
         frame.format(kind).save(str(tmp_path / kind))
         arguments = ["--topic=t", f"--format={kind}", tmp_path / kind]
-        assert succeed(root, *arguments).startswith("t: 1 records in ")
+        assert succeed(root, *arguments).startswith("t: 1 record in ")
         assert "nothing to write" in succeed(root, *arguments)
     assert records(log) == [(None, b'{"id":1,"day":"a:b c%"}')] * 2
 

@@ -117,7 +117,7 @@ def test_timestamps_stay_timestamps_whatever_the_session_prefers(
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     try:
         arguments = ["--dead-letters=dead", "--partitions=1", "--origin", "--new-fields=add"]
-        assert succeed(root, *arguments, table).endswith("; 1 dead letters")
+        assert succeed(root, *arguments, table).endswith("; 1 dead letter")
         kinds = dict(spark.read.format("delta").load(str(table)).dtypes)
     finally:
         spark.conf.unset("spark.sql.timestampType")

@@ -45,7 +45,7 @@ def test_records_of_table_and_log(root: Path, log: Log) -> None:
     result = run(root, "t")
     assert result.exit_code == 3, result.output
     assert f"{lost.name} does not exist" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("1 faults")
+    assert result.stdout.splitlines()[-1].endswith("1 fault")
     assert "Traceback" not in result.output
 
 

@@ -21,7 +21,7 @@ from sparklog.jobs.running import app_of
 LINES = ("a", "b", "c")
 KILLS = 20
 """Kills of a job, in long tests."""
-_DURATION = re.compile(r" in [\d.]+ s \([^)]*\)")
+_DURATION = re.compile(r" in [\d.]+ s( \([^)]*\))?")
 _RUN_SECONDS = 240
 
 

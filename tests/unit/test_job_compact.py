@@ -178,7 +178,7 @@ def test_what_was_done_is_said(spark: Spark, capsys: pytest.CaptureFixture[str])
     fill(table, 3)
     said = run(table, capsys)
     assert said.startswith("t: 30 records in ")
-    assert said.endswith(", 1 files in place of 3, 23 superseded records removed")
+    assert said.endswith(", 1 file in place of 3, 23 superseded records removed")
 
 
 def test_a_dry_run_changes_nothing(spark: Spark, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +246,7 @@ def test_a_broker_that_was_faster_wins(spark: Spark, capsys: pytest.CaptureFixtu
     spark.meanwhile = merge_and_publish
     said = run(table, capsys)
     assert said.startswith("t: 40 records in ")
-    assert said.endswith("; left for another run: 1 groups of files")
+    assert said.endswith("; left for another run: 1 group of files")
     assert [len(files) for files in table.refresh().files] == [2, 2]
     assert [offsets(table, number)[:40] for number in range(2)] == before
     named = {file.path for files in table.snapshot.files for file in files}
@@ -318,7 +318,7 @@ def test_a_pass_that_others_prevent_is_named(
 
     spark.meanwhile = replace
     said = run(table, capsys)
-    assert said.endswith("; left for another run: partition 0, 1 groups of files")
+    assert said.endswith("; left for another run: partition 0, 1 group of files")
     assert spark.rounds == [1, 1, 1, 1]
     assert offsets(table) == list(range(40))
     assert progress(table) == [0]
@@ -433,7 +433,7 @@ def test_a_broker_goes_on(
     rig.publish()
     assert topic.partition(0).start == 3
     rig.broker.topics.alter(flight_messages.AlterTopic(topic="r", config={"retention.bytes": "-1"}))
-    assert "1 files in place of 2" in run(table, capsys)
+    assert "1 file in place of 2" in run(table, capsys)
     rig.append([b"5"], topic="r")
     rig.publish()
     assert rig.read("r", start=3) == [(3, b"3"), (4, b"4"), (5, b"5")]
@@ -520,7 +520,7 @@ def test_a_long_pass_is_continued_by_another_run(
     assert "3 superseded records removed; left for another run: the rest of partition 0" in said
     assert progress(table) == [0]
     said = run(table, capsys)
-    assert said.endswith("1 superseded records removed")
+    assert said.endswith("1 superseded record removed")
     assert progress(table) == [11]
     assert offsets(table) == [3, 4, 5, 6, 8, 9, 10]
 

@@ -332,7 +332,7 @@ def test_a_snapshot_that_contradicts_itself(rig: Rig, store: MemoryStore) -> Non
     assert [each.found for each in job.findings] == [
         "its table has 2 partitions, and the cluster 1",
         "t-0: the log start 9 is after the end 2",
-        "t-0: 1 files are below the log start 9",
+        "t-0: 1 file is below the log start 9",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from sparklog import errors
 from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.clock import Clock, SystemClock
+from sparklog.display import counted
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Pair, goal_of, named
 from sparklog.jobs.mirroring.rounds import Mirror
@@ -124,7 +125,7 @@ class Cutover:
     def _restless(self, pairs: Sequence[Pair], quiet_seconds: float) -> str | None:
         lag = sum(pair.lag for pair in pairs)
         if lag:
-            return f"{lag:,} records are to be copied"
+            return f"{counted(lag, 'record is', 'records are')} to be copied"
         for pair in pairs:
             if pair.source.leaderless:
                 return f"{named(pair.source.leaderless)} no leader in {pair.topic}"

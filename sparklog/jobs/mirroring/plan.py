@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.client.offsets import TopicPartition
+from sparklog.display import counted
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.jobs.ranges import fair_shares
 
@@ -130,7 +131,7 @@ class Pair:
             return self._of_another_source(target.origin)
         if len(target.partitions) > self.source.count:
             return (
-                f"the target has {len(target.partitions)} partitions, the source only"
+                f"the target has {counted(len(target.partitions), 'partition')}, the source only"
                 f" {self.source.count}"
             )
         return self._lost(skips_deleted=skips_deleted)

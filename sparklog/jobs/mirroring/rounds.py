@@ -24,6 +24,7 @@ from sparklog import errors, limits
 from sparklog.broker.config.topic_config import MIRROR_SOURCE, value_of
 from sparklog.client.offsets import TopicPartition
 from sparklog.clock import Clock, SystemClock
+from sparklog.display import counted
 from sparklog.jobs.mirroring.groups import GroupOffsets, GroupsCopied
 from sparklog.jobs.mirroring.plan import (
     Goal,
@@ -453,11 +454,11 @@ class Mirror:
             origin = {MIRROR_SOURCE: pair.origin}
             self._target.log.create_topic(pair.name, count, {**wanted, **origin})
             without = f", without {', '.join(left)}" if left else ""
-            echo(f"{pair.topic}: created {pair.name} with {count} partitions{without}")
+            echo(f"{pair.topic}: created {pair.name} with {counted(count, 'partition')}{without}")
             return
         if len(found.partitions) < count:
             self._target.log.add_partitions(pair.name, count)
-            echo(f"{pair.topic}: {pair.name} has {count} partitions now")
+            echo(f"{pair.topic}: {pair.name} has {counted(count, 'partition')} now")
         changes = config_changes(found.config, wanted)
         if found.origin is None:
             changes[MIRROR_SOURCE] = pair.origin
@@ -541,7 +542,7 @@ class Mirror:
         lag = sum(pair.lag for pair in pairs)
         if not (rate or lag):
             return
-        echo(f"{self.copied.records:,} records, {rate:,.0f} records/s, lag before {lag:,}")
+        echo(f"{counted(self.copied.records, 'record')}, {rate:,.0f} records/s, lag before {lag:,}")
         self._reported_at, self._reported = now, self.copied.records
 
 

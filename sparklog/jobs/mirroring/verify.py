@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.broker.config.topic_config import is_compacted
+from sparklog.display import counted
 from sparklog.jobs.mirroring.plan import Bounds, Pair, Range
 from sparklog.jobs.mirroring.sides import LogSource, Source
 
@@ -39,8 +40,8 @@ class Difference:
     def __str__(self) -> str:
         return (
             f"partition {self.partition}, offsets {self.first:,} up to {self.until:,}:"
-            f" {self.source.records:,} records with hash {self.source.hash:016x} at the source,"
-            f" {self.target.records:,} with {self.target.hash:016x} in the target"
+            f" {counted(self.source.records, 'record')} with hash {self.source.hash:016x} at the"
+            f" source, {self.target.records:,} with {self.target.hash:016x} in the target"
         )
 
 
