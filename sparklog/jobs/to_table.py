@@ -37,6 +37,7 @@ from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 from sparklog.jobs.windows import Checkpoint, Head, Window
 from sparklog.sources.json_inference import (
+    Kind,
     ddl_of,
     find_fields,
     is_usable,
@@ -69,6 +70,8 @@ _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 _REFUSED: Final = "sparklog: a record without a row"
 _NOT_SKIPPED: Final = "sparklog: a write that must fail"
 _OBSERVED_SECONDS: Final = 10.0
+_CASE_RECORDS: Final = 1_000
+"""Records of a new checkpoint whose fields are compared with those of --schema."""
 _TXN: Final = "spark.databricks.delta.write.txn"
 
 
@@ -138,6 +141,8 @@ class Shape:
         from pyspark.sql import functions as f
 
         assert self.key_type is not None
+        if self.key_type.typeName() == "binary":
+            return f.col("key")
         text = f.try_validate_utf8(f.col("key").cast("string"))
         return text.try_cast(self.key_type)
 
@@ -149,7 +154,9 @@ class Shape:
             spark, part, columns="key,value,topic,partition,offset,timestamp,headers"
         )
         if self.key_type is not None:
-            said = f"its key is no {self.key_type.simpleString().upper()}"
+            is_binary = self.key_type.typeName() == "binary"
+            said = "null" if is_binary else f"no {self.key_type.simpleString().upper()}"
+            said = f"its key is {said}"
             reason = f.when(self._key().isNull(), said)
         else:
             reason = f.when(f.col("value").isNull(), "its value is null")
@@ -356,6 +363,38 @@ def _check_names_in(wanted: DataType, found: DataType | None) -> None:
         known = found if isinstance(found, MapType) else None
         _check_names_in(wanted.keyType, known and known.keyType)
         _check_names_in(wanted.valueType, known and known.valueType)
+
+
+def _check_readable(fields: StructType) -> None:
+    """Raises `BadOption` if a field has a type that JSON values are not read as."""
+    try:
+        json_type(fields)
+    except errors.BadOption as error:  # it names the option of Spark's source
+        raise errors.BadOption(
+            option="--schema", value=error.value, reason=str(error.reason)
+        ) from None
+
+
+def other_case(fields: DataType, found: Kind, path: str = "") -> tuple[str, str] | None:
+    """Returns a field and the name that objects have for it, in other letters; None: there is none.
+
+    Names in JSON are case-sensitive, as in Spark's `from_json`.
+    """
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(fields, ArrayType) and isinstance(found, list):
+        return other_case(fields.elementType, found[0], path)
+    if not (isinstance(fields, StructType) and isinstance(found, dict)):
+        return None
+    names = {name.lower(): name for name in found}
+    for field in fields:
+        name = names.get(field.name.lower())
+        if name is not None and field.name not in found and name not in fields.names:
+            return f"{path}{field.name}", f"{path}{name}"
+        inside = other_case(field.dataType, found.get(field.name), f"{path}{field.name}.")
+        if inside is not None:
+            return inside
+    return None
 
 
 def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
@@ -632,7 +671,7 @@ class _Job:
             own = StructType([each for each in found if each.name.lower() not in taken])
             self._fields = _with_fields_of(self._fields, own)
         if self._fields.fields:
-            json_type(self._fields)
+            _check_readable(self._fields)
         shape = self._shape(self._fields)
         if found is not None:
             check_fits(found, shape.columns)
@@ -720,6 +759,8 @@ class _Job:
                         echo("no record has fields yet; waiting for one, or give --schema")
                         is_told = True
                     break
+                if not self._number:
+                    self._check_case(part)
                 self._check_writable(part)
                 plan = kept.plan(self._number, part, self._fields.json())
                 self._write(kept, plan, name)
@@ -767,17 +808,38 @@ class _Job:
         return bool(self._fields.fields)
 
     def _add_fields(self, part: Range) -> None:
-        known = json_type(self._fields) if self._fields.fields else pa.struct([])
-        texts = self._source.frame(
-            self._spark, part, columns="value", valueFormat="string"
-        ).mapInArrow(functools.partial(find_fields, known), "found STRING")
-        found = merged_fields(json.loads(row["found"]) for row in texts.collect())
+        found = merged_fields(self._found(part))
         if self._upsert is not None:
             found.pop(self._upsert, None)
         self._fields, left_out = with_new_fields(self._fields, found, self._taken())
         for each in sorted({*left_out} - self._left_out):
             self._left_out.add(each)
             echo(f"the field {each!r} is left out: no column can have its name")
+
+    def _found(self, part: Range) -> Iterator[dict[str, Kind]]:
+        """Yields the fields that objects have, from each task that has read some of them."""
+        known = json_type(self._fields) if self._fields.fields else pa.struct([])
+        texts = self._source.frame(
+            self._spark, part, columns="value", valueFormat="string"
+        ).mapInArrow(functools.partial(find_fields, known), "found STRING")
+        for row in texts.collect():
+            yield json.loads(row["found"])
+
+    def _check_case(self, part: Range) -> None:
+        """Raises `WrongSchema` if the first objects have a field in other letters.
+
+        Its column would be null in each row. Where new fields are added, such a one is reported.
+        """
+        if self._adds_fields:
+            return
+        for found in self._found(_part(part, _CASE_RECORDS)):
+            other = other_case(self._fields, found)
+            if other is not None:
+                field, name = other
+                raise errors.WrongSchema(
+                    reason=f"The objects have the field {name!r}, and --schema names {field!r}:"
+                    " names in JSON are case-sensitive. Correct --schema, or leave the field out."
+                )
 
     def _check_writable(self, part: Range) -> None:
         """Raises the errors of a window that can be found before it is planned.
@@ -806,6 +868,8 @@ class _Job:
             ends = {each.partition: each.end for each in info.partitions}
             waiting = Range(starts=plan.starts, ends={n: ends[n] for n in plan.starts})
             if self._find_fields(plan.part, waiting):
+                if not plan.number:
+                    self._check_case(plan.part)
                 self._check_writable(plan.part)
                 plan = kept.replan(plan, self._fields.json())
             self._write(kept, plan, name)

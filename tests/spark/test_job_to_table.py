@@ -169,6 +169,19 @@ def test_upsert_takes_any_name_and_a_part_of_a_struct(
     assert rows(table, by="k") == [{"k": "1", "a`b": {"x": 1, "y": None}}]
 
 
+def test_upsert_by_a_binary_column(root: Path, log: Log, table: Path) -> None:
+    """The bytes of a key are a BINARY column, whether they are text or not; a null key is bad."""
+    arguments = ["--upsert=k", "--schema=k BINARY, n BIGINT", table]
+    for number in range(2):
+        send(log, {"n": number}, key=b"\xff\x00")
+        send(log, {"n": number}, key=b"text")
+        succeed(root, *arguments)
+    expected = [{"k": b"text", "n": 1}, {"k": b"\xff\x00", "n": 1}]
+    assert rows(table, by="k") == expected
+    send(log, {"n": 2})
+    assert "its key is null" in fail(root, *arguments)
+
+
 # ------------------------------------------------------------------------------ refused
 
 
@@ -210,6 +223,18 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(
     assert DeltaTable(table).version() == 0
     assert log.topics() == ["t"]
     assert not (root.parent / "checkpoint").exists()
+
+
+def test_a_field_of_the_schema_in_other_letters_is_refused(
+    root: Path, log: Log, table: Path
+) -> None:
+    """Its column would be null in each row, without a word."""
+    send(log, {"id": 1, "userName": "ann"})
+    said = fail(root, "--schema=id BIGINT, username STRING", table)
+    assert "the field 'userName', and --schema names 'username'" in said
+    assert not table.exists()
+    succeed(root, "--schema=id BIGINT, userName STRING", table)
+    assert rows(table) == [{"id": 1, "userName": "ann"}]
 
 
 def test_a_bad_record_ends_a_run_without_dead_letters(root: Path, log: Log, table: Path) -> None:

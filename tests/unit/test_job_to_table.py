@@ -20,7 +20,7 @@ import sparklog
 from sparklog import Log, errors, limits
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.targets import Target
-from sparklog.jobs.to_table import Table, _Job, check_names
+from sparklog.jobs.to_table import Table, _Job, check_names, other_case
 from sparklog.jobs.windows import Checkpoint, Window
 from tests.support.waiting import time_with
 
@@ -154,7 +154,7 @@ def test_a_job_waits_for_the_first_object(
     looked = []
     monkeypatch.setattr(_Job, "_add_fields", lambda _, part: looked.append(part))
     kept = Checkpoint(str(tmp_path / "new"))
-    with pytest.raises(errors.BadRequest, match="The first 5 records have no fields"):
+    with pytest.raises(errors.BadRequest, match="No field was found in 5 records"):
         _job(log, tmp_path / "root").run(kept, "name", None, max_records=1, every_seconds=None)
     looked.clear()
     stops = iter([None, None])
