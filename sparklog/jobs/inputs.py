@@ -135,8 +135,13 @@ def files_of(spark: SparkSession, frame: DataFrame) -> FileSet | None:
 
 def _stat(spark: SparkSession, paths: Iterable[str]) -> list[Row]:
     """Returns path, size and time of each file. Raises `AnalysisException` if one is missing."""
-    found = spark.read.format("binaryFile").load([_GLOB.sub(r"\\\1", path) for path in paths])
+    found = spark.read.format("binaryFile").load([*map(literal, paths)])
     return found.select("path", "length", "modificationTime").collect()
+
+
+def literal(path: str) -> str:
+    """Returns the pattern that matches only this path, for a reader of Spark."""
+    return _GLOB.sub(r"\\\1", path)
 
 
 def identity_of(files: FileSet | None, *parts: object) -> str:

@@ -8,7 +8,8 @@ or any expression of SQL; key, headers, time and partition are expressions as we
 
 A batch is written once: in one step, at its end, under a name made of its files and of these
 options. A run that is stopped leaves nothing, and one that is repeated finds its records. With a
-checkpoint the rows are a stream, and each run writes those that are new since the last one.
+checkpoint the rows are a stream, and each run writes those that are new since the last one. The
+checkpoint notes the topic, and is refused with another one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sparklog import errors
 from sparklog.cli.shared import RootOption, config_pairs
 from sparklog.display import counted
-from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of
+from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of, literal
 from sparklog.jobs.running import echo, progress, run, spark_session
-from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
+from sparklog.jobs.targets import (
+    PartitionsOption,
+    Target,
+    check_run_name,
+    last_line,
+    root_for_spark,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,6 +45,8 @@ _MICROSECONDS: Final = {
     "timeZone": "UTC",
 }
 _LOOK_SECONDS: Final = 1
+_NOTE: Final = "sparklog-topic"
+"""A folder in the checkpoint of a stream, beside those of Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +282,7 @@ def produce(
         raise typer.BadParameter("--once-as and --again name a batch; a checkpoint has no need")
     if once_as and again:
         raise typer.BadParameter("give --once-as or --again, not both")
+    check_run_name(once_as)
     given = Expressions(
         value=value, key=key, headers=headers, timestamp=timestamp, partition=partition
     )
@@ -288,6 +299,10 @@ def produce(
         # A query may depend on more than files: on the time, or on what a subquery reads.
         files = None if source.query else files_of(spark, rows)
         run_name = identity_of(files, *source.reading, where, given)
+    noted = None
+    if checkpoint is not None:
+        noted = _noted(spark, checkpoint)
+        _check_noted(noted, checkpoint, target, is_new=found is None)
     _describe(source, files, made, topic, found or partitions, is_new=found is None)
     is_done = run_name is not None and found is not None and target.has(run_name)
     if dry_run:
@@ -303,6 +318,8 @@ def produce(
     if found is None:
         target.create()
     if checkpoint is not None:
+        if noted is None:
+            _note(spark, checkpoint, target)
         _write_stream(made, target, checkpoint, every)
     else:
         _write(spark, made, target, run_name)
@@ -347,6 +364,42 @@ def _write(spark: SparkSession, made: Records, target: Target, run_name: str | N
     seconds = time.perf_counter() - began
     count = observed.get["count"]
     typer.echo(last_line(target.topic, count, seconds))
+
+
+# ------------------------------------------------------------------------------ a stream
+
+
+def _noted(spark: SparkSession, checkpoint: str) -> str | None:
+    """Returns the topic of a checkpoint, its name and its id; None: a new or an older one."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        found = spark.read.text(literal(f"{checkpoint}/{_NOTE}")).first()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    return str(found[0]) if found else None
+
+
+def _note(spark: SparkSession, checkpoint: str, target: Target) -> None:
+    """Writes the topic into the checkpoint, by Spark, which alone may have access to it."""
+    note = spark.createDataFrame([(f"{target.topic} {target.topic_id()}",)], "value STRING")
+    note.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_NOTE}")
+
+
+def _check_noted(noted: str | None, checkpoint: str, target: Target, *, is_new: bool) -> None:
+    """Raises `BadRequest` if the checkpoint has rows that are in another topic."""
+    if noted is None:
+        return
+    name, _, topic_id = noted.partition(" ")
+    if name == target.topic and not is_new and topic_id == target.topic_id():
+        return
+    other = repr(name) if name != target.topic else f"an earlier or another topic {name!r}"
+    raise errors.BadRequest(
+        reason=f"The checkpoint {checkpoint} is of {other}, which has the rows up to there. Give"
+        f" topic {target.topic!r} a --checkpoint of its own."
+    )
 
 
 def _write_stream(

@@ -128,9 +128,11 @@ def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:
     starts, ends = _offsets(log, info, "--start", start), _offsets(log, info, "--end", end)
     for each in info.partitions:
         number = each.partition
-        if not each.start <= starts[number] <= each.end or ends[number] > each.end:
-            reason = f"partition {number} has the offsets from {each.start} up to {each.end}"
+        reason = f"partition {number} has the offsets from {each.start} up to {each.end}"
+        if not each.start <= starts[number] <= each.end:
             raise errors.BadOption(option="--start", value=start, reason=reason)
+        if ends[number] > each.end:
+            raise errors.BadOption(option="--end", value=end, reason=reason)
         ends[number] = max(starts[number], ends[number])
     return Range(starts=starts, ends=ends)
 
@@ -141,7 +143,11 @@ def _offsets(log: Log, info: TopicInfo, option: str, text: str) -> dict[int, int
     if text == LATEST:
         return {each.partition: each.end for each in info.partitions}
     if not text.startswith("{"):
-        return log.offsets_for_times(info.topic, text)
+        try:
+            return log.offsets_for_times(info.topic, text)
+        except errors.BadOption:  # it names the parameter
+            reason = "expected earliest, latest, a time in ISO 8601, or offsets as JSON"
+            raise errors.BadOption(option=option, value=text, reason=reason) from None
     try:
         found = msgspec.json.decode(text, type=dict[int, int])
     except msgspec.MsgspecError as error:

@@ -25,7 +25,13 @@ from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
-from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
+from sparklog.jobs.targets import (
+    PartitionsOption,
+    Target,
+    check_run_name,
+    last_line,
+    root_for_spark,
+)
 from sparklog.jobs.windows import Checkpoint, Window
 
 if TYPE_CHECKING:
@@ -123,6 +129,7 @@ def replay(
     Example: spark-submit jobs/replay.py --from orders --to orders-test --speed 10
     """
     source_root = root_for_spark(root)
+    check_run_name(once_as)
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
     root_metadata(source_root)  # a misspelt path does not become a root
     with sparklog.connect(source_root, detached=True) as log:

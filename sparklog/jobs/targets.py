@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import sparklog
 from sparklog import errors
-from sparklog.cli.shared import log_target, root_metadata
+from sparklog.cli.shared import root_metadata
 from sparklog.clock import SystemClock
 from sparklog.display import counted
-from sparklog.options import storage_options
-from sparklog.sinks.options import to_topic
+from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, check_root, storage_options
+from sparklog.sinks.options import check_name, to_topic
 from sparklog.storage.cluster import read_cluster
 from sparklog.storage.identity import place_of
 from sparklog.storage.objects import open_store
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from sparklog.client.log import Log
     from sparklog.formats.flight_messages import TopicInfo
+
+_RUN_NAME_LENGTH: Final = 180
+"""The most characters of a run's name, to which the topic's id is appended."""
 
 PartitionsOption = Annotated[
     int | None,
@@ -41,10 +45,19 @@ def root_for_spark(root: str | None) -> str:
 
     Raises `typer.BadParameter` if none is named, or the address of a broker instead.
     """
-    found, _ = log_target(root, None)
-    if found is None:
+    if not root and os.environ.get(BOOTSTRAP_VARIABLE):
         raise typer.BadParameter("Spark needs the root: give --root, not the address of a broker")
-    return found
+    found = root or os.environ.get(ROOT_VARIABLE)
+    if not found:
+        raise typer.BadParameter(f"no log is named: give --root, or set {ROOT_VARIABLE}")
+    return check_root("--root", found, " Spark needs the root, not the address of a broker.")
+
+
+def check_run_name(name: str | None) -> str | None:
+    """Returns the value of `--once-as`. Raises `BadOption` for a name that the sink refuses."""
+    if name is not None:
+        check_name("--once-as", name, most=_RUN_NAME_LENGTH)
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +118,14 @@ class Target:
         with sparklog.connect(self.root, detached=True) as log:
             log.create_topic(self.topic, self.partitions, if_absent=True)
 
+    def topic_id(self) -> str:
+        """Returns the id of the topic that there is now. Raises `UnknownTopic`."""
+        with sparklog.connect(self.root, detached=True) as log:
+            return log.describe(self.topic).topic_id
+
     def name_of(self, run: str) -> str:
         """Returns the name of a run's writes to the topic that there is now."""
-        with sparklog.connect(self.root, detached=True) as log:
-            return _named(run, log.describe(self.topic).topic_id)
+        return _named(run, self.topic_id())
 
     def check(self, name: str, run: str) -> None:
         """Raises `BadRequest` if `name`, of the run's writes, is for a topic that is gone."""

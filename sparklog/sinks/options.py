@@ -44,7 +44,8 @@ _KNOWN: Final = (
     "includeHeaders",
 )
 _OF_SPARK: Final = ("checkpointLocation", "queryName")
-_NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]{1,200}")
+_NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]+")
+_NAME_LENGTH: Final = 200
 _QUERY_LENGTH: Final = 250
 _VERSION_MAX: Final = 2**63 - 1
 
@@ -136,10 +137,15 @@ def _ranges(
 def _query(option: str, name: str | None, topic: str | None) -> str | None:
     if name is None:
         return None
-    if not _NAME.fullmatch(name):
-        reason = "use 1–200 characters of letters, digits, '.', '_' and '-', not '.' first"
-        raise errors.BadOption(option=option, value=name, reason=reason)
+    check_name(option, name)
     return to_topic(name, topic)
+
+
+def check_name(option: str, name: str, *, most: int = _NAME_LENGTH) -> None:
+    """Raises `BadOption` for a name of a query or of a write that is not allowed."""
+    if not _NAME.fullmatch(name) or len(name) > most:
+        reason = f"use 1–{most} characters of letters, digits, '.', '_' and '-', not '.' first"
+        raise errors.BadOption(option=option, value=name, reason=reason)
 
 
 def to_topic(query: str, topic: str | None) -> str:

@@ -272,7 +272,7 @@ def test_a_topic_is_created_if_asked(root: Path, log: Log, orders: Path) -> None
         (["--topic=t", "--once-as=a", "--query=select 1 as a", "--value=array(a)"], 1, "value"),
         (["--topic=t", "--schema=a INT", "--table=a"], 2, "--schema is for paths"),
         (["--topic=t", "--change-feed", "a"], 2, "give --format delta"),
-        (["--topic=t", "--once-as=a b", "--query=select 1 as a"], 1, "idempotencyKey"),
+        (["--topic=t", "--once-as=a b", "--query=select 1 as a"], 1, "--once-as"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_is_written(
@@ -315,6 +315,29 @@ def test_a_stream_writes_what_is_new(
     ).parquet(str(folder))
     assert succeed(root, *arguments).startswith("t: 5 records in ")
     assert len(records(log)) == 9
+
+
+@pytest.mark.since("4.1")
+def test_a_checkpoint_belongs_to_a_topic(
+    root: Path, log: Log, orders: Path, tmp_path: Path
+) -> None:
+    """A checkpoint notes its topic, and is refused with another or a later one.
+
+    One of an older release has no note, and gets one.
+    """
+    checkpoint = tmp_path / "check [point]"
+    arguments = [f"--checkpoint={checkpoint}", path_of(orders)]
+    succeed(root, "--topic=t", *arguments)
+    said = fail(root, "--topic=u", "--partitions=1", *arguments)
+    assert "is of 't'" in said
+    assert "'u' a --checkpoint of its own" in said
+    assert log.topics() == ["t"]
+    shutil.rmtree(checkpoint / "sparklog-topic")
+    assert succeed(root, "--topic=t", *arguments).startswith("t: 0 records in ")
+    assert (checkpoint / "sparklog-topic").is_dir()
+    log.delete_topic("t")
+    log.create_topic("t", partitions=1)
+    assert "an earlier or another topic 't'" in fail(root, "--topic=t", *arguments)
 
 
 @pytest.mark.since("4.1")

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import typer
 from pyspark.errors import PySparkException
+from pyspark.sql.types import DayTimeIntervalType, StructType
 from typer.testing import CliRunner
 
 from sparklog import errors, jobs
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.display import counted
+from sparklog.formats.flight_messages import PartitionInfo, TopicInfo
 from sparklog.jobs.inputs import Input
-from sparklog.jobs.running import _quiet_start
+from sparklog.jobs.produce import produce
+from sparklog.jobs.ranges import range_of
+from sparklog.jobs.replay import replay
+from sparklog.jobs.running import _quiet_start, app_of
 from sparklog.jobs.targets import in_seconds
+from sparklog.jobs.to_table import _check_readable, to_table
 from tests.support.waiting import wait_until
 
 _WITHOUT_SPARK = """
@@ -108,6 +119,127 @@ def test_numbers_of_things() -> None:
     ]
     assert counted(1, "file is", "files are") == "1 file is"
     assert counted(2, "file is", "files are") == "2 files are"
+
+
+# ------------------------------------------------------------------------------ names of options
+
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+_OF_OTHERS: Final = {
+    "--packages": "spark-submit",
+    "--kafka": "a broker, in the last step of a cutover",
+}
+_JOBS_OF: Final = {
+    "inputs": {"produce"},
+    "mirroring": {"mirror"},
+    "ranges": {"replay", "to_table"},
+    "targets": {"load", "produce", "replay", "to_table"},
+    "windows": {"to_table"},
+}
+"""The jobs of modules that several have, or that are a part of one."""
+
+
+def _options_of(job: str) -> set[str]:
+    found = getattr(importlib.import_module(f"{jobs.__name__}.{job}"), job)
+    command = typer.main.get_command(app_of(found))
+    return {name for each in command.params for name in each.opts}
+
+
+def _named(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the options in the texts of a module, except in docstrings, with their lines."""
+    tree = ast.parse(path.read_text("utf-8"))
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            for name in _OPTION.findall(node.value):
+                yield node.lineno, name
+
+
+_FOLDER: Final = Path(jobs.__file__).parent
+
+
+@pytest.mark.parametrize(
+    "path", sorted(_FOLDER.rglob("*.py")), ids=lambda each: str(each.relative_to(_FOLDER))
+)
+def test_options_in_messages_exist(path: Path) -> None:
+    """A message names only options that the job has."""
+    room = path.relative_to(_FOLDER).parts[0].removesuffix(".py")
+    users = {room} if room in jobs.JOBS else _JOBS_OF.get(room, set())
+    known = {option for job in users for option in _options_of(job)} | _OF_OTHERS.keys()
+    if room in jobs.JOBS:
+        known |= {"--help"}
+    assert [each for each in _named(path) if each[1] not in known] == []
+
+
+_NOWHERE: Final = ["--topic=t", "--checkpoint=c", "/tmp/none"]
+
+
+@pytest.mark.parametrize(
+    ("root", "environment", "words"),
+    [
+        (None, {}, "give --root, or set SPARKLOG_ROOT"),
+        (None, {"SPARKLOG_BOOTSTRAP": "a:1"}, "give --root, not the address"),
+        ("localhost:9092", {}, "not the address of a broker"),
+    ],
+)
+def test_a_job_for_spark_asks_for_a_root(
+    root: str | None, environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job without --bootstrap does not name this option."""
+    for name in ("SPARKLOG_ROOT", "SPARKLOG_BOOTSTRAP"):
+        monkeypatch.delenv(name, raising=False)
+    given = _NOWHERE if root is None else [f"--root={root}", *_NOWHERE]
+    result = CliRunner(env=environment).invoke(app_of(to_table), given)
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert words in said
+    assert "--bootstrap" not in said
+
+
+@pytest.mark.parametrize("name", ["a b", ".hidden", "", "x" * 181])
+def test_a_name_of_a_run_is_checked_by_its_option(name: str) -> None:
+    """A name that the sink would refuse ends the job before Spark starts."""
+    for job, given in (
+        (produce, ["--topic=t", "x.parquet"]),
+        (replay, ["--from=t", "--to=u"]),
+    ):
+        result = CliRunner().invoke(app_of(job), ["--root=/tmp/none", f"--once-as={name}", *given])
+        assert result.exit_code == ExitCode.FAILED
+        assert "--once-as" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "option"),
+    [
+        ('{"0": 9}', "latest", "--start"),
+        ("earliest", '{"0": 9}', "--end"),
+        ("yesterday", "latest", "--start"),
+        ("earliest", "tomorrow", "--end"),
+        ("earliest", "{}", "--end"),
+    ],
+)
+def test_the_point_that_is_wrong_is_named(start: str, end: str, option: str) -> None:
+    """An offset that does not exist, or a text that is no point, is an error of its own option."""
+    info = TopicInfo(topic="t", topic_id="i", partitions=[PartitionInfo(partition=0, end=5)])
+
+    def refuse(_: str, when: str) -> None:
+        raise errors.BadOption(option="when", value=when, reason="expected a time")
+
+    log: Any = SimpleNamespace(offsets_for_times=refuse)
+    with pytest.raises(errors.BadOption) as refused:
+        range_of(log, info, start, end)
+    assert refused.value.option == option
+
+
+def test_a_type_that_json_does_not_have_is_one_of_the_schema() -> None:
+    """The type is refused under the job's option, and not under that of Spark's source."""
+    with pytest.raises(errors.BadOption) as refused:
+        _check_readable(StructType().add("i", DayTimeIntervalType()))
+    assert refused.value.option == "--schema"
 
 
 # ------------------------------------------------------------------------------ the start of Spark

@@ -20,7 +20,7 @@ import sparklog
 from sparklog import Log, errors, limits
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.targets import Target
-from sparklog.jobs.to_table import Table, _Job, check_names, other_case
+from sparklog.jobs.to_table import Table, _Job, check_names
 from sparklog.jobs.windows import Checkpoint, Window
 from tests.support.waiting import time_with
 
