@@ -15,8 +15,10 @@ from sparklog.clock import SystemClock
 from sparklog.display import counted
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, check_root, storage_options
 from sparklog.sinks.options import check_name, to_topic
+from sparklog.storage import manifest
 from sparklog.storage.cluster import read_cluster
 from sparklog.storage.identity import place_of
+from sparklog.storage.manifest import Destination, Manifest
 from sparklog.storage.objects import open_store
 from sparklog.storage.table import TopicTable, begun_app_id, key_app_id, query_app_id
 
@@ -65,7 +67,7 @@ class Target:
     """A topic of a root.
 
     A run of a job has a name. It is one write, under an idempotency key, or a sequence of numbered
-    writes. The topic's table says which of them it has.
+    writes. The topic's table says which of them it has, or a receipt where several brokers lead it.
     """
 
     root: str
@@ -139,7 +141,14 @@ class Target:
         """Returns whether the run's one write is in the topic."""
         table, topic_id = self._table()
         name = to_topic(_named(run, topic_id), self.topic)
-        return table.txn(key_app_id(topic_id, name)) is not None
+        if table.txn(key_app_id(topic_id, name)) is not None:
+            return True
+        # Each leader of a cluster commits its part, and a receipt says that all have theirs.
+        topics = {self.topic: Destination(topic_id, table.snapshot.partitions)}
+        attempt = manifest.open_attempt(table.store, name, 0, topics)
+        write = Manifest(query=name, batch=0, attempt=attempt, topic_ids={self.topic: topic_id})
+        receipt = manifest.find_receipt(table.store, write)
+        return receipt is not None and self.topic in receipt.holders(topics)
 
     def newest(self, run: str) -> int | None:
         """Returns the number of the run's last write that is in the topic; None: there is none."""

@@ -31,6 +31,7 @@ from sparklog.broker.reconciler import Reconciler
 from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
+from sparklog.jobs import targets
 from sparklog.settings import (
     BrokerSettings,
     ClusterSettings,
@@ -42,6 +43,7 @@ from sparklog.settings import (
     PublisherSettings,
 )
 from sparklog.sinks import commit as commits
+from sparklog.sinks.options import to_topic
 from sparklog.storage import manifest
 from sparklog.storage.identity import Ask
 from sparklog.storage.leadership import inherited_by
@@ -50,6 +52,7 @@ from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFailed
 from sparklog.storage.objects.memory import Operation
+from sparklog.storage.snapshot import BatchKind
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload
 from tests.support.comparing import metadata_fields, name_of
@@ -717,6 +720,43 @@ def test_spark_batches_reach_all_leaders(cluster: Members, monkeypatch: pytest.M
         batches = ("first", "second")
         expected = {f"{each} {number}".encode() for each in batches for number in range(6)}
         assert values(log, "t", 12) == Counter(expected)
+
+
+def test_a_run_of_a_job_is_known_in_a_cluster(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write whose parts several leaders have appended is one that its job has made.
+
+    One that another topic of that name had is not.
+    """
+    with sparklog.connect(cluster.addresses) as log:
+        log.create_topic("t", 6)
+        cluster.wait_for_topic(cluster.agents[2], "t")
+        monkeypatch.setattr(commits, "open_store", lambda *_: cluster.store)
+        monkeypatch.setattr(commits, "_connect", lambda *_: log)
+        monkeypatch.setattr(targets, "open_store", lambda *_: cluster.store)
+        monkeypatch.setattr(sparklog, "connect", lambda *_, **__: contextlib.nullcontext(log))
+        target = targets.Target(root="root", topic="t", partitions=None)
+        assert set(cluster.leaders("t")) == {1, 2, 3}
+        assert not target.has("run")
+        name = to_topic(target.name_of("run"), "t")
+        staging = manifest.StagingWriter(cluster.store, query=name, batch=0, clock=CLOCK)
+        for number in range(6):
+            staging.add("t", number, payload([b"%d" % number]))
+        commits.commit(
+            *("root", {}),
+            query=name,
+            batch=0,
+            sections=staging.finish(),
+            topics=manifest.destinations(cluster.metadata.topics),
+            kind=BatchKind.NAMED,
+        )
+        assert target.has("run")
+        assert not target.has("another")
+        log.delete_topic("t")
+        log.create_topic("t", 6)
+        cluster.wait_for_topic(cluster.agents[2], "t")
+        assert not target.has("run")
 
 
 def test_topics_of_others(cluster: Members) -> None:
