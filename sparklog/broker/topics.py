@@ -46,7 +46,7 @@ from sparklog.formats.flight_messages import (
     PartitionInfo,
     TopicInfo,
 )
-from sparklog.formats.topic_names import check_topic_name
+from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import assign, file_compaction, log_compaction, retention
 from sparklog.storage.assign import Loads
@@ -568,7 +568,7 @@ class TopicAdmin:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._partition_table.topic(name)
             config = topic_config.check(change(topic.config))
-            source = config.get(topic_config.MIRROR_SOURCE)
+            source = config.get(MIRROR_SOURCE)
             becomes_mirror = bool(source) and source != topic.mirror_source
             if becomes_mirror:
                 _check_empty(topic, source)
@@ -808,10 +808,10 @@ def _check_empty(topic: Topic, source: str | None) -> None:
     check_not_internal(topic.name, "mirror records to")
     if len(topic.partitions) < topic.count:
         reason = f"several brokers lead topic {topic.name}; create a topic as a mirror instead"
-        raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)
+        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
     if any(each.end or not each.is_end_known for each in topic.partitions.values()):
         reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
-        raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)
+        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
 
 
 def _check_more(request: AddPartitions, count: int) -> None:

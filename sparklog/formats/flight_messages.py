@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from sparklog import errors, limits
 from sparklog.display import html_table
+from sparklog.formats.topic_names import MIRROR_SOURCE
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -32,9 +33,6 @@ NO_OTHER_BROKER: Final = (
     "no other broker is up to take its partitions; start one first, or stop this one with --alone"
 )
 """The reason of a `CannotDrain`."""
-
-MIRROR_SOURCE: Final = "mirror.source"
-"""The key of a topic's configuration that names the source of a mirror; it is not Kafka's."""
 
 NO_ACTION: Final = "there is no action "
 """Begins the reason of the `BadRequest` for an action that a broker does not know."""

@@ -13,6 +13,9 @@ _TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Topics that a broker writes for itself, under Kafka's names."""
 
+MIRROR_SOURCE: Final = "mirror.source"
+"""The key of a topic's configuration that names the topic which it mirrors; it is not Kafka's."""
+
 _COMPARED_TOPICS: Final = 10_000
 """An unknown topic is compared with no more names: with so many it takes up to 0.7 s."""
 

@@ -19,13 +19,12 @@ import pyarrow as pa
 import typer
 
 from sparklog import errors, limits
-from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.cli.maintenance import print_finding
 from sparklog.cli.shared import ExitCode, RootOption, root_metadata
 from sparklog.clock import Clock, SystemClock
 from sparklog.display import counted
 from sparklog.doctor import CheckResult, CheckState
-from sparklog.formats.topic_names import unknown_topic
+from sparklog.formats.topic_names import MIRROR_SOURCE, unknown_topic
 from sparklog.jobs.running import parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sparklog.broker.config.described import ConfigSource, broker_entries, topic_entries
-from sparklog.broker.config.topic_config import KEYS, MIRROR_SOURCE, ConfigType
+from sparklog.broker.config.topic_config import KEYS, ConfigType
+from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
 
 LISTENER = "broker.example:9092"

@@ -66,7 +66,8 @@ def test_a_window_that_is_not_in_the_table_gets_the_columns_of_this_run(
         kept.finish(plan.number)
 
     monkeypatch.setattr(_Job, "_write", write)
-    monkeypatch.setattr(_Job, "_check_writable", lambda *_: None)
+    for check in ("_check_case", "_check_writable"):
+        monkeypatch.setattr(_Job, check, lambda *_: None)
     monkeypatch.setattr(Table, "is_written", lambda *_: False)
     job = _job(log, tmp_path / "root", adds_fields=False)
     job._number, job._at = 1, {0: 3}
@@ -137,7 +138,8 @@ def test_the_first_columns_are_those_of_a_later_window(
 
     monkeypatch.setattr(limits, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(_Job, "_add_fields", add_fields)
-    monkeypatch.setattr(_Job, "_check_writable", lambda *_: None)
+    for check in ("_check_case", "_check_writable"):
+        monkeypatch.setattr(_Job, check, lambda *_: None)
     monkeypatch.setattr(_Job, "_write", lambda _, __, plan, ___: written.append(plan))
     kept = Checkpoint(str(tmp_path / "new"))
     job = _job(log, tmp_path / "root")

@@ -125,7 +125,7 @@ def test_public_names_are_the_clients_own() -> None:
 @pytest.mark.parametrize(
     ("heading", "known"),
     [
-        ("Where the log is", ("root", "path", "storage.*")),
+        ("Where the log is", ("root", "path", "storage.*", "storage.secret.*")),
         ("Source", source._KNOWN),
         ("Sink", sink._KNOWN + sink._OF_SPARK),
     ],

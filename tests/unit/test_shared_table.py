@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sparklog import errors
-from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import EmptyObject
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
+from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import TopicTable, data_path, sync_all
 from tests.support.brokers import (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.broker.config.topic_config import KEYS, ConfigType, Edit
+from sparklog.formats.topic_names import MIRROR_SOURCE
 
 INT = 2**31 - 1
 LONG = 2**63 - 1
@@ -77,8 +78,8 @@ def taken(key: str, value: str) -> str | None:
 
 def test_the_keys_are_kafkas() -> None:
     """All of them and one other, with its types and, but for three, its defaults."""
-    assert KEYS.keys() == NUMBERS.keys() | OTHERS.keys() | {topic_config.MIRROR_SOURCE}
-    for name in KEYS.keys() - {topic_config.MIRROR_SOURCE}:
+    assert KEYS.keys() == NUMBERS.keys() | OTHERS.keys() | {MIRROR_SOURCE}
+    for name in KEYS.keys() - {MIRROR_SOURCE}:
         key = KEYS[name]
         known = NUMBERS[name] if name in NUMBERS else OTHERS[name]
         assert key.rule.kind is known[0]
@@ -130,7 +131,7 @@ def test_any_text_is_kept_or_refused(name: str, value: str) -> None:
             ["none", "GZIP", ""],
         ),
         (
-            topic_config.MIRROR_SOURCE,
+            MIRROR_SOURCE,
             {" kafka c1, topic ä ": "kafka c1, topic ä", "": "", "x" * 1_000: "x" * 1_000},
             ["two\nlines", "x" * 1_001],
         ),

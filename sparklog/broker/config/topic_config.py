@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors, limits
-from sparklog.formats import flight_messages
+from sparklog.formats.topic_names import MIRROR_SOURCE
 
 
 class ConfigType(enum.Enum):
@@ -152,8 +152,6 @@ _SEGMENTS: Final = "a topic has no segments; the janitor merges the files of its
 _SYNCED: Final = "every ack follows the sync of its record"
 _ROOT: Final = "the root's storage replicates"
 _TIERS: Final = "there is no tiered storage, a topic is in the root's storage"
-
-MIRROR_SOURCE: Final = flight_messages.MIRROR_SOURCE
 
 KEYS: Final[Mapping[str, TopicKey]] = {
     "cleanup.policy": TopicKey(

@@ -34,6 +34,7 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, SparkBatch,
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
+from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.storage import assign
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.plan import join_head, join_tail
@@ -254,7 +255,7 @@ class Topic:
     @property
     def mirror_source(self) -> str | None:
         """The source whose records and offsets the topic mirrors; None if it is no mirror."""
-        return self.config.get(topic_config.MIRROR_SOURCE) or None
+        return self.config.get(MIRROR_SOURCE) or None
 
     @property
     def max_message_bytes(self) -> int | None:

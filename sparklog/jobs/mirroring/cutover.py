@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors
-from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.clock import Clock, SystemClock
 from sparklog.display import counted
+from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Pair, goal_of, named
 from sparklog.jobs.mirroring.rounds import Mirror

@@ -17,7 +17,7 @@ from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.client.offsets import TopicPartition
 from sparklog.display import counted
-from sparklog.formats.topic_names import check_topic_name
+from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.jobs.ranges import fair_shares
 
 
@@ -242,7 +242,7 @@ def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     taken: dict[str, str] = {}
     left = []
     for name, value in sorted(own.items()):
-        if name == topic_config.MIRROR_SOURCE:
+        if name == MIRROR_SOURCE:
             continue
         try:
             taken |= topic_config.check({name: value})

@@ -23,10 +23,9 @@ import msgspec
 
 import sparklog
 from sparklog import errors, limits
-from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
 from sparklog.formats import flight_messages
-from sparklog.formats.topic_names import INTERNAL_TOPICS
+from sparklog.formats.topic_names import INTERNAL_TOPICS, MIRROR_SOURCE
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
 from sparklog.jobs.running import setting
 from sparklog.sources.starting_offsets import encode, encode_partitions, encode_pinned
