@@ -608,7 +608,7 @@ class Connection:
         else:
             self._check_answers(address, is_learned=self._is_cluster and broker >= 0)
             home = address
-        channel = home if isinstance(home, Channel) else Channel(home)
+        channel = Channel(home) if isinstance(home, str) else home
         with self._lock:
             if address is None:
                 self._home = channel.address
