@@ -18,6 +18,7 @@ from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.takeover import check_leadership
 from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings
+from sparklog.storage import retention
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TableChange, TopicTable, end_app_id
@@ -142,6 +143,23 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     loop.tick()
     assert [each.refusal for each in topics] == [None, None]
     assert not rig.partition_table.waiting()
+
+
+def test_a_topic_is_not_published_again_with_an_old_log_start(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Its table could not be read at the takeover, and no record is waiting.
+
+    Until the janitor looked at the table, a reader saw offsets that a predecessor had deleted.
+    """
+    rig.append(["a", "b"])
+    rig.publish()
+    topic = rig.partition_table.topic("t")
+    retention.delete_records(TopicTable(store, "t", clock=clock), topic.topic_id, {0: 1})
+    rig.partition_table.hold_back(topic, "503")
+    clock.advance(10.0)
+    publishing(rig).tick()
+    assert (topic.held_back, topic.partitions[0].start) == (None, 1)
 
 
 def test_a_failed_flush_is_not_one_topics_affair(rig: Rig, store: MemoryStore) -> None:

@@ -271,9 +271,8 @@ class Publisher:
         has_unreadable = topic.topic_id in self._unreadable
         if topic.held_back is not None or has_unreadable:
             # First check the table: a table that cannot be written costs no files and no long work.
-            snapshot = topic.table.refresh()
-            if has_unreadable or topic.has_blocked:
-                self._apply_snapshot(topic, snapshot)
+            # One that could not be read at the takeover has its log start from here on.
+            self._apply_snapshot(topic, topic.table.refresh())
         if has_unreadable:
             self._read_again(topic)
         return self._publish_alone(topic, self._resume(topic) or self._begin(topic))
