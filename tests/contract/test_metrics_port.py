@@ -100,6 +100,7 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
         "calls of a Flight connection": [limits.FLIGHT_CONNECTION_CALLS],
         "calls without a message": [limits.FLIGHT_UNSERVED_CALLS],
         "unread messages of a call": [call.UNREAD_MESSAGES],
+        "removed files": [limits.REMOVED_FILES, limits.REMOVED_FILES_OF_TABLE],
         "streams of Flight": [limits.FLIGHT_STREAMS],
         "fetch sessions": [limits.KAFKA_FETCH_SESSIONS],
     }
