@@ -274,7 +274,7 @@ def test_a_topic_may_begin_without_an_object(root: Path, log: Log, table: Path) 
     assert rows(table) == [{"id": 1}]
     table = table.parent / "by_key"
     upsert = ["--upsert=k", f"--checkpoint={table.parent / 'other'}"]
-    assert succeed(root, *arguments, *upsert, table).endswith("; 1 dead letters")
+    assert succeed(root, *arguments, *upsert, table).endswith("; 1 dead letter")
     assert rows(table) == [{"k": "k", "id": 1}]
 
 
