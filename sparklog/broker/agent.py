@@ -699,9 +699,12 @@ class Agent:
 
     def _is_short_of_space(self) -> bool:
         """Returns whether appends will soon be refused, or are."""
-        free_bytes = self._store.free_bytes()
+        free_bytes, free_inodes = self._store.free_bytes(), self._store.free_inodes()
         reserve_bytes = self.settings.writer.free_space_reserve_bytes
-        return free_bytes is not None and free_bytes < 2 * reserve_bytes
+        has_bytes = free_bytes is None or free_bytes >= 2 * reserve_bytes
+        return not has_bytes or (
+            free_inodes is not None and free_inodes < limits.FREE_INODES_RESERVE
+        )
 
     def _is_controller(self) -> bool:
         return self._meta.current.controller == self._leadership.broker

@@ -35,7 +35,7 @@ _UNIT_SECONDS: Final = {
     "day": 86_400.0,
     "week": 7 * 86_400.0,
 }
-_PART: Final = re.compile(rf"(\d+)\s+({'|'.join(_UNIT_SECONDS)})s?\b", re.IGNORECASE)
+_PART: Final = re.compile(rf"(\d{{1,9}})\s+({'|'.join(_UNIT_SECONDS)})s?\b", re.IGNORECASE)
 _INTERVAL: Final = re.compile(
     rf"(?:interval\s+)?{_PART.pattern}(?:\s+{_PART.pattern})*", re.IGNORECASE
 )

@@ -630,15 +630,19 @@ class _Replay:
                 break
             del self.txns[txn.app_id]
 
-    def forget_removed(self, before_ms: int, *, most: int) -> None:
-        """Drops tombstones from before that time, those without a time, and the oldest surplus."""
+    def forget_removed(self, before_ms: int, *, young_ms: int, most: int) -> None:
+        """Drops tombstones from before that time, those without a time, and the oldest surplus.
+
+        None that is not older than `young_ms` counts as surplus.
+        """
         found = [
-            (remove.deletion_timestamp or 0, path)
+            (removed_files.removed_ms(remove) or 0, path)
             for path, remove in self.removed.items()
             if (remove.deletion_timestamp or 0) >= before_ms
         ]
         if len(found) > most:
-            found = sorted(found)[-most:]
+            found.sort(reverse=True)
+            found = [each for n, each in enumerate(found) if n < most or each[0] >= young_ms]
         self.removed = {path: self.removed[path] for _, path in found}
 
 
@@ -1401,8 +1405,10 @@ class TopicTable:
         own_seconds = self._replay.file_retention_seconds
         kept_seconds = self._retention.kept_seconds if own_seconds is None else own_seconds
         kept_seconds = max(kept_seconds, self.removed_file_grace_seconds) + limits.TOMBSTONE_SECONDS
+        now_ms = self.clock.now_us() // 1_000
         self._replay.forget_removed(
-            self.clock.now_us() // 1_000 - round(kept_seconds * 1_000),
+            now_ms - round(kept_seconds * 1_000),
+            young_ms=now_ms - round(self.removed_file_grace_seconds * 1_000),
             most=self._retention.files_of(own_seconds) * _SURPLUS,
         )
 

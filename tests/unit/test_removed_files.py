@@ -161,6 +161,23 @@ def test_replaced_files_stay_for_a_day(store: MemoryStore, clock: ManualClock) -
     assert data_files(table) == {other.path}
 
 
+def test_no_file_is_forgotten_within_its_grace(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: a forgotten file that is old is an orphan, which goes at once."""
+    monkeypatch.setattr(limits, "REMOVED_FILES_OF_TABLE", 0)
+    table = kept(store, clock)
+    publish_rows(table, 0, 10)
+    clock.advance(2 * limits.ORPHAN_GRACE_SECONDS)
+    merged(table)
+    table.checkpoint()
+    assert maintenance.sweep_replaced(table) == maintenance.sweep_orphans(table) == 0
+    assert len(data_files(table)) == 4
+    clock.advance(GRACE + 1)
+    table.checkpoint()
+    assert maintenance.sweep_replaced(table) + maintenance.sweep_orphans(table) > 0
+
+
 def test_the_properties_of_a_table_decide(store: MemoryStore, clock: ManualClock) -> None:
     """`delta.deletedFileRetentionDuration`, and `delta.logRetentionDuration` for its versions."""
     table = TopicTable(store, "t", clock=clock)

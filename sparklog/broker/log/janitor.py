@@ -130,6 +130,7 @@ class Janitor:
         self._is_controller = is_controller
         self._quiet_seconds = quiet_seconds
         self._removed_files = removed_files
+        self._share_due = -math.inf
         self._is_short_of_space = is_short_of_space
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
@@ -288,8 +289,16 @@ class Janitor:
         self._is_busy = is_new or rate > limits.BUSY_BYTES_PER_SECOND
         self._measured_at, self._measured_bytes = now, written
 
+    def _log_versions(self) -> int:
+        """Returns how many versions each table may keep in its Delta log."""
+        share = limits.TABLE_LOGS_VERSIONS // max(len(self._rotation), 1)
+        least = limits.TABLE_LOG_LEAST_VERSIONS
+        return least if self._is_short_of_space() else max(share, least)
+
     def _share_removed_files(self) -> None:
-        if self._removed_files is not None:
+        now = self._clock.monotonic()
+        if self._removed_files is not None and now >= self._share_due:
+            self._share_due = now + limits.SWEEP_EVERY_SECONDS
             counts = (topic.table.removed_count for topic in self._partition_table.topics())
             self._removed_files.files = removed_files.fair_number(counts)
 
@@ -401,7 +410,8 @@ class Janitor:
     def _sweep(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
         is_due, is_short = now >= state.due.get("sweep", 0.0), self._is_short_of_space()
-        if not (is_due or is_short) or table.refresh().topic_id is None:
+        is_full = is_short and bool(table.expired(is_retained=False))
+        if not (is_due or is_full) or table.refresh().topic_id is None:
             return
         if is_due:
             state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
@@ -438,7 +448,11 @@ class Janitor:
                 raise
             # First checks merged files, while the Delta log still names the files they replaced.
             maintenance.sweep_replaced(table)
-            maintenance.clean_log(table, needed_seconds=self._settings.removed_file_grace_seconds)
+            maintenance.clean_log(
+                table,
+                most_versions=self._log_versions(),
+                needed_seconds=self._settings.removed_file_grace_seconds,
+            )
         # Merging comes last: a file that cannot be merged then affects only other merges.
         is_settling = now >= state.due.get("settle", 0.0)
         since = None if is_settling else state.merged
