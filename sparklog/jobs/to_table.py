@@ -640,6 +640,11 @@ class _Job:
         """The first offset of each partition that no window has; absent: its first one."""
         self.starts: Mapping[int, int] | None = None
         """The offsets that `--start` means; None: it does not apply."""
+        self._earlier: Window | None = None
+        """The plan of the window that is written, by a run before with other columns, if any.
+
+        Its commit may still be on its way, and then ours is skipped.
+        """
         self._looked: Mapping[int, int] = {}
         """The offsets up to which no object has a field."""
         self._left_out: set[str] = set()
@@ -871,8 +876,10 @@ class _Job:
                 if not plan.number:
                     self._check_case(plan.part)
                 self._check_writable(plan.part)
+                self._earlier = plan if plan.schema != self._fields.json() else None
                 plan = kept.replan(plan, self._fields.json())
             self._write(kept, plan, name)
+            self._earlier = None
             return
         gone, dead = plan.part.gone(info), self._dead_letters
         newest = None if gone is None or dead is None else dead.newest(name)
@@ -902,7 +909,7 @@ class _Job:
             if self._upsert is not None:
                 counts = self._merge(rows, self._upsert, shape, plan, name)
             else:
-                counts = self._append(rows, shape, plan, name)
+                counts = self._append(kept, rows, shape, plan, name)
             self._write_dead_letters(shape, plan.part, plan, name, counts)
         self._end(kept, plan, counts)
 
@@ -920,7 +927,9 @@ class _Job:
         self.rejected += counts.bad
         echo(f"window {plan.number}: {counted(counts.good, 'record')}")
 
-    def _append(self, rows: DataFrame, shape: Shape, plan: Window, name: str) -> _Counts:
+    def _append(
+        self, kept: Checkpoint, rows: DataFrame, shape: Shape, plan: Window, name: str
+    ) -> _Counts:
         """Decodes the records once, and counts them as they are written."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
@@ -939,7 +948,14 @@ class _Job:
                 raise self._refusal(shape, plan.part) from None
             raise
         # Nothing is observed in a commit that Delta skips, because the table has its number.
-        return _observed(observed) or _counted(rows)
+        counts = _observed(observed)
+        if counts is None and self._earlier is not None:
+            kept.replan(self._earlier, self._earlier.schema)
+            raise errors.BadRequest(
+                reason=f"An earlier run has written window {plan.number} meanwhile, with its own"
+                " columns. Run this again: it continues after that window."
+            )
+        return counts or _counted(rows)
 
     def _merge(self, rows: DataFrame, key: str, shape: Shape, plan: Window, name: str) -> _Counts:
         """Keeps the rows meanwhile, because MERGE reads them twice."""

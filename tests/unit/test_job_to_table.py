@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from pyspark.sql import functions
 from pyspark.sql.types import (
     ArrayType,
     DoubleType,
@@ -18,9 +20,10 @@ from pyspark.sql.types import (
 
 import sparklog
 from sparklog import Log, errors, limits
+from sparklog.jobs import to_table
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.targets import Target
-from sparklog.jobs.to_table import Table, _Job, check_names
+from sparklog.jobs.to_table import Table, _Job, check_names, other_case
 from sparklog.jobs.windows import Checkpoint, Window
 from tests.support.waiting import time_with
 
@@ -78,6 +81,28 @@ def test_a_window_that_is_not_in_the_table_gets_the_columns_of_this_run(
         Range(starts={0: 0}, ends={0: 3}),
         Range(starts={0: 3}, ends={0: 5}),
     ]
+
+
+def test_a_commit_of_an_earlier_run_that_comes_late(
+    kept: Checkpoint, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows have the columns of that run, and so have the dead letters of the next one."""
+    monkeypatch.setattr(to_table, "_observed", lambda _: None)
+    monkeypatch.setattr(to_table, "_count_columns", list)
+    for name in ("col", "lit", "when", "raise_error"):  # they need a session
+        monkeypatch.setattr(functions, name, mock.MagicMock())
+    earlier, _ = kept.last()
+    assert earlier is not None
+    job = _job(log, tmp_path / "root")
+    job._earlier = earlier
+    plan = kept.replan(earlier, StructType().add("d", StringType()).json())
+    for name in ("has", "append"):
+        monkeypatch.setattr(Table, name, lambda *_: True)
+    with pytest.raises(errors.BadRequest, match="An earlier run has written window 0 meanwhile"):
+        job._append(kept, mock.MagicMock(), mock.MagicMock(), plan, "name")
+    found, is_done = kept.last()
+    assert found is not None
+    assert (found.schema, is_done) == (earlier.schema, False)
 
 
 def test_a_window_that_the_table_has_needs_its_records_no_more(
@@ -286,3 +311,27 @@ def test_the_names_of_a_table_stay() -> None:
     check_names(fields("a b", "new"), fields("A B"))
     for deep in (fields("a b"), ArrayType(fields("a b")), MapType(StringType(), fields("a b"))):
         check_names(StructType().add("s", deep), StructType().add("s", deep))
+
+
+@pytest.mark.parametrize(
+    ("found", "other"),
+    [
+        ({"ID": "BIGINT"}, ("id", "ID")),
+        ({"s": {"A": "BIGINT"}}, ("s.a", "s.A")),
+        ({"l": [{"B": "BIGINT"}]}, ("l.b", "l.B")),
+        ({"id": "BIGINT", "ID": "BIGINT", "new": "STRING"}, None),
+        ({"s": "STRING", "l": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_field_in_other_letters_is_found(
+    found: dict[str, Any], other: tuple[str, str] | None
+) -> None:
+    """A field of the schema is null in each row where objects have it in another case only."""
+    schema = fields("id").add("s", fields("a")).add("l", ArrayType(fields("b")))
+    assert other_case(schema, found) == other
+
+
+def test_both_cases_may_be_fields_of_a_schema() -> None:
+    """Each of two names that differ in case only is a field of its own."""
+    assert other_case(fields("id", "ID"), {"ID": "BIGINT"}) is None
