@@ -24,6 +24,7 @@ import atexit
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import re
 import socket
@@ -69,6 +70,8 @@ _START_SECONDS: Final = 30.0
 _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
+_READ_ONLY_SECONDS: Final = 10.0
+"""Between two starts of a broker on a root to which this process could not write."""
 _TRANSIENT: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.BrokerFenced)
 _MISLED: Final = (errors.BadOption, errors.RootIsCopy, errors.WrongCluster)
 """The address in the metadata leads elsewhere; a broker of this root may still be alive."""
@@ -296,6 +299,10 @@ class _RootSession:
         self._agent: Agent | None = None
         self._has_resolved = False
         self._asks_for_kafka = kafka is not None
+        self._reader: Channel | None = None
+        """Reads the root where this process may not write to it."""
+        self._reads_until = -math.inf
+        """Until when no further start of a broker is tried, in monotonic seconds."""
 
     def resolve(self, patience_seconds: float = 0.0) -> str | Channel:
         """Returns the Flight address of the root's live broker, which is started if there is none.
@@ -308,6 +315,9 @@ class _RootSession:
         with self._lock:
             for _ in range(_START_ATTEMPTS):
                 address = self._join(patience_seconds) or self._join_member()
+                if address is None and self._clock.monotonic() < self._reads_until:
+                    assert self._reader is not None
+                    return self._reader
                 try:
                     if address is None:
                         address = self._start()
@@ -341,14 +351,16 @@ class _RootSession:
         if self._asks_for_kafka or self._kind is BrokerKind.DETACHED:
             raise refusal
         reason = str(refusal.facts["reason"])
-        try:
-            channel = RootChannel(self._store, clock=self._clock, reason=reason)
-        except errors.NotARoot:
-            raise refusal from None
+        if self._reader is None:
+            try:
+                self._reader = RootChannel(self._store, clock=self._clock, reason=reason)
+            except errors.NotARoot:
+                raise refusal from None
         if not self._has_resolved:
             self._has_resolved = True
             _log.info("sparklog: reading %s without a broker: %s", self._store.uri, reason)
-        return channel
+        self._reads_until = self._clock.monotonic() + _READ_ONLY_SECONDS
+        return self._reader
 
     def find(self) -> str:
         """Returns the Flight address of the live broker. Raises `BrokerUnavailable`."""

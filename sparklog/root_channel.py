@@ -192,7 +192,7 @@ class RootChannel(Channel):
     def _tail(
         self, request: flight_messages.TailRequest, cancelled: threading.Event
     ) -> Iterator[_Chunk]:
-        """Yields new records of the partitions, and an idle chunk after each look."""
+        """Yields new records of the partitions in turns, and an idle chunk when there are none."""
         schema = pa.schema([ROW_SCHEMA.field(name) for name in request.columns or ROW_SCHEMA.names])
         nothing = pa.RecordBatch.from_pylist([], schema)
         pause_seconds = (
@@ -202,19 +202,22 @@ class RootChannel(Channel):
         )
         offsets = [each.offset for each in request.positions]
         while not cancelled.is_set():
-            for number, end in enumerate(self._ends(request.positions)):
+            ends = self._ends(request.positions)
+            for number, end in enumerate(ends):
                 place, offset = request.positions[number], offsets[number]
                 if offset > end:
                     self._slices(place, offset, end)  # refuses it
-                for batch in self._rows(place, offset, end, request.columns):
+                until = min(end, offset + limits.SCAN_BATCH_ROWS)
+                for batch in self._rows(place, offset, until, request.columns):
                     last = batch.column("offset")[-1].as_py() + 1
                     yield _Chunk(batch, _header(place, offset, last, end))
                     offset = last
-                if offset < end:  # a gap in the offsets follows the last record
-                    yield _Chunk(nothing, _header(place, offset, end, end))
-                offsets[number] = max(offset, end)
-            yield _Chunk(nothing, _IDLE)
-            cancelled.wait(pause_seconds)
+                if offset < until:  # a gap in the offsets follows the last record
+                    yield _Chunk(nothing, _header(place, offset, until, end))
+                offsets[number] = max(offset, until)
+            if offsets == ends:
+                yield _Chunk(nothing, _IDLE)
+                cancelled.wait(pause_seconds)
 
 
 _Place = flight_messages.ReadTicket | flight_messages.TailPosition

@@ -101,6 +101,24 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+def test_refused_calls_start_no_broker_each(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads the whole root, and readers of the process wait for it."""
+    starts: list[None] = []
+    start = connecting._RootSession._start
+
+    def counted(session: connecting._RootSession) -> str:
+        starts.append(None)
+        return start(session)
+
+    monkeypatch.setattr(connecting._RootSession, "_start", counted)
+    with sparklog.connect(root) as log:
+        for _ in range(3):
+            with pytest.raises(errors.RootReadOnly):
+                log.create_topic("u", partitions=1)
+        assert log.read("t").num_rows == 3
+    assert len(starts) == 1
+
+
 def test_a_client_reads_a_read_only_root(root: str) -> None:
     """Readers need only the root: no right to write, and no broker."""
     with sparklog.connect(root) as log:
