@@ -86,7 +86,8 @@ def level() -> str | None:
     found = structlog.get_config()
     if not isinstance(found["logger_factory"], _LoggerFactory):
         return None
-    return next(name for name, each in _CLASSES.items() if each is found["wrapper_class"])
+    classes = (name for name, each in _CLASSES.items() if each is found["wrapper_class"])
+    return next(classes, None)
 
 
 def set_level(wanted: str, *, client: str) -> None:

@@ -333,6 +333,8 @@ class Mirror:
                 if now - since >= self._settings.patience_seconds:
                     for topic, numbers in missing.items():
                         self._refuse(topic, f"{named(numbers)} no leader at the source")
+            else:
+                since = None  # those that had none before have one again
             self._copy(wanted, goal)
 
     def follow(self) -> None:

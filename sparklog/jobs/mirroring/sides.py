@@ -134,7 +134,8 @@ _LAST_MS: Final = limits.TIMESTAMP_MAX_US // 1_000
 class LateTimestamps(enum.StrEnum):
     """Records of Kafka whose timestamps are after the year 9999, which no timestamp here can be.
 
-    Producers that send microseconds or nanoseconds make such records.
+    Producers that send microseconds make such records. Those of nanoseconds are later than Spark's
+    connector can read.
     """
 
     REFUSE = "refuse"
