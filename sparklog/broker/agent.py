@@ -448,7 +448,7 @@ class Agent:
             histories=self._histories,
         )
         if self._is_member:
-            broker.metadata.apply = reconciler.apply
+            broker.metadata.lead, broker.metadata.apply = reconciler.lead, reconciler.apply
         return reconciler
 
     def _join_cluster(self, broker: Broker, reconciler: Reconciler) -> None:

@@ -60,21 +60,30 @@ class LeaderMetadata:
         self._looking = threading.Lock()
         """Held during a look of `prove`, whose result all waiting calls share."""
         self._looks = 0
-        self._served = 0
         self._proven = 0
-        """The number of looks that have begun, the newest one whose result is served, and the
-        newest one that has proven something.
-        """
+        """The number of looks that have begun, and the newest one that has proven something."""
         self._failed: tuple[int, errors.SparklogError] | None = None
         """The newest look that has failed, and why."""
         self._changed = 0
         """The newest look that has found other topics or leaders."""
+        self._sighting = threading.Lock()
+        """Held during a look of `regain_sight`, whose result all waiting calls share."""
+        self._sighted = 0
+        """The newest look of `regain_sight` that has succeeded."""
+        self._blind: tuple[int, errors.SparklogError] | None = None
+        """The newest one that has failed, and why."""
+        self.lead: Callable[[ClusterMetadata], bool] = lambda _metadata: False
+        """Serves the leaders of known topics, and no deleted ones, without I/O; of a member.
+
+        Returns whether it has changed anything.
+        """
         self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
-        """Does the work of `serve`, and returns whether it has changed anything; of a member."""
+        """Does the whole work of `serve`, as `lead` does a part of it."""
         self.heartbeat_age_seconds: Callable[[], float] = lambda: 0.0
         """Returns the time since our last heartbeat, from which others count our silence."""
+        self._leading = threading.Lock()
         self._serving = threading.Lock()
-        """Held while `apply` works, until its changes are counted."""
+        """Held while `lead` and `apply` work, until their changes are counted."""
         self._counting = threading.Lock()
         self._changing = threading.Lock()
         """Held across I/O too, by administrative calls."""
@@ -86,19 +95,39 @@ class LeaderMetadata:
 
     def follow(self) -> None:
         """Serves what the newest version says. Raises as `reload` and `serve`."""
-        began = Moment.now(self._clock)
-        self.serve(self.reload())
-        with self._counting:
-            self._seen = max(self._seen, began, key=lambda each: each.monotonic_seconds)
+        self._apply(self._look())
 
     def serve(self, metadata: ClusterMetadata) -> None:
         """Serves what this version says, or a newer one. Raises as `apply`.
 
         No request that was judged on what this broker knew before is proven after that.
         """
+        self._lead(metadata)
+        self._apply(metadata)
+
+    def _look(self) -> ClusterMetadata:
+        """Returns the newest version, whose leaders are served. A table may have to be read yet."""
+        began = Moment.now(self._clock)
+        metadata = self.reload()
+        self._lead(metadata)
+        with self._counting:
+            self._seen = max(self._seen, began, key=lambda each: each.monotonic_seconds)
+        return metadata
+
+    def _lead(self, metadata: ClusterMetadata) -> None:
+        with self._leading:
+            if self.lead(metadata):
+                self._note_change()
+
+    def _apply(self, metadata: ClusterMetadata) -> None:
         with self._serving:
             if self.apply(metadata):
-                self._changed = self._next_look()
+                self._note_change()
+
+    def _note_change(self) -> None:
+        with self._counting:
+            self._looks += 1
+            self._changed = self._looks
 
     def _next_look(self) -> int:
         with self._counting:
@@ -124,12 +153,24 @@ class LeaderMetadata:
     def regain_sight(self) -> None:
         """Looks at the metadata before a request is judged, which news do not disturb.
 
+        Calls share looks, and the failure of a slow one, as those of `prove` do. Waits for no table
+        that has to be read: one that answers slowly is no affair of the other topics' readers.
+
         Raises `BrokerFenced`, and the errors of the store.
         """
-        began = self._looks
-        while self._served <= began:
-            with contextlib.suppress(errors.MetadataChanged):
-                self.prove(self._looks)
+        since = self._looks
+        with self._sighting:
+            if self._sighted > since:
+                return
+            if self._blind is not None and self._blind[0] > since:
+                raise errors.revive(self._blind[1].code, self._blind[1].facts)
+            look = self._next_look()
+            try:
+                self._look()
+            except errors.SparklogError as error:
+                self._blind = look, errors.bare(error)
+                raise
+            self._sighted = look
 
     @property
     def looks(self) -> int:
@@ -158,7 +199,6 @@ class LeaderMetadata:
             look = self._next_look()
             try:
                 self.follow()
-                self._served = look
                 if since < self._changed:
                     raise errors.MetadataChanged
             except errors.SparklogError as error:

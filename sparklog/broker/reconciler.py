@@ -81,6 +81,8 @@ class Reconciler:
         self._seen = seen
         self._on_change = on_change
         self._readiness = readiness
+        self._leading = threading.Lock()
+        """Held by calls of `lead`."""
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._compared = -1
@@ -107,6 +109,26 @@ class Reconciler:
         self._take()
 
     # -------------------------------------------------------------------------- topics
+
+    def lead(self, metadata: ClusterMetadata) -> bool:
+        """Does the part of `apply` for which no table has to be read, which takes no time.
+
+        Topics and partitions that are new to this broker are left to `apply`: it misleads no client
+        about these. Returns whether anything has changed for clients.
+        """
+        if not self._is_news(metadata):
+            return False
+        with self._leading:
+            seen = self._seen
+            metadata = max(metadata, seen, key=lambda each: each.version)
+            are_removed = self._remove_topics(metadata)
+            are_new = [
+                self._partition_table.lead_known(topic, known, version=metadata.version)
+                for name, known in metadata.topics.items()
+                if known is not seen.topics.get(name)
+                and (topic := self._partition_table.by_id(known.topic_id)) is not None
+            ]
+            return are_removed or any(are_new)
 
     def apply(self, metadata: ClusterMetadata) -> bool:
         """Adds, changes and removes topics as `metadata` have them, or the newest version seen.

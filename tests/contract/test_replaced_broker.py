@@ -229,26 +229,38 @@ def test_a_broker_without_heartbeats_looks_before_each_request() -> None:
         wait_until(lambda: broker.has_sight, "a heartbeat is young again")
 
 
+class Step:
+    """A part of serving the metadata, which waits until it may end."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, _: ClusterMetadata) -> bool:
+        self.begun.set()
+        return self.may_end.wait(30)
+
+
 def test_a_look_counts_once_its_result_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that wakes up after its replacement does not answer from what it served before."""
     clock = ManualClock()
     store = MetadataStore(MemoryStore(clock), clock=clock)
     monkeypatch.setattr(LeaderMetadata, "reload", lambda _: store.refresh())
     metadata = LeaderMetadata(store, None, None, clock=clock, sight_seconds=1.0)  # type: ignore[arg-type]
-    began, may_end = threading.Event(), threading.Event()
-
-    def apply(_: ClusterMetadata) -> bool:
-        began.set()
-        return may_end.wait(30)
-
-    metadata.apply = apply
+    leading, applying = Step(), Step()
+    metadata.lead, metadata.apply = leading, applying
     thread = threading.Thread(target=metadata.follow)
     thread.start()
-    assert began.wait(30)
+    assert leading.begun.wait(30)
     assert not metadata.has_sight
-    may_end.set()
-    thread.join()
+    leading.may_end.set()
+    assert applying.begun.wait(30)  # it reads the table of a new topic
     assert metadata.has_sight
+    clock.advance(1.0)
+    assert not metadata.has_sight
+    metadata.regain_sight()  # which does not wait for that table
+    assert metadata.has_sight
+    applying.may_end.set()
+    thread.join()
     clock.advance(1.0)
     store.refresh()  # by a thread that serves nothing of it
     assert not metadata.has_sight

@@ -202,6 +202,7 @@ class Rig:
             histories=self.histories,
         )
         if options.is_member:
+            self.broker.metadata.lead = self.reconciler.lead
             self.broker.metadata.apply = self.reconciler.apply
         self.handovers = Handovers(
             self.broker.metadata,

@@ -634,6 +634,20 @@ class PartitionTable:
                 topic.leaders = known.leaders
         self.on_leaders()
 
+    def lead_known(self, topic: Topic, known: TopicMetadata, *, version: int) -> bool:
+        """Records the leaders of the partitions that the topic has, as `lead` does.
+
+        Returns whether there are others than before.
+        """
+        with self.lock:
+            was, count = (topic.leaders, topic.leader_epochs), topic.count
+            if known.partition_count > count:
+                known = msgspec.structs.replace(
+                    known, leaders=known.leaders[:count], leader_epochs=known.leader_epochs[:count]
+                )
+            self.lead(topic, known, version=version)
+            return (topic.leaders, topic.leader_epochs) != was
+
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic, if it is there. The entries of a deleted topic count as published."""
         with self.lock:
