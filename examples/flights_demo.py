@@ -213,10 +213,8 @@ class Broker:
 @contextmanager
 def one_broker(places: Places) -> Iterator[list[Broker]]:
     """A broker that is alone on the root."""
-    # Should this program be killed, the broker leaves by itself.
-    settings = {"SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "60"}
     # Ctrl-C is for us; the broker stops after its clients.
-    with running_broker(places, 0, settings, start_new_session=True) as broker:
+    with process_group() as group, running_broker(places, 0, {}, process_group=group) as broker:
         yield [broker]
 
 
