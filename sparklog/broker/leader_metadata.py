@@ -32,6 +32,18 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import SyncFailed
 
 
+class _SharedLook:
+    """A look at the metadata whose result, or failure, all calls share that wait for its lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held during a look."""
+        self.succeeded = 0
+        """The number of the newest look that has succeeded."""
+        self.failed: tuple[int, errors.SparklogError] | None = None
+        """The newest one that has failed, and why."""
+
+
 class LeaderMetadata:
     """Metadata that is read and changed only while this broker leads the root.
 
@@ -57,21 +69,12 @@ class LeaderMetadata:
         self._sight_seconds = sight_seconds
         self._seen = NEVER
         """When the newest look began whose result is served."""
-        self._looking = threading.Lock()
-        """Held during a look of `prove`, whose result all waiting calls share."""
         self._looks = 0
-        self._proven = 0
-        """The number of looks that have begun, and the newest one that has proven something."""
-        self._failed: tuple[int, errors.SparklogError] | None = None
-        """The newest look that has failed, and why."""
+        """The number of looks that have begun."""
+        self._proof, self._sight = _SharedLook(), _SharedLook()
+        """The looks of `prove` and of `regain_sight`."""
         self._changed = 0
         """The newest look that has found other topics or leaders."""
-        self._sighting = threading.Lock()
-        """Held during a look of `regain_sight`, whose result all waiting calls share."""
-        self._sighted = 0
-        """The newest look of `regain_sight` that has succeeded."""
-        self._blind: tuple[int, errors.SparklogError] | None = None
-        """The newest one that has failed, and why."""
         self.lead: Callable[[ClusterMetadata], bool] = lambda _metadata: False
         """Serves the leaders of known topics, and no deleted ones, without I/O; of a member.
 
@@ -159,18 +162,21 @@ class LeaderMetadata:
         Raises `BrokerFenced`, and the errors of the store.
         """
         since = self._looks
-        with self._sighting:
-            if self._sighted > since:
-                return
-            if self._blind is not None and self._blind[0] > since:
-                raise errors.revive(self._blind[1].code, self._blind[1].facts)
-            look = self._next_look()
-            try:
-                self._look()
-            except errors.SparklogError as error:
-                self._blind = look, errors.bare(error)
-                raise
-            self._sighted = look
+        with self._sight.lock:
+            if self._sight.succeeded <= since:
+                self._make(self._sight, since, self._look)
+
+    def _make(self, shared: _SharedLook, since: int, look: Callable[[], object]) -> None:
+        """Makes a look, whose lock is held, unless one has failed since: then raises as that."""
+        if shared.failed is not None and shared.failed[0] > since:
+            raise errors.revive(shared.failed[1].code, shared.failed[1].facts)
+        number = self._next_look()
+        try:
+            look()
+        except errors.SparklogError as error:
+            shared.failed = number, errors.bare(error)
+            raise
+        shared.succeeded = number
 
     @property
     def looks(self) -> int:
@@ -179,7 +185,7 @@ class LeaderMetadata:
 
     def is_proven(self, since: int) -> bool:
         """Returns whether a look that began after the moment `since` has found us leading."""
-        return self._proven > since >= self._changed
+        return self._proof.succeeded > since >= self._changed
 
     def prove(self, since: int) -> None:
         """Checks by a look that began after the moment `since` that we lead; shares it with others.
@@ -189,22 +195,19 @@ class LeaderMetadata:
         Raises `MetadataChanged` if another broker has changed topics or leaders: the request was
         judged on what this broker knew before.
         """
-        with self._looking:
-            if self.is_proven(since):
-                return
-            if since < self._changed:
-                raise errors.MetadataChanged
-            if self._failed is not None and self._failed[0] > since:
-                raise errors.revive(self._failed[1].code, self._failed[1].facts)
-            look = self._next_look()
-            try:
-                self.follow()
-                if since < self._changed:
-                    raise errors.MetadataChanged
-            except errors.SparklogError as error:
-                self._failed = look, errors.bare(error)
-                raise
-            self._proven = look
+
+        def look() -> None:
+            self.follow()
+            self._check_unchanged(since)
+
+        with self._proof.lock:
+            if not self.is_proven(since):
+                self._check_unchanged(since)
+                self._make(self._proof, since, look)
+
+    def _check_unchanged(self, since: int) -> None:
+        if since < self._changed:
+            raise errors.MetadataChanged
 
     def change(
         self, change: Callable[[ClusterMetadata], ClusterMetadata | None]
