@@ -81,10 +81,10 @@ def clean_log(
     A version is kept if it is younger than `kept_seconds` and among the newest `kept_versions`, or
     if a kept version needs it. So other engines may lag or use time travel for a day, or for almost
     three hours if the topic commits every second. It also bounds the listing of the log, with which
-    all engines start. The table's own `delta.logRetentionDuration` replaces both bounds. At most
-    `most_versions` are kept by number, which is the share of this table. The two
-    newest checkpoints are always kept, and each version for `needed_seconds`, because it names the
-    files that a merge has replaced and that may have to be restored.
+    all engines start. The table's own `delta.logRetentionDuration` replaces both bounds. Without
+    it, at most `most_versions` are kept, which is the share of this table. The two newest
+    checkpoints are always kept, and each version for `needed_seconds`, because it names the files
+    that a merge has replaced and that may have to be restored.
     """
     kept_versions = min(kept_versions, most_versions)
     if table.snapshot.log_retention_seconds is not None:

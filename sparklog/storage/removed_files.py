@@ -51,6 +51,10 @@ class RemovedFileRetention:
     kept_seconds: float
     files: int = limits.REMOVED_FILES
 
+    def seconds_of(self, property_seconds: float | None) -> float:
+        """Returns how long files stay in a table, whose own retention is `property_seconds`."""
+        return self.kept_seconds if property_seconds is None else property_seconds
+
     def files_of(self, property_seconds: float | None) -> int:
         """Returns how many files may stay in a table, whose own retention is `property_seconds`."""
         if property_seconds is not None:
@@ -88,7 +92,7 @@ def expired(
         if (at_ms := removed_ms(remove)) is not None
     ]
     dated.sort(reverse=True)
-    kept_seconds = retention.kept_seconds if property_seconds is None else property_seconds
+    kept_seconds = retention.seconds_of(property_seconds)
     most_files = retention.files_of(property_seconds)
     most_bytes = max(limits.REMOVED_FILE_BYTES, round(table_bytes * limits.REMOVED_FILE_SHARE))
     grace_ms, kept_ms = (now_ms - round(each * 1e3) for each in (grace_seconds, kept_seconds))

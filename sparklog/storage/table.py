@@ -1403,8 +1403,8 @@ class TopicTable:
         hear that it is gone.
         """
         own_seconds = self._replay.file_retention_seconds
-        kept_seconds = self._retention.kept_seconds if own_seconds is None else own_seconds
-        kept_seconds = max(kept_seconds, self.removed_file_grace_seconds) + limits.TOMBSTONE_SECONDS
+        kept_seconds = max(self._retention.seconds_of(own_seconds), self.removed_file_grace_seconds)
+        kept_seconds += limits.TOMBSTONE_SECONDS
         now_ms = self.clock.now_us() // 1_000
         self._replay.forget_removed(
             now_ms - round(kept_seconds * 1_000),
