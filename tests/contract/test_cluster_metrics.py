@@ -192,8 +192,12 @@ def test_lag_at_a_broker_that_does_not_answer_is_left_out(cluster: Members) -> N
     assert at(values, "sparklog_lag_seconds_unresolved")[-1] == 2
 
 
-def test_lag_of_a_group_that_commits_meanwhile(cluster: Members) -> None:
+def test_lag_of_a_group_that_commits_meanwhile(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is that of the offsets about which the leaders were asked."""
+    for name in ("LAG_ASK_SECONDS", "LAG_READ_SECONDS", "METRICS_LAG_SECONDS"):
+        monkeypatch.setattr(limits, name, 30.0)
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     agent = coordinator(cluster, "g")
 

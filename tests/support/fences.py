@@ -239,7 +239,7 @@ class Page:
             command, cwd=self._folder, env=self._environment, check=False, timeout=SECONDS,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}\n{done.returncode}"
         self._printed = done.stdout
 
     def close(self) -> None:
