@@ -632,8 +632,11 @@ class BrokerAlive(Invalid):
     code = "broker_alive"
     template = (
         "Root {root} already has a broker: {leader}. Use that broker, stop it first, or replace"
-        " it with --take-over. Brokers with different --id share a root."
+        " it with --take-over. Brokers with different --id share a root{condition}."
     )
+
+    def __init__(self, *, condition: str = "", **facts: Any) -> None:
+        super().__init__(condition=condition, **facts)
 
 
 class CannotDrain(Invalid):

@@ -114,13 +114,14 @@ def test_epochs_rise(store: MemoryStore, clock: ManualClock) -> None:
 
 
 def test_a_live_broker_refuses_a_second_id(store: MemoryStore, clock: ManualClock) -> None:
-    """A second id is refused with the live broker's address, and the metadata does not change."""
+    """A second id is refused with the live broker's address and the setting; nothing changes."""
     acquire(store, clock, 1)
     beat(store, clock, 1)
     before = paths(store, "")
     with pytest.raises(errors.BrokerAlive) as refused:
         acquire(store, clock, 2)
     assert (refused.value.broker, refused.value.address) == (1, "h:1")
+    assert str(refused.value).endswith(" share a root unless one of them has cluster.join = false.")
     assert paths(store, "") == before
     clock.advance(5.1)
     assert [each.id for each in acquire(store, clock, 2).inherited] == [(1, 1)]
@@ -149,7 +150,7 @@ def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> N
     """A second start with the id of a live broker is refused, unless `take_over` is set."""
     acquire(store, clock, 1)
     beat(store, clock, 1)
-    with pytest.raises(errors.BrokerAlive):
+    with pytest.raises(errors.BrokerAlive, match=r"different --id share a root\.$"):
         acquire(store, clock, 1)
     assert acquire(store, clock, 1, take_over=True).epoch == 2
 

@@ -195,7 +195,7 @@ def acquire(
                 for each in watches:
                     each.poll(metadata)  # so that the silence of all of them begins now
             for each in watches:
-                _check_leader(store, each, metadata, kind, clock, tried)
+                _check_leader(store, each, metadata, broker, kind, clock, tried)
         registered = register(metadata, broker, registration, log)
         tried.append(registered.brokers[broker])
         if is_member and _has_controller(metadata, broker):
@@ -223,12 +223,14 @@ def _check_leader(
     store: Store,
     watch: LeaderWatch,
     metadata: ClusterMetadata,
+    broker: int,
     kind: BrokerKind,
     clock: Clock,
     ours: Sequence[BrokerRegistration],
 ) -> None:
     """Raises `BrokerAlive` if the watched broker is alive and does not give way to `kind`.
 
+    `broker`: the id of the broker that starts.
     `ours`: the registrations of this start, which is alive itself.
     """
 
@@ -252,8 +254,10 @@ def _check_leader(
         and found.state is LeaderState.ALIVE
         and not gives_way(found.leader.known, kind)
     ):
+        has_another_id = found.leader.broker != broker
         raise errors.BrokerAlive(
             root=store.uri,
+            condition=" unless one of them has cluster.join = false" if has_another_id else "",
             broker=found.leader.broker,
             address=found.leader.flight,
             leader=describe(found.leader, now_us=clock.now_us()),
