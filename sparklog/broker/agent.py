@@ -156,6 +156,8 @@ class Agent:
         """Held by the thread that stops the broker."""
         self._refused = RefusedWork(self._clock)
         self._phase = Phase.STARTING
+        self._recovered_at = -float("inf")
+        """When the log was recovered, in monotonic seconds."""
         self._flushed_at = -float("inf")
         """When the last flush was durable, in monotonic seconds."""
         self._wal = ""
@@ -284,7 +286,7 @@ class Agent:
             kafka=self.kafka_address or None,
             metrics=self.metrics_address or None,
             took_seconds=round(clock.monotonic() - began, 3),
-            recovery_seconds=round(clock.monotonic() - leading_since, 3),
+            recovery_seconds=round(self._recovered_at - leading_since, 3),
         )
 
     def _watch_of(self, broker: int | None) -> LeaderWatch:
@@ -387,6 +389,7 @@ class Agent:
         reconciler = self._reconciler(broker, taken.metadata, open_table)
         self._writer.open()
         takeover.check_opened(self._meta, self._leadership)
+        self._recovered_at = self._clock.monotonic()
         # A broker that has just been replaced needs a moment to close its ports.
         patience_seconds = self._liveness.dead_after_seconds
         for each in self._ports():

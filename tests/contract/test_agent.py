@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import sparklog
 from sparklog import errors, limits
@@ -660,6 +661,29 @@ def test_native_clients_do_not_wait_for_the_loops_over_kafkas_records(tmp_path: 
         agent.start()
     assert answers == [agent.kafka_address] != [""]
     agent.stop()
+
+
+def test_the_time_of_a_recovery_is_without_that_of_the_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first start on a machine the loops take many seconds, and the recovery does not."""
+
+    class Clock(SystemClock):
+        ahead_seconds = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead_seconds
+
+    def load() -> None:
+        clock.ahead_seconds = 1_000.0
+
+    clock = Clock()
+    agent = Agent(settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0")), clock=clock)
+    monkeypatch.setattr(agents, "_compile_loops", load)
+    with capture_logs() as lines, running(agent):
+        pass
+    (serving,) = (each for each in lines if each["event"] == "serving")
+    assert serving["took_seconds"] > 1_000.0 > serving["recovery_seconds"] >= 0.0
 
 
 def test_a_broker_that_fails_while_the_loops_are_loaded_does_not_start(tmp_path: Path) -> None:
