@@ -18,7 +18,7 @@ from sparklog.bench.command import run_measures
 from sparklog.bench.measures import COMPARISONS, MEASURES
 from sparklog.bench.report import BenchOptions
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -37,7 +37,11 @@ def bench(
     ] = 5_000,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder for roots, on the disk to measure. Default: the temporary one."),
+        typer.Option(
+            help="Folder for roots, on the disk to measure. Default: the temporary one.",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the report as a Markdown table.")

@@ -29,6 +29,15 @@ def _groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MEASURES", found)
 
 
+@pytest.mark.usefixtures("groups")
+def test_a_folder_to_measure_exists(tmp_path: Path) -> None:
+    """A misspelt folder is refused and not created: it would be on another disk."""
+    found = CliRunner().invoke(bench.app, ["disk", "--folder", str(tmp_path / "none")])
+    assert found.exit_code == 2
+    assert "does not exist" in " ".join(found.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["", "tab", "table-", "tables"])
 def test_names_of_no_measure(name: str) -> None:
     """A part of a name selects nothing."""
