@@ -224,7 +224,8 @@ def log_level(
     found = {each.broker: each for each in view.describe().brokers if each.state not in ENDED}
     if broker not in found:
         ids = ", ".join(map(str, found)) or "none"
-        raise errors.BadRequest(reason=f"Broker {broker} does not run; the brokers that run: {ids}")
+        reason = f"Broker {broker} does not run; the ids of those that run: {ids}"
+        raise errors.BadRequest(reason=reason)
     request = LogLevel(broker=broker, level=level)
     reply: LogLevel = ask(found[broker].address, "broker.log_level", request)
     return reply.level

@@ -139,8 +139,8 @@ class _Cluster:
         self._description = view.describe()
         known = [each.broker for each in self._description.brokers]
         if only is not None and only not in known:
-            there_are = f"there are {', '.join(map(str, known))}" if known else "there is none"
-            raise typer.BadParameter(f"there is no broker {only}: {there_are}")
+            ids = f"the ids are {', '.join(map(str, known))}" if known else "there is none"
+            raise typer.BadParameter(f"there is no broker {only}: {ids}")
         self._described_at = time.monotonic()
         self._following: threading.Thread | None = None
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sparklog.display import counted
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
@@ -119,8 +121,8 @@ def _summary(run: _Run) -> RenderableType:
         (
             f"broker {broker.broker} ({broker.kind}) at {broker.address}",
             f"up {now.uptime_seconds:,.0f} s",
-            f"{now.topic_count:,} topics, {now.partition_count:,} partitions",
-            f"{now.connections:,} Kafka clients, {now.streams:,} streams",
+            _counts((now.topic_count, "topic"), (now.partition_count, "partition")),
+            _counts((now.connections, "Kafka client"), (now.streams, "stream")),
         ),
         (
             f"in {run.rate(lambda each: each.records_in):,.0f} records/s",
@@ -149,13 +151,14 @@ def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[Renderable
         return sum(run.rate(count) for run in runs.values())
 
     topics = max((each.topic_count for each in found), default=0)
+    partitions = sum(each.partition_count for each in found)
     clients = sum(each.connections for each in found)
     streams = sum(each.streams for each in found)
     lines = [
         (
             f"{len(runs)} of {len(now)} brokers answer",
-            f"{topics:,} topics, {sum(each.partition_count for each in found):,} partitions",
-            f"{clients:,} Kafka clients, {streams:,} streams",
+            _counts((topics, "topic"), (partitions, "partition")),
+            _counts((clients, "Kafka client"), (streams, "stream")),
         ),
         (
             f"in {total(lambda each: each.records_in):,.0f} records/s",
@@ -317,6 +320,10 @@ class _Columns:
         for row in zip(*(column[1:] for column in kept.values()), strict=True):
             table.add_row(*map(Text, row))
         yield table
+
+
+def _counts(*counts: tuple[int, str]) -> str:
+    return ", ".join(counted(number, one) for number, one in counts)
 
 
 def _bytes(size: float) -> str:

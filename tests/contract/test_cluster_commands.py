@@ -408,7 +408,7 @@ def test_the_log_level_of_a_member_is_changed(tmp_path: Path) -> None:
         assert run("broker", "log-level", "--id", "2", *target).stdout == "broker 2: warning\n"
         assert run("broker", "log-level", "--id", "1", *target).stdout == "broker 1: info\n"
         refused = run("broker", "log-level", "debug", "--id", "9", *target)
-        assert "Broker 9 does not run; the brokers that run: 1, 2" in refused.stderr
+        assert "Broker 9 does not run; the ids of those that run: 1, 2" in refused.stderr
         assert run("broker", "log-level", "loud", "--id", "1", *target).exit_code == 2
         with pytest.raises(errors.BadRequest, match="has the address of broker 1 now"):
             ask(two.flight, "broker.log_level", LogLevel(broker=1, level="debug"))

@@ -245,7 +245,7 @@ def test_a_cluster_with_a_broker_that_hangs_is_shown(
         assert sum(each["records_in"] for each in topics if each["topic"] == "orders") == 4
         assert "broker 2 (standing) at" in top(*where, "--once", "--broker", "2").stdout
         found = top(*where, "--once", "--broker", "9")
-        assert "there is no broker 9: there are 1, 2" in " ".join(found.stderr.split())
+        assert "there is no broker 9: the ids are 1, 2" in " ".join(found.stderr.split())
         monkeypatch.setattr(limits, "PROBE_TIMEOUT_SECONDS", 0.3)
         two.send(signal.SIGSTOP)
         lines = top("--root", str(tmp_path), "--once").stdout.splitlines()
