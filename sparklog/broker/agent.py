@@ -965,8 +965,10 @@ class Agent:
         if self._stopping.is_set():
             return
         error = self._with_successor(error)
-        self.failure = error
-        if isinstance(error, errors.BrokerFenced) and self.kind is BrokerKind.EMBEDDED:
+        known, self.failure = self.failure, error
+        if known is not None and str(known) == str(error):
+            pass  # another thread has met and logged it
+        elif isinstance(error, errors.BrokerFenced) and self.kind is BrokerKind.EMBEDDED:
             _log.warning("this program continues as a client", reason=str(error))
         else:
             _log.error("the broker stops", reason=str(error) or repr(error))

@@ -663,6 +663,18 @@ def test_native_clients_do_not_wait_for_the_loops_over_kafkas_records(tmp_path: 
     agent.stop()
 
 
+def test_a_failure_that_two_threads_meet_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat and a flush meet the same successor before the broker has begun to stop."""
+    monkeypatch.setattr(Agent, "_stop_after_failure", lambda _: None)
+    agent = Agent(settings(tmp_path))
+    with running(agent), capture_logs() as lines:
+        for _ in range(2):
+            agent._on_failure(errors.SparklogError(reason="killed"))
+    assert [each["event"] for each in lines].count("the broker stops") == 1
+
+
 def test_the_time_of_a_recovery_is_without_that_of_the_loops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
