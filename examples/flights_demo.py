@@ -73,6 +73,7 @@ _SAMPLE_EVERY: Final = 50
 _LEAST_FLIGHTS: Final = 10_000
 _RECORDS_PER_TRIGGER: Final = 50_000
 _CATCH_UP_SECONDS: Final = 120.0
+"""The longest time in which Spark's query counts no more flights."""
 _COMPACTION_SECONDS: Final = 20.0
 _JANITOR_IDLE_SECONDS: Final = 2.5
 _STOP_SECONDS: Final = 30.0
@@ -509,15 +510,22 @@ class Board:
             self._changed.notify_all()
 
     def wait_until_counted(self, count: int, query: StreamingQuery) -> None:
-        """Until the query has seen so many flights. Raises what ended it, or `SystemExit`."""
-        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        """Until the query has seen so many flights. Raises what ended it, or `SystemExit`.
+
+        A busy machine makes the query slow, so it may take any time while it counts more flights.
+        """
+        seen = -1
+        deadline = 0.0
         with self._changed:
-            while counted(self.delays) < count:
+            while (now_seen := counted(self.delays)) < count:
                 if (failure := query.exception()) is not None:
                     raise failure
+                if now_seen != seen:
+                    seen, deadline = now_seen, time.monotonic() + _CATCH_UP_SECONDS
                 if time.monotonic() > deadline:
                     raise SystemExit(
-                        f"Spark has seen no {count:,} flights in {_CATCH_UP_SECONDS} s"
+                        f"Spark's query has counted {seen:,} of {count:,} flights, and no more for"
+                        f" {_CATCH_UP_SECONDS:.0f} s. Run it again when the machine is less busy."
                     )
                 self._changed.wait(0.5)
 

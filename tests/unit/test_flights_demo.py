@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -267,3 +268,52 @@ def test_disk_use(tmp_path: Path) -> None:
     assert found == Disk(published_files=2, published_bytes=150, files=1, bytes=120)
     assert demo.check_disk(found, 1_000).holds
     assert not demo.check_disk(found, 900).holds
+
+
+# ------------------------------------------------------------------------------ waiting
+
+
+class Query:
+    """A streaming query that runs."""
+
+    def exception(self) -> None:
+        return None
+
+
+def delays_of(flights: int) -> dict[str, Delays]:
+    """A result of the query with so many flights."""
+    return {"UA": Delays(flights=flights, mean_minutes=1.0, worst_minutes=2.0)}
+
+
+def test_a_slow_query_is_waited_for_as_long_as_it_counts_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine makes the query slow, and nothing is wrong."""
+    monkeypatch.setattr(demo, "_CATCH_UP_SECONDS", 1.0)
+    board = demo.Board(total=8)
+    stopping = threading.Event()
+
+    def count() -> None:
+        for flights in range(1, 9):
+            stopping.wait(0.3)
+            board.show_result(delays_of(flights))
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        board.wait_until_counted(8, cast("Any", Query()))
+    finally:
+        stopping.set()
+        counting.join()
+
+
+def test_a_query_that_counts_nothing_more_ends_the_demonstration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error says how far the query is, and what to do."""
+    monkeypatch.setattr(demo, "_CATCH_UP_SECONDS", 0.1)
+    board = demo.Board(total=8)
+    board.show_result(delays_of(3))
+    with pytest.raises(SystemExit, match="3 of 8 flights") as raised:
+        board.wait_until_counted(8, cast("Any", Query()))
+    assert "Run it again" in str(raised.value)
