@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -647,6 +649,22 @@ def test_dropped(connection: Connection) -> None:
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+def test_dropped_when_the_interpreter_ends() -> None:
+    """A consumer in a cycle, as an error's traceback makes one, is collected last of all."""
+    program = """if True:
+        import sparklog.testing
+
+        with sparklog.testing.broker() as broker, broker.connect() as log:
+            log.create_topic("t", partitions=1)
+            cycle = [log.consumer("t")]
+            cycle.append(cycle)
+        """
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "Exception ignored" not in run.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

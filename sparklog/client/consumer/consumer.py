@@ -10,6 +10,7 @@ In a group it reads the partitions that it is assigned, from the committed offse
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
@@ -41,7 +42,7 @@ from sparklog.client.offsets import (
 )
 from sparklog.client.serialize import Deserializer
 from sparklog.client.times import utc
-from sparklog.display import html_table
+from sparklog.display import counted, html_table
 from sparklog.formats import flight_messages
 
 __all__ = ["Consumer", "Record"]
@@ -553,8 +554,8 @@ class Consumer:
         group = "" if self._group is None else f"group {self._group.membership.options.group!r}, "
         if self._is_closed:
             return f"Consumer({group}closed)"
-        partitions = len(self._fetcher.positions)
-        return f"Consumer({group}{partitions} partitions, lag {self._fetcher.lag:,})"
+        partitions = counted(len(self._fetcher.positions), "partition")
+        return f"Consumer({group}{partitions}, lag {self._fetcher.lag:,})"
 
     def _repr_html_(self) -> str:
         rows = (
@@ -590,6 +591,8 @@ class Consumer:
         self._close(is_processed=kind is None)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return  # the threads do not run any more, and nothing can be imported
         group: GroupFetcher | None = getattr(self, "_group", None)
         if group is not None:
             group.membership.abandon()
