@@ -151,6 +151,7 @@ def test_unknown_group(broker: LiveBroker) -> None:
         assert result.stderr.startswith(
             "sparklog: Group 'nope' refuses the request: GROUP_ID_NOT_FOUND"
         )
+        assert "sparklog groups list" in result.stderr
 
 
 # ------------------------------------------------------------------------------ resetting
@@ -214,6 +215,13 @@ def test_reset_from_a_file_that_was_exported(broker: LiveBroker, tmp_path: Path)
     assert done.exit_code == ExitCode.OK
     assert committed(broker, "new") == committed(broker)
     assert ask(broker, "reset", "empty", "--all-topics", "--to-latest").exit_code == ExitCode.FAILED
+
+
+def test_reset_says_that_a_group_does_not_exist_yet(broker: LiveBroker) -> None:
+    """A misspelled name is noticed before --execute makes a group of it."""
+    arguments = ("--topic", "t", "--to-earliest")
+    assert "no group 'gg' yet" in ask(broker, "reset", "gg", *arguments).stderr
+    assert "no group" not in ask(broker, "reset", "g", *arguments).stderr
 
 
 def test_reset_of_what_is_not_there(broker: LiveBroker) -> None:

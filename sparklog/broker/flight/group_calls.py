@@ -42,7 +42,9 @@ _NAME_LENGTH: Final = 250
 """The most characters of a name in an error: trailers may have some thousand bytes."""
 _HINTS: Final = {
     GroupError.NON_EMPTY_GROUP: ": it has members; stop them first",
-    GroupError.GROUP_ID_NOT_FOUND: ": there is no such group; list them by `sparklog groups list`",
+    GroupError.GROUP_ID_NOT_FOUND: (
+        ": there is no such group; correct the name (`sparklog groups list` shows the groups)"
+    ),
     GroupError.GROUP_SUBSCRIBED_TO_TOPIC: ": a member subscribes to the topic; stop it first",
     GroupError.INVALID_GROUP_ID: f": it has to have 1 to {MAX_STRING_BYTES:,} bytes",
     GroupError.INVALID_REQUEST: f": a name or id has more than {MAX_STRING_BYTES:,} bytes",
