@@ -237,13 +237,19 @@ def reset(
             typer.echo(f"{group}: reset", err=True)
         else:
             typer.echo("nothing is changed; --execute commits these offsets", err=True)
+            if not committed and _group(log, group).state == "Dead":
+                typer.echo(
+                    f"there is no group {group!r} yet, and --execute creates it"
+                    " (`sparklog groups list` shows the groups)",
+                    err=True,
+                )
 
 
 @app.command(cls=Command)
 def delete(
     groups: Annotated[
         list[str],
-        typer.Argument(metavar="GROUP...", help="The names of groups.", show_default=False),
+        typer.Argument(metavar="GROUP", help="The names of groups.", show_default=False),
     ],
     offsets_of: Annotated[
         str | None,

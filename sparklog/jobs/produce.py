@@ -143,7 +143,7 @@ def produce(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH...",
+            metavar="PATH",
             help="Files, folders or patterns, as Spark reads them.",
             show_default=False,
         ),

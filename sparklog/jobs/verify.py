@@ -77,7 +77,7 @@ def verify(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TOPIC...", help="The topics. Default: all of the root.", show_default=False
+            metavar="TOPIC", help="The topics. Default: all of the root.", show_default=False
         ),
     ] = None,
     root: RootOption = None,
