@@ -10,7 +10,7 @@ import pyarrow as pa
 from sparklog import errors
 from sparklog.client.consumer.assignors import decode_assignment
 from sparklog.client.offsets import TopicPartition
-from sparklog.display import html_table
+from sparklog.display import counted, html_table
 from sparklog.formats import flight_messages
 
 _SCHEMA = pa.schema(
@@ -71,7 +71,7 @@ class GroupLag:
         return self.partitions[index]
 
     def __repr__(self) -> str:
-        return f"GroupLag({self.group!r}, {len(self)} partitions, lag {self.total:,})"
+        return f"GroupLag({self.group!r}, {counted(len(self), 'partition')}, lag {self.total:,})"
 
     def _repr_html_(self) -> str:
         names = _SCHEMA.names
