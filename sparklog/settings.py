@@ -409,7 +409,8 @@ def _check_together(settings: BrokerSettings) -> None:
         raise errors.BadOption(
             option="root",
             value="",
-            reason="name a folder, or an s3://, gs:// or az:// address",
+            reason="name a folder, or an s3://, gs:// or az:// address (--root, SPARKLOG_ROOT, or"
+            " the key root of the settings file)",
         )
     check_root("root", settings.root, " Addresses to listen on are kafka.listen and flight.listen.")
     _check_listeners(settings)
