@@ -50,7 +50,10 @@ def run(notebook: Any, folder: Path) -> None:
 
 def main() -> None:
     """The program."""
-    chosen = sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    known = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    chosen = sys.argv[1:] or known
+    if unknown := set(chosen) - set(known):
+        sys.exit(f"no notebook is named {', '.join(sorted(unknown))}; choose of {', '.join(known)}")
     for name in chosen:
         print(name, flush=True)
         path = FOLDER / f"{name}.ipynb"
