@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib.metadata
+import os
+import pwd
 import re
 import secrets
 import shutil
@@ -178,7 +180,9 @@ def check_delta(
 ) -> CheckResult:
     """Only where Spark itself opens the tables; sparklog's own source needs no jar."""
     if version is None:
-        advice = "only where Spark opens the tables as format('delta'): pip install delta-spark"
+        advice = (
+            "only where Spark opens the tables as format('delta'): pip install delta-spark==4.4.0"
+        )
         return _warn("Delta for Spark", "not installed", advice)
     jars = [jar for folder in folders for jar in folder.glob(f"*delta-spark_*{version}.jar")]
     if not jars:
@@ -209,7 +213,10 @@ def run_command(command: Sequence[str]) -> str | None:
 
 def _jar_folders(environment: Mapping[str, str]) -> list[Path]:
     """Folders where Spark finds jars: its own, and Ivy's cache."""
-    folders = sorted(Path.home().glob(".ivy2*/jars"))
+    homes = {Path.home()}
+    with contextlib.suppress(KeyError):  # a user id without an account
+        homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))  # a JVM's user.home, whatever HOME is
+    folders = sorted(folder for home in homes for folder in home.glob(".ivy2*/jars"))
     if environment.get("SPARK_HOME"):
         folders.append(Path(environment["SPARK_HOME"], "jars"))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -41,6 +41,12 @@ _OF_RECORDS: Final = (
 )
 """Options of a read of records, besides its range."""
 
+_NO_DELTA: Final = (
+    "[DATA_SOURCE_NOT_FOUND]",  # without its jars
+    "[DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG]",
+)
+"""Conditions of Spark's errors where a session cannot read a Delta table."""
+
 _FEW_PARTITIONS: Final = 64
 """Up to this number, comparing one after another is faster in Spark than a lookup."""
 
@@ -226,7 +232,6 @@ class _Frames:
         self, spark: SparkSession, name: str, inside: Column, version: int | None
     ) -> DataFrame:
         """Returns Delta's scan."""
-        from pyspark.errors import AnalysisException
         from pyspark.sql import functions as f
 
         reader = spark.read.format("delta")
@@ -235,13 +240,15 @@ class _Frames:
         try:
             table = reader.load(f"{self.root_uri}/{table_folder(name)}")
         except Exception as error:
-            if (
-                isinstance(error, AnalysisException)
-                and error.getCondition() == "DATA_SOURCE_NOT_FOUND"
-            ):
+            # A Py4JJavaError where PySpark does not know the class, so the text decides.
+            if any(each in str(error) for each in _NO_DELTA):
                 reason = (
-                    "the session has no Delta: build it with delta.configure_spark_with_delta_pip,"
-                    ' or read through format("sparklog")'
+                    "The session has no Delta. Build it with delta.configure_spark_with_delta_pip"
+                    " and the settings"
+                    " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and"
+                    " spark.sql.catalog.spark_catalog="
+                    "org.apache.spark.sql.delta.catalog.DeltaCatalog,"
+                    ' or read through format("sparklog").'
                 )
                 raise errors.BadRequest(reason=reason) from error
             if "No FileSystem for scheme" in str(error):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from sparklog import errors
 from sparklog.client.log import Log
@@ -167,3 +167,17 @@ def test_wrong_options_are_refused(
         dataframe(spark, root, "t", **options)
     with pytest.raises(errors.UnknownTopic, match="'u'"):
         dataframe(spark, root, "u", failOnDataLoss=False)
+
+
+def test_a_session_without_delta_is_refused(
+    spark: SparkSession, root: str, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the settings that are missing, also where Spark's own has only a stack."""
+    send(log, 0, 2)
+    log.flush_to_table()
+    given = DataFrameReader.format
+    monkeypatch.setattr(
+        DataFrameReader, "format", lambda reader, name: given(reader, f"absent_{name}")
+    )
+    with pytest.raises(errors.BadRequest, match=r"no Delta\. .* spark\.sql\.extensions="):
+        dataframe(spark, root, "t")

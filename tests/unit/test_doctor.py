@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import pwd
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -150,6 +152,21 @@ def test_delta_jar(tmp_path: Path) -> None:
     (tmp_path / "io.delta_delta-spark_4.2_2.13-4.4.0.jar").touch()
     assert doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path]).state is CheckState.OK
     assert doctor.check_delta(None, pyspark="4.2.0", folders=[tmp_path]).state is CheckState.WARN
+
+
+def test_jars_are_looked_for_where_a_jvm_puts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ivy's folder is in the home of the user's account, also where HOME names another one."""
+    account = pwd.getpwuid(os.getuid())
+    given = pwd.struct_passwd((*account[:5], str(tmp_path / "account"), *account[6:]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: given)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "account/.ivy2.5.2/jars").mkdir(parents=True)
+    (tmp_path / "home/.ivy2/jars").mkdir(parents=True)
+    found = doctor._jar_folders({})
+    assert tmp_path / "account/.ivy2.5.2/jars" in found
+    assert tmp_path / "home/.ivy2/jars" in found
 
 
 def test_command_that_is_not_there() -> None:
