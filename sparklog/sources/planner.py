@@ -133,7 +133,7 @@ class Planner:
             if isinstance(asked, AtTime):
                 found = self._view.first_since(name, number, asked.timestamp_us)
                 if found is None and not late_is_latest:
-                    raise _too_late(option, name, number, asked)
+                    raise _too_late(name, number, asked, of_all=bound is asked)
                 # Records since the last refresh are not read yet.
                 return topic.ends[number] if found is None else min(found, topic.ends[number])
             if isinstance(asked, FromEnd):
@@ -460,7 +460,9 @@ def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:
     return errors.TopicGone(topic=name, reason=reason, at=dict(was.offsets))
 
 
-def _too_late(option: str, name: str, number: int, asked: AtTime) -> errors.BadOption:
+def _too_late(name: str, number: int, asked: AtTime, *, of_all: bool) -> errors.BadOption:
+    """`of_all`: one time for all partitions was given, and not one for each."""
+    option = "startingTimestamp" if of_all else "startingOffsetsByTimestamp"
     reason = (
         f"no record of {name}-{number} is that late; to start at its end, set"
         " startingOffsetsByTimestampStrategy = latest"

@@ -466,8 +466,11 @@ def test_a_time_means_the_first_record_that_is_not_older(step: str) -> None:
         0, 0, 1, 1, 1, 3, 3, 4,
     ]  # fmt: skip
     assert start(40) == {0: 3, 1: 1}
-    with pytest.raises(errors.BadOption, match="no record of t-1 is that late"):
+    with pytest.raises(errors.BadOption, match=r"startingTimestamp = .* of t-1 is that late"):
         start(40, late_is_latest=False)
+    each = {"t": {0: AtTime(0), 1: AtTime(40_000_000)}}
+    with pytest.raises(errors.BadOption, match=r"startingOffsetsByTimestamp = .* of t-1 is that"):
+        planner.resolve("startingOffsets", each, otherwise=LATEST, late_is_latest=False)
 
 
 # ------------------------------------------------------------------------------ bytes
