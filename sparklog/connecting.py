@@ -66,6 +66,9 @@ from sparklog.storage.objects import Store, open_store
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
 
+EMBEDDED_BROKER_ID = 1_000_000
+DETACHED_IDLE_SECONDS = 60.0
+
 _START_SECONDS: Final = 30.0
 _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
@@ -578,11 +581,11 @@ def _broker_settings(
     settings = load_settings(
         None,
         {name: value for name, value in os.environ.items() if not _is_of_store(name)},
-        {"root": root, "id": limits.EMBEDDED_BROKER_ID, "kafka.listen": kafka},
+        {"root": root, "id": EMBEDDED_BROKER_ID, "kafka.listen": kafka},
         defaults={
             "flight.listen": _ANY_PORT,
             "kafka.listen": "",
-            "liveness.idle_exit_seconds": limits.DETACHED_IDLE_SECONDS,
+            "liveness.idle_exit_seconds": DETACHED_IDLE_SECONDS,
             # An embedded broker logs to the standard error of its program.
             "log.level": "info" if is_detached else "warning",
             "log.file": str(log_file(root)) if is_detached else "",

@@ -26,6 +26,8 @@ from sparklog.storage.snapshot import ReadSource, Slice, TableSnapshot
 from sparklog.storage.table import table_folder
 from sparklog.version import VERSION
 
+_POLL_INTERVAL_LOCAL_SECONDS = 0.1  # of a client that follows a local root without a broker
+
 _IDLE: Final = flight_messages.encode(flight_messages.TailHeader(idle=True))
 
 
@@ -196,7 +198,7 @@ class RootChannel(Channel):
         schema = pa.schema([ROW_SCHEMA.field(name) for name in request.columns or ROW_SCHEMA.names])
         nothing = pa.RecordBatch.from_pylist([], schema)
         pause_seconds = (
-            limits.POLL_INTERVAL_LOCAL_SECONDS
+            _POLL_INTERVAL_LOCAL_SECONDS
             if self._store.is_local
             else limits.POLL_INTERVAL_REMOTE_SECONDS
         )

@@ -23,6 +23,16 @@ from msgspec import Meta
 from sparklog import errors, limits
 from sparklog.options import check_root, is_address, is_folder, is_service_link
 
+FLUSH_LINGER_REMOTE_MS = 10
+_HEARTBEAT_SECONDS = 1.0
+_HEARTBEAT_REMOTE_SECONDS = 2.0
+_DEAD_AFTER_REMOTE_SECONDS = 10.0
+_LINGER_MAX_MS = 60_000
+_SPACE_MAX_BYTES = 1024 * limits.GIB
+_INTERVAL_MAX_SECONDS = 24 * 3600
+_GRACE_MAX_SECONDS = 366 * 24 * 3600
+_COUNT_MAX = 1_000_000
+
 _PREFIX = "SPARKLOG_"
 _AUTO_ID = "auto"
 _ORDINAL = re.compile(r"-([0-9]+)$")
@@ -37,17 +47,17 @@ NOT_ABOVE: Final = (
 )
 
 _BufferBytes = Annotated[int, Meta(ge=1, le=limits.BUFFER_MAX_BYTES)]
-_SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
-_Count = Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)]
+_SpaceBytes = Annotated[int, Meta(ge=0, le=_SPACE_MAX_BYTES)]
+_Count = Annotated[int, Meta(ge=1, le=_COUNT_MAX)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
-_Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
+_Interval = Annotated[float, Meta(gt=0, le=_INTERVAL_MAX_SECONDS)]
 _DEFAULT = -1.0
-_IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=limits.INTERVAL_MAX_SECONDS)]
+_IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=_INTERVAL_MAX_SECONDS)]
 # Publishers assume the default, so that a sweeper may wait longer but not less.
-_OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
-_Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
+_OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
+_Grace = Annotated[float, Meta(ge=0, le=_GRACE_MAX_SECONDS)]
 # Readers rely on the minimum: a shorter grace would remove objects before they look again.
-_TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
+_TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -58,7 +68,7 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     listen: str = "127.0.0.1:8815"
     advertised: str = ""
-    max_streams: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = limits.FLIGHT_STREAMS
+    max_streams: Annotated[int, Meta(ge=1, le=_COUNT_MAX)] = limits.FLIGHT_STREAMS
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +76,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     listen: str = "127.0.0.1:9092"
     advertised: str = ""
-    request_max_bytes: _BufferBytes = limits.KAFKA_REQUEST_MAX_BYTES
-    memory_bytes: _BufferBytes = limits.KAFKA_MEMORY_BYTES
+    request_max_bytes: _BufferBytes = 100 * limits.MIB
+    memory_bytes: _BufferBytes = 512 * limits.MIB
     max_connections: _Count = limits.KAFKA_CONNECTIONS
     max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
 
@@ -77,7 +87,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     log: Literal["auto", "segments", "objects"] = "auto"
     flush_max_bytes: _BufferBytes = limits.FLUSH_MAX_BYTES
-    linger_ms: Annotated[int, Meta(ge=-1, le=limits.LINGER_MAX_MS)] = -1
+    linger_ms: Annotated[int, Meta(ge=-1, le=_LINGER_MAX_MS)] = -1
     queue_bytes: _BufferBytes = limits.QUEUE_BYTES
     max_record_bytes: _BufferBytes = limits.MAX_RECORD_BYTES
     max_batch_bytes: _BufferBytes = limits.MAX_BATCH_BYTES
@@ -89,7 +99,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Returns the linger; -1 becomes 0 on a local root, and more where a put is expensive."""
         if self.linger_ms >= 0:
             return self.linger_ms
-        return 0 if local else limits.FLUSH_LINGER_REMOTE_MS
+        return 0 if local else FLUSH_LINGER_REMOTE_MS
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +107,7 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
     process: Literal["auto", "off"] = "auto"
-    publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
+    publish_bytes: _BufferBytes = 32 * limits.MIB
     unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
     staged_bytes: _SpaceBytes = limits.STAGED_BYTES
 
@@ -105,21 +115,21 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The newest records, kept in memory for consumers that keep up."""
 
-    bytes: _SpaceBytes = limits.HOT_TAIL_BYTES
+    bytes: _SpaceBytes = 192 * limits.MIB
 
 
 class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Compaction, retention, table checkpoints and the removal of files."""
 
     enabled: bool = True
-    interval_seconds: _Interval = limits.JANITOR_INTERVAL_SECONDS
-    compact_files: Annotated[int, Meta(ge=2, le=limits.COUNT_MAX)] = limits.COMPACT_FILES
+    interval_seconds: _Interval = 1.0
+    compact_files: Annotated[int, Meta(ge=2, le=_COUNT_MAX)] = limits.COMPACT_FILES
     compact_target_bytes: _BufferBytes = limits.COMPACT_TARGET_BYTES
     removed_file_grace_seconds: _Grace = limits.REMOVED_FILE_GRACE_SECONDS
-    removed_file_kept_seconds: _Grace = limits.REMOVED_FILE_KEPT_SECONDS
+    removed_file_kept_seconds: _Grace = 24 * 3600.0
     orphan_grace_seconds: _OrphanGrace = limits.ORPHAN_GRACE_SECONDS
-    staging_abandoned_seconds: _Grace = limits.STAGING_ABANDONED_SECONDS
-    table_checkpoint_every: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = (
+    staging_abandoned_seconds: _Grace = 7 * 24 * 3600.0
+    table_checkpoint_every: Annotated[int, Meta(ge=1, le=_COUNT_MAX)] = (
         limits.TABLE_CHECKPOINT_EVERY
     )
 
@@ -128,9 +138,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Defaults of new topics."""
 
     auto_create: bool = True
-    default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = (
-        limits.DEFAULT_PARTITIONS
-    )
+    default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = 4
     refuse_replication: bool = False
 
 
@@ -141,15 +149,11 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     configuration that Kafka ships for development.
     """
 
-    min_session_timeout_ms: _Milliseconds = limits.MIN_SESSION_TIMEOUT_MS
-    max_session_timeout_ms: _Milliseconds = limits.MAX_SESSION_TIMEOUT_MS
-    initial_rebalance_delay_ms: Annotated[int, Meta(ge=0, le=limits.INT32_MAX)] = (
-        limits.INITIAL_REBALANCE_DELAY_MS
-    )
-    max_size: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = limits.GROUP_SIZE
-    offsets_retention_minutes: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = (
-        limits.OFFSETS_RETENTION_MINUTES
-    )
+    min_session_timeout_ms: _Milliseconds = 6_000
+    max_session_timeout_ms: _Milliseconds = 30 * 60_000
+    initial_rebalance_delay_ms: Annotated[int, Meta(ge=0, le=limits.INT32_MAX)] = 0
+    max_size: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = 2**31 - 1
+    offsets_retention_minutes: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = 7 * 24 * 60
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,9 +166,9 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def on(self, *, local: bool) -> LivenessSettings:
         """Returns them without -1: the defaults are longer where each request costs money."""
         heartbeat_seconds, dead_after_seconds = (
-            (limits.HEARTBEAT_SECONDS, limits.DEAD_AFTER_SECONDS)
+            (_HEARTBEAT_SECONDS, limits.DEAD_AFTER_SECONDS)
             if local
-            else (limits.HEARTBEAT_REMOTE_SECONDS, limits.DEAD_AFTER_REMOTE_SECONDS)
+            else (_HEARTBEAT_REMOTE_SECONDS, _DEAD_AFTER_REMOTE_SECONDS)
         )
         if self.heartbeat_seconds != _DEFAULT:
             heartbeat_seconds = self.heartbeat_seconds

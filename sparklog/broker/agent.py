@@ -77,6 +77,20 @@ if TYPE_CHECKING:
     from sparklog.broker.kafka.listener import KafkaListener
     from sparklog.broker.metrics.server import MetricsServer
 
+FLUSHES_AT_ONCE_REMOTE = 4  # puts of the log that are under way at the same time
+_PUBLISH_BESIDE = 2  # topics that are published beside the others, because they have much
+_PUBLISH_BESIDE_REMOTE = 8
+_PUBLISH_SHARE_REMOTE = 1.0  # waiting for a store takes no processor from producers
+_PUBLISH_THREADS = 2
+_PUBLISH_THREADS_REMOTE = 8
+_SILENT_ASK_SECONDS = 0.5  # for which a silent member is asked, before its partitions move
+_FOLLOW_SECONDS = 0.02  # between two looks at the metadata, of a member that is not alone
+FOLLOW_REMOTE_SECONDS = 1.0
+REDIRECT_SECONDS = 1.0  # for which a broker that gave its partitions away still names their leaders
+UPKEEP_QUIET_REMOTE_SECONDS = 20.0  # between two looks at a table to which nothing was committed
+_UPKEEP_BESIDE = 1  # compactions by key that run beside the janitor
+_FREE_INODES_RESERVE = 100_000  # with fewer, files that may stay go
+
 KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
 """Packages of the extra `broker`, which the Kafka listener needs."""
 METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
@@ -164,14 +178,12 @@ class Agent:
         """The storage of the write-ahead log, and why."""
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(
-            limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
+            _PUBLISH_THREADS if self._store.is_local else _PUBLISH_THREADS_REMOTE,
             thread_name_prefix="sparklog-files",
         )
-        self._compactors = ThreadPoolExecutor(
-            limits.UPKEEP_BESIDE, thread_name_prefix="sparklog-compact"
-        )
+        self._compactors = ThreadPoolExecutor(_UPKEEP_BESIDE, thread_name_prefix="sparklog-compact")
         self._publishers = ThreadPoolExecutor(
-            limits.PUBLISH_BESIDE if self._store.is_local else limits.PUBLISH_BESIDE_REMOTE,
+            _PUBLISH_BESIDE if self._store.is_local else _PUBLISH_BESIDE_REMOTE,
             thread_name_prefix="sparklog-publish",
         )
         self._publish_process: PublishProcess | None = None
@@ -478,7 +490,7 @@ class Agent:
             is_sound=has_beaten,
             histories=self._histories,
             answers=(
-                identity.writes(self._store, self._ask, timeout_seconds=limits.SILENT_ASK_SECONDS)
+                identity.writes(self._store, self._ask, timeout_seconds=_SILENT_ASK_SECONDS)
                 if self._ask is not None
                 else None
             ),
@@ -505,10 +517,8 @@ class Agent:
                 reconciler.prepare()
 
         def every_seconds() -> float:
-            often_seconds = (
-                limits.FOLLOW_SECONDS if len(broker.members()) > 1 else limits.WATCH_SECONDS
-            )
-            wanted = often_seconds if self._store.is_local else limits.FOLLOW_REMOTE_SECONDS
+            often_seconds = _FOLLOW_SECONDS if len(broker.members()) > 1 else limits.WATCH_SECONDS
+            wanted = often_seconds if self._store.is_local else FOLLOW_REMOTE_SECONDS
             longest = liveness.dead_after_seconds * PAUSE / 2
             return min(wanted, longest, controller.seconds_to_death())
 
@@ -595,7 +605,7 @@ class Agent:
             bounds=WriterLimits(
                 flush_max_bytes=writer.flush_max_bytes,
                 linger_seconds=writer.linger_ms_on(local=store.is_local) / 1e3,
-                flushes_at_once=1 if store.is_local else limits.FLUSHES_AT_ONCE_REMOTE,
+                flushes_at_once=1 if store.is_local else FLUSHES_AT_ONCE_REMOTE,
                 queue_bytes=writer.queue_bytes,
                 unpublished_bytes=settings.publisher.unpublished_bytes,
                 staged_bytes=settings.publisher.staged_bytes,
@@ -670,7 +680,7 @@ class Agent:
             clock=clock,
             retry_seconds=_RETRY_SECONDS,
             workers=self._publishers,
-            share=limits.PUBLISH_SHARE if store.is_local else limits.PUBLISH_SHARE_REMOTE,
+            share=limits.PUBLISH_SHARE if store.is_local else _PUBLISH_SHARE_REMOTE,
         )
         broker.publishing.publish_now = self._publish_now.set
         self._janitor = Janitor(
@@ -685,7 +695,7 @@ class Agent:
             workers=self._compactors,
             counts=self._upkeep,
             owns=self._owns_table,
-            quiet_seconds=0.0 if store.is_local else limits.UPKEEP_QUIET_REMOTE_SECONDS,
+            quiet_seconds=0.0 if store.is_local else UPKEEP_QUIET_REMOTE_SECONDS,
             is_controller=self._is_controller,
             removed_files=self._removed_files,
             is_short_of_space=self._is_short_of_space,
@@ -705,9 +715,7 @@ class Agent:
         free_bytes, free_inodes = self._store.free_bytes(), self._store.free_inodes()
         reserve_bytes = self.settings.writer.free_space_reserve_bytes
         has_bytes = free_bytes is None or free_bytes >= 2 * reserve_bytes
-        return not has_bytes or (
-            free_inodes is not None and free_inodes < limits.FREE_INODES_RESERVE
-        )
+        return not has_bytes or (free_inodes is not None and free_inodes < _FREE_INODES_RESERVE)
 
     def _is_controller(self) -> bool:
         return self._meta.current.controller == self._leadership.broker
@@ -1049,8 +1057,8 @@ class Agent:
             _log.warning("stopped without giving all partitions away", reason=str(error))
         else:
             if given and self._has_clients():
-                follow_seconds = 0.0 if self._store.is_local else limits.FOLLOW_REMOTE_SECONDS
-                self._clock.sleep(limits.REDIRECT_SECONDS + follow_seconds)
+                follow_seconds = 0.0 if self._store.is_local else FOLLOW_REMOTE_SECONDS
+                self._clock.sleep(REDIRECT_SECONDS + follow_seconds)
 
     def _has_others(self, leaving: Collection[int]) -> bool:
         """Returns whether another member is up that continues when this broker and those stop."""

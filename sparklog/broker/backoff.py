@@ -7,9 +7,11 @@ from typing import Final
 
 import crc32c
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.storage.objects import SyncFailed
+
+RETRY_MAX_SECONDS = 10.0  # between attempts after repeated failures
 
 ENDS_THE_BROKER: Final = (errors.BrokerFenced, SyncFailed)
 """Errors after which no ack can be trusted. Any other error concerns only the work that met it."""
@@ -45,7 +47,7 @@ class RetrySchedule:
     ) -> None:
         self._clock = clock
         self._first_seconds = first_seconds
-        bound_seconds = limits.RETRY_MAX_SECONDS if most_seconds is None else most_seconds
+        bound_seconds = RETRY_MAX_SECONDS if most_seconds is None else most_seconds
         self._most_seconds = max(bound_seconds, first_seconds)
         self._failures: dict[str, tuple[int, float]] = {}
         """Failures in a row, and the time of the next try in monotonic seconds, by name."""

@@ -20,6 +20,8 @@ from sparklog.storage.liveness import Answers
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Store
 
+_OVERVIEW_PAUSE_SECONDS = 0.25  # between two looks at the heartbeat of a member that may be dead
+
 Failures: TypeAlias = Mapping[tuple[str, int], errors.SparklogError]
 """Why a (topic, partition) has not moved."""
 
@@ -64,7 +66,7 @@ class ClusterAdmin:
 
         def pause() -> None:
             self._check_open()
-            self._clock.sleep(limits.OVERVIEW_PAUSE_SECONDS)
+            self._clock.sleep(_OVERVIEW_PAUSE_SECONDS)
 
         metadata, sightings = overview.look(
             self._store,

@@ -25,7 +25,7 @@ from typing import Final
 
 import structlog
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.takeover import Leadership
@@ -38,6 +38,8 @@ from sparklog.storage.assign import Candidate, Loads
 from sparklog.storage.leadership import Handover
 from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata
+
+BALANCE_SECONDS = 30.0  # without a move, before members level their partitions again
 
 _log = structlog.get_logger("sparklog.cluster")
 _DRAIN_PAUSE_SECONDS: Final = 0.05
@@ -86,7 +88,7 @@ class Handovers:
             if _leaders(metadata) != _leaders(self._seen):
                 self._level_since = now
             self._seen = metadata
-        if now - self._level_since < limits.BALANCE_SECONDS:
+        if now - self._level_since < BALANCE_SECONDS:
             return
         self._level_since = now
         moves = self._level(metadata)

@@ -11,7 +11,10 @@ import ctypes
 from collections.abc import Callable
 from typing import Self
 
-from sparklog.limits import IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS
+from sparklog import limits
+
+IDLE_HEAP_BYTES = 64 * limits.MIB  # of freed memory; more is returned to the system
+IDLE_HEAP_SECONDS = 10.0  # that it is unused before
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -14,13 +14,18 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.formats.flight_messages import ProveRoot, RootProof
 from sparklog.storage.identity import place_of
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import PutUnresolved, Store
+
+_HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves
+_PROOF_SECONDS = 1.0  # for which such a program waits for a heartbeat; below PROBE_TIMEOUT_SECONDS
+_PROOF_PAUSE_SECONDS = 0.01  # between two heartbeats for such programs
+PROOF_PAUSE_REMOTE_SECONDS = 0.25
 
 _BUSY: Final = "another heartbeat is still being written"
 
@@ -62,7 +67,7 @@ class Heartbeats:
         self._has_stopped = False
         self._proving = threading.Lock()
         """Held while a heartbeat is written for programs that wait for their nonces."""
-        self._nonces: deque[str] = deque(maxlen=limits.HEARTBEAT_NONCES)
+        self._nonces: deque[str] = deque(maxlen=_HEARTBEAT_NONCES)
         self._written: tuple[str, ...] = ()
         """The nonces of the newest heartbeat."""
         self._proved_at = -float("inf")
@@ -115,22 +120,20 @@ class Heartbeats:
     def _leave(self, nonce: str) -> str:
         """Puts the nonce in a heartbeat; returns why that failed, or an empty text."""
         self._nonces.append(nonce)
-        if not self._proving.acquire(timeout=limits.PROOF_SECONDS):
+        if not self._proving.acquire(timeout=_PROOF_SECONDS):
             return _BUSY
         try:
             if nonce in self._written:  # by the thread that had the lock before
                 return ""
             pause_seconds = (
-                limits.PROOF_PAUSE_SECONDS
-                if self._store.is_local
-                else limits.PROOF_PAUSE_REMOTE_SECONDS
+                _PROOF_PAUSE_SECONDS if self._store.is_local else PROOF_PAUSE_REMOTE_SECONDS
             )
             left_seconds = self._proved_at + pause_seconds - self._clock.monotonic()
             if left_seconds > 0:
                 self._clock.sleep(left_seconds)
             self._proved_at = self._clock.monotonic()
             # A put that hangs, as on a frozen disk, must not keep the reply from the program.
-            if not self._writing.acquire(timeout=limits.PROOF_SECONDS):
+            if not self._writing.acquire(timeout=_PROOF_SECONDS):
                 return _BUSY
             try:
                 self._check_leadership()  # a successor with our id has the same heartbeat

@@ -1,6 +1,6 @@
 """The broker's log lines: on standard error or in a file, coloured for people or JSON for machines.
 
-A log file is bounded: once it reaches `limits.LOG_FILE_BYTES` it is renamed to `<name>.1`, which is
+A log file is bounded: once it reaches `LOG_FILE_BYTES` it is renamed to `<name>.1`, which is
 renamed to `<name>.2`, and the oldest is removed. A logger must not stop a broker, so lines that
 cannot be written are lost.
 
@@ -22,6 +22,9 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.settings import LogSettings
+
+LOG_FILE_BYTES = 10 * limits.MIB  # of a log file before the next one begins
+_LOG_FILES_KEPT = 3  # older log files
 
 _CLASSES: Final = {
     level: structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
@@ -148,7 +151,7 @@ class LogFile:
         """Appends text, and starts a new file where this one would grow too large."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock, contextlib.suppress(OSError):
-            if os.fstat(self._file).st_size + len(data) > limits.LOG_FILE_BYTES:
+            if os.fstat(self._file).st_size + len(data) > LOG_FILE_BYTES:
                 self._rotate()
             os.write(self._file, data)
         return len(text)
@@ -157,7 +160,7 @@ class LogFile:
         """Does nothing: `write` does not buffer."""
 
     def _rotate(self) -> None:
-        for number in range(limits.LOG_FILES_KEPT - 1, 0, -1):
+        for number in range(_LOG_FILES_KEPT - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 self._numbered(number).rename(self._numbered(number + 1))
         # Another process may have just rotated them; its new file is renamed, and nothing is lost.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 
-from sparklog import limits
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.formats.flight_messages import (
@@ -18,6 +17,8 @@ from sparklog.formats.flight_messages import (
     PositionLag,
     PositionLags,
 )
+
+LAG_READ_SECONDS = 0.2  # in which a leader reads timestamps of records for others
 
 
 class LagAnswers:
@@ -30,7 +31,7 @@ class LagAnswers:
 
     def answer(self, request: GroupPositions) -> PositionLags:
         """Returns the lag of each position; its age, if wanted, as far as that is known soon."""
-        deadline = time.monotonic() + limits.LAG_READ_SECONDS
+        deadline = time.monotonic() + LAG_READ_SECONDS
         lags = [PositionLag(self._end(each)) for each in request.positions]
         if not request.ages:
             return PositionLags(lags=lags)
@@ -39,7 +40,7 @@ class LagAnswers:
             for number, each in enumerate(request.positions)
             if each.offset < lags[number].end
         ]
-        if behind and self._reading.acquire(timeout=limits.LAG_READ_SECONDS):
+        if behind and self._reading.acquire(timeout=LAG_READ_SECONDS):
             try:
                 for number in behind:
                     made_us = self._made_us(request.positions[number], deadline)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparklog import limits
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.formats.flight_messages import ProducerIdentity
 from sparklog.storage.metadata import ClusterMetadata
+
+_PRODUCER_IDS_TAKEN = 1_000  # in one version of the metadata, as Kafka has it
 
 
 class ProducerIds:
@@ -44,9 +45,9 @@ class ProducerIds:
 
     def _take_block(self) -> None:
         def take(metadata: ClusterMetadata) -> ClusterMetadata:
-            following = metadata.next_producer_id + limits.PRODUCER_IDS_TAKEN
+            following = metadata.next_producer_id + _PRODUCER_IDS_TAKEN
             return msgspec.structs.replace(metadata, next_producer_id=following)
 
         with self._metadata.changing("producer ids"):
             end = self._metadata.change(take).next_producer_id
-        self._block = iter(range(end - limits.PRODUCER_IDS_TAKEN, end))
+        self._block = iter(range(end - _PRODUCER_IDS_TAKEN, end))

@@ -36,6 +36,9 @@ from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
 from sparklog.storage.table import OpenTable
 
+STUCK_SECONDS = 60.0  # without success at taking partitions over, before they are passed on
+UNFIT_SECONDS = 600.0  # after that, in which a broker gets no partitions
+
 _log = structlog.get_logger("sparklog.cluster")
 _RETRY_SECONDS: Final = 0.5
 _TABLES_AT_ONCE: Final = 16
@@ -264,7 +267,7 @@ class Reconciler:
             now = self._clock.monotonic()
             if self._stuck_since is None:
                 self._stuck_since = now
-            elif now - self._stuck_since >= limits.STUCK_SECONDS:
+            elif now - self._stuck_since >= STUCK_SECONDS:
                 self._pass_on()
         else:
             self._retries.succeeded(_TAKE)
@@ -296,7 +299,7 @@ class Reconciler:
         ]
         if not moves:
             return
-        self._unfit_until = self._clock.monotonic() + limits.UNFIT_SECONDS
+        self._unfit_until = self._clock.monotonic() + UNFIT_SECONDS
         # This thread alone begins to serve partitions that have been led before.
         changed = self._metadata.change(
             lambda newest: leadership.pass_on(newest, own.broker, own.epoch, moves)

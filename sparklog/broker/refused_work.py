@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from sparklog import limits
 from sparklog.clock import Clock
+
+REFUSED_SECONDS = 5.0  # without a refusal, after which work counts as accepted again
 
 _log = structlog.get_logger("sparklog.broker")
 
@@ -68,7 +69,7 @@ class RefusedWork:
             over = {
                 work: each
                 for work, each in self._states.items()
-                if now - each.last_at > limits.REFUSED_SECONDS
+                if now - each.last_at > REFUSED_SECONDS
             }
             for work in over:
                 del self._states[work]

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from sparklog import errors, limits, pandas_import
+from sparklog import errors, pandas_import
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
@@ -27,6 +27,8 @@ from sparklog.broker.supervisor import stop_signals, when_supervisor_stops
 from sparklog.settings import BrokerSettings
 from sparklog.storage.identity import Ask
 from sparklog.storage.metadata import BrokerKind
+
+GC_FULL_EVERY = 100  # garbage collections of young objects; Python's default is 10
 
 _log = structlog.get_logger("sparklog.broker")
 _RETURN_SECONDS: Final = (1.0, 3.0)
@@ -184,5 +186,5 @@ def _freeze_objects() -> None:
     visits all of them less often. It was off until now.
     """
     gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], limits.GC_FULL_EVERY)
+    gc.set_threshold(*gc.get_threshold()[:2], GC_FULL_EVERY)
     gc.enable()

@@ -36,6 +36,11 @@ from sparklog.broker.shares import settings_of_each
 from sparklog.clock import Clock, SystemClock
 from sparklog.settings import BrokerSettings
 
+PROCESS_STOP_SECONDS = 2 * (limits.DRAIN_SECONDS + limits.STOP_SECONDS)  # then they are killed
+PROCESS_RETRY_SECONDS = 0.5  # before a process that ends again and again is started; then doubled
+PROCESS_RETRY_MAX_SECONDS = 10.0
+PROCESS_STEADY_SECONDS = 60.0  # that a broker has served, after which its end is the first again
+
 _log = structlog.get_logger("sparklog.supervisor")
 _WAIT_SECONDS: Final = 1.0
 """The longest wait for an event: one without an end would block the handling of signals."""
@@ -214,12 +219,12 @@ class Supervisor:
             self._stop()
         else:
             now = self._clock.monotonic()
-            if served_since is not None and now - served_since >= limits.PROCESS_STEADY_SECONDS:
+            if served_since is not None and now - served_since >= PROCESS_STEADY_SECONDS:
                 member.failures = 0
             pause_seconds = 0.0
             if member.failures:
-                doubled = limits.PROCESS_RETRY_SECONDS * 2.0 ** min(member.failures - 1, 32)
-                pause_seconds = min(doubled, limits.PROCESS_RETRY_MAX_SECONDS)
+                doubled = PROCESS_RETRY_SECONDS * 2.0 ** min(member.failures - 1, 32)
+                pause_seconds = min(doubled, PROCESS_RETRY_MAX_SECONDS)
             member.failures += 1
             member.starts_at = now + pause_seconds
             _log.warning(
@@ -251,7 +256,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._is_stopping = True
-        self._kills_at = self._clock.monotonic() + limits.PROCESS_STOP_SECONDS
+        self._kills_at = self._clock.monotonic() + PROCESS_STOP_SECONDS
         for member in self._members.values():
             if member.child is not None:
                 member.child.stop()

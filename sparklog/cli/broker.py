@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparklog import limits
 from sparklog.cli.cluster import ClusterRootOption, view
 from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
 from sparklog.display import counted
@@ -20,6 +19,8 @@ from sparklog.options import ROOT_VARIABLE
 
 if TYPE_CHECKING:
     from msgspec import Struct
+
+BROKER_PROCESSES = 64  # of `sparklog broker --processes`
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -83,7 +84,7 @@ def broker(
         typer.Option(
             metavar="N",
             min=0,
-            max=limits.BROKER_PROCESSES,
+            max=BROKER_PROCESSES,
             help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
             " of the first; bounds on memory and connections are for all of them together. One that"
             " dies is started again. Default: this process is the only broker.",

@@ -29,6 +29,11 @@ from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import unknown_topic
 
+BACKOFF_FIRST_SECONDS = 0.02
+RECONNECT_MAX_SECONDS = 0.2  # while a broker is away; an attempt costs very little
+RECONNECT_ATTEMPTS = 200  # about 30 s of them; a broker that is away for longer is tried less often
+_RETRY_LOG_SECONDS = 10.0  # between two log lines of a client about the same retries
+
 Resolve = Callable[[], "str | Channel"]
 
 _HARMLESS: Final = frozenset(
@@ -91,10 +96,10 @@ class Backoff:
 
     def next_seconds(self, error: errors.SparklogError) -> float:
         """Returns the wait after `error`. While a broker is away the waits are short, at first."""
-        full = limits.BACKOFF_FIRST_SECONDS * 2.0 ** min(self._attempts, 32)
-        is_quick = is_of_the_broker(error) and self._attempts < limits.RECONNECT_ATTEMPTS
+        full = BACKOFF_FIRST_SECONDS * 2.0 ** min(self._attempts, 32)
+        is_quick = is_of_the_broker(error) and self._attempts < RECONNECT_ATTEMPTS
         self._attempts += 1
-        most = limits.RECONNECT_MAX_SECONDS if is_quick else limits.BACKOFF_MAX_SECONDS
+        most = RECONNECT_MAX_SECONDS if is_quick else limits.BACKOFF_MAX_SECONDS
         return min(full, most) * (0.5 + 0.5 * self._jitter())
 
     def reset(self) -> None:
@@ -106,12 +111,12 @@ class RetryLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._logged_at = -limits.RETRY_LOG_SECONDS
+        self._logged_at = -_RETRY_LOG_SECONDS
 
     def is_due(self) -> bool:
-        """Returns True at most once in `limits.RETRY_LOG_SECONDS`."""
+        """Returns True at most once in `_RETRY_LOG_SECONDS`."""
         now = self._clock.monotonic()
-        if now - self._logged_at < limits.RETRY_LOG_SECONDS:
+        if now - self._logged_at < _RETRY_LOG_SECONDS:
             return False
         self._logged_at = now
         return True

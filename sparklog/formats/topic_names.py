@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from sparklog import errors, limits
+from sparklog import errors
 
-_TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}}")
+_TOPIC_NAME_LENGTH = 249
+
+_TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_TOPIC_NAME_LENGTH}}}")
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Topics that a broker writes for itself, under Kafka's names."""

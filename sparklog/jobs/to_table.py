@@ -29,7 +29,7 @@ import pyarrow as pa
 import typer
 
 import sparklog
-from sparklog import arrow, errors, limits
+from sparklog import arrow, errors
 from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
     from sparklog.client.log import Log
     from sparklog.formats.flight_messages import TopicInfo
+
+WINDOW_RECORDS = 5_000_000  # that a job writes to a table by one commit
 
 _ORIGIN: Final = {"_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _REJECTED_DDL: Final = (
@@ -537,7 +539,7 @@ def to_table(
     max_records: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="The most records in one commit of the table."),
-    ] = limits.WINDOW_RECORDS,
+    ] = WINDOW_RECORDS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
     ] = False,
@@ -801,9 +803,7 @@ class _Job:
                 looked = None
                 while not self._fields.fields:
                     self._looked = {**waiting.starts, **self._looked}
-                    looked = _part(
-                        waiting.between(self._looked, waiting.ends), limits.WINDOW_RECORDS
-                    )
+                    looked = _part(waiting.between(self._looked, waiting.ends), WINDOW_RECORDS)
                     if not looked.count:
                         return False
                     self._add_fields(looked)

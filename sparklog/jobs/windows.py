@@ -18,11 +18,13 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.jobs.ranges import Range
 from sparklog.options import storage_options
 from sparklog.storage.objects import ObjectMissing, claim, open_store
+
+WINDOWS_KEPT = 100  # plans of a job's newest windows, in its checkpoint
 
 _HEAD: Final = "checkpoint.json"
 _ADVICE: Final = (
@@ -157,7 +159,7 @@ class Checkpoint:
     def finish(self, number: int) -> None:
         """Remembers that all of the window is written, and forgets an old one."""
         self._store.put(_done(number), b"")
-        old = number - limits.WINDOWS_KEPT
+        old = number - WINDOWS_KEPT
         if old >= 0:
             self._store.delete([_plan(old), _done(old)])
 

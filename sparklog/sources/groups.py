@@ -1,7 +1,7 @@
 """Progress of a stream, committed to a consumer group, so that tools show its lag.
 
 A query never waits for these commits and never fails because of them: a separate thread commits the
-newest position, one commit at a time, at most every `GROUP_REPORT_SECONDS`. A failure is logged
+newest position, one commit at a time, at most every `_GROUP_REPORT_SECONDS`. A failure is logged
 once and retried. No broker is started for it: without a live broker, the report waits for one.
 
 Only changed offsets are committed, and all of them from time to time, because offsets that are not
@@ -18,13 +18,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.formats import flight_messages
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import LogLocation
 
 if TYPE_CHECKING:
     from sparklog.client.connection import Connection
+
+_GROUP_REPORT_SECONDS = 1.0  # the interval at which a stream commits to a group
+_GROUP_REPORT_RETRY_SECONDS = 10.0  # after a failed attempt
+_GROUP_REPORT_AGAIN_SECONDS = 3600.0  # repeats unchanged offsets, because they expire
+_GROUP_REPORT_TIMEOUT_SECONDS = 10.0  # of one attempt
 
 _log = logging.getLogger("sparklog.sources")
 
@@ -48,9 +53,9 @@ class GroupReporter:
         group: str,
         send: Callable[[Progress], None],
         *,
-        interval_seconds: float = limits.GROUP_REPORT_SECONDS,
-        retry_seconds: float = limits.GROUP_REPORT_RETRY_SECONDS,
-        again_seconds: float = limits.GROUP_REPORT_AGAIN_SECONDS,
+        interval_seconds: float = _GROUP_REPORT_SECONDS,
+        retry_seconds: float = _GROUP_REPORT_RETRY_SECONDS,
+        again_seconds: float = _GROUP_REPORT_AGAIN_SECONDS,
     ) -> None:
         self._group = group
         self._send = send
@@ -190,7 +195,7 @@ def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
             connection.action(
                 "groups.commit",
                 flight_messages.CommitOffsets(group=group, offsets=offsets),
-                timeout_seconds=limits.GROUP_REPORT_TIMEOUT_SECONDS,
+                timeout_seconds=_GROUP_REPORT_TIMEOUT_SECONDS,
             )
 
     return send
@@ -202,7 +207,7 @@ def _topic_id(connection: Connection, topic: str) -> str | None:
         info: flight_messages.TopicInfo = connection.attempt(
             "topics.describe",
             flight_messages.TopicName(topic=topic),
-            timeout_seconds=limits.GROUP_REPORT_TIMEOUT_SECONDS,
+            timeout_seconds=_GROUP_REPORT_TIMEOUT_SECONDS,
         )
     except errors.UnknownTopic:
         return None

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.sources.json_object import ObjectDecoder, ValueMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
+
+INFERRED_FIELDS = 1_000  # that are new in the objects of one window, nested ones included
+INFERRED_DEPTH = 16  # below it, arrays and objects are text
 
 Kind: TypeAlias = "str | list[Kind] | dict[str, Kind] | None"
 """The type of a field: None if it is unknown, a name of DDL, `[element]`, or `{field: type}`."""
@@ -44,7 +47,7 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
         return "BIGINT" if -_BIGINT <= value < _BIGINT else "STRING"
     if isinstance(value, float):
         return "DOUBLE"
-    if isinstance(value, str) or depth == limits.INFERRED_DEPTH:
+    if isinstance(value, str) or depth == INFERRED_DEPTH:
         return "STRING"
     if isinstance(value, list):
         return [functools.reduce(merged, (kind_of(each, depth + 1) for each in value), None)]
@@ -83,9 +86,9 @@ def merged_fields(kinds: Iterable[Mapping[str, Kind]]) -> dict[str, Kind]:
 
 
 def _check_count(kind: Kind) -> None:
-    if _count(kind) > limits.INFERRED_FIELDS:
+    if _count(kind) > INFERRED_FIELDS:
         raise errors.BadRequest(
-            reason=f"The objects have more than {limits.INFERRED_FIELDS:,} new fields. Give the"
+            reason=f"The objects have more than {INFERRED_FIELDS:,} new fields. Give the"
             " columns as a schema."
         )
 

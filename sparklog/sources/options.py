@@ -37,12 +37,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import Clock, SystemClock
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
 from sparklog.sources import selection, starting_offsets
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import Bound, Start
+
+_MAX_TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 CORRUPT: Final = "_corrupt"
 COLUMNS: Final = (
@@ -206,7 +208,7 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
         max_bytes_per_trigger=_most_bytes(options, location),
         min_offsets_per_trigger=least,
         max_trigger_delay_seconds=(
-            limits.MAX_TRIGGER_DELAY_SECONDS if delay_seconds is None else delay_seconds
+            _MAX_TRIGGER_DELAY_SECONDS if delay_seconds is None else delay_seconds
         ),
         parallelism=_parallelism(),
         min_partitions=options.count("minPartitions"),

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import Clock, SystemClock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.batch import planner_of
@@ -46,6 +46,12 @@ from sparklog.spark_compat import (
     SupportsTriggerAvailableNow,
 )
 from sparklog.spark_errors import rows_sentence_first, sentence_first
+
+STREAM_WAIT_MIN_SECONDS = 0.002
+STREAM_WAIT_MAX_SECONDS = 0.2
+STREAM_LOOK_SECONDS = 0.1
+POLL_BLOCKS_SECONDS = 1.0
+GROUP_REPORT_LAST_SECONDS = 5.0  # that the end of a query waits for the last one
 
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
@@ -76,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start: Position | None = None
         """Start of a new query, once it is resolved."""
         self._reporter: GroupReporter | None = None
-        self._reporter_patience_seconds = limits.GROUP_REPORT_LAST_SECONDS
+        self._reporter_patience_seconds = GROUP_REPORT_LAST_SECONDS
         """Time that the end of the query may still wait for the reporter, in all."""
 
     # -------------------------------------------------------------------------- where it is
@@ -143,8 +149,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None and not self._poll_interval_seconds:
             left_seconds = self._idle_wait_seconds()
             while end == position and left_seconds > 0:
-                self._clock.sleep(min(left_seconds, limits.STREAM_LOOK_SECONDS))
-                left_seconds -= limits.STREAM_LOOK_SECONDS
+                self._clock.sleep(min(left_seconds, STREAM_LOOK_SECONDS))
+                left_seconds -= STREAM_LOOK_SECONDS
                 end = self._advance(position, limit)
         self._end = end
         if end != position:
@@ -206,8 +212,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _idle_wait_seconds(self) -> float:
         idle_seconds = self._clock.monotonic() - self._moved_at
-        wait_seconds = max(idle_seconds / 20, limits.STREAM_WAIT_MIN_SECONDS)
-        return min(wait_seconds, limits.STREAM_WAIT_MAX_SECONDS)
+        wait_seconds = max(idle_seconds / 20, STREAM_WAIT_MIN_SECONDS)
+        return min(wait_seconds, STREAM_WAIT_MAX_SECONDS)
 
     # -------------------------------------------------------------------------- how far it is
 
@@ -217,7 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         if self._reporter is not None:
-            self._reporter.close(limits.GROUP_REPORT_LAST_SECONDS)
+            self._reporter.close(GROUP_REPORT_LAST_SECONDS)
 
     def _report(self, done: Position, *, is_last: bool = False) -> None:
         """Reports the position to the group of `commitToGroup`, if any. Raises nothing."""
@@ -273,7 +279,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns whether the interval is over, or known records are unread. Waits briefly."""
         left_seconds = self._left_seconds()
         if left_seconds > 0 and planner.latest() == position:
-            self._clock.sleep(min(left_seconds, limits.POLL_BLOCKS_SECONDS))
+            self._clock.sleep(min(left_seconds, POLL_BLOCKS_SECONDS))
             return self._left_seconds() <= 0
         return True
 

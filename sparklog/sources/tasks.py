@@ -20,6 +20,11 @@ import msgspec
 from sparklog import limits
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 
+TASK_MIN_BYTES = 4 * limits.MIB
+_TASK_MAX_BYTES = 512 * limits.MIB
+_TASKS_PER_CORE = 2
+TASKS_MOST = 100_000  # for offsets without rows; a gap may have any number of them
+
 _ROW_BYTES = 64
 """Cost of a row besides its bytes: the conversion of seven columns to Spark's rows."""
 _SPARSE = 16
@@ -41,7 +46,7 @@ def pack(
 
     Args:
         parallelism: number of tasks that run at a time; a large read has at least
-            `TASKS_PER_CORE` for each.
+            `_TASKS_PER_CORE` for each.
         row_groups: called for the files that are to be cut only.
         least: number of tasks that the user asked for, if slices can be cut that small.
         most_records: of one task; slices are cut for it.
@@ -73,12 +78,12 @@ def pack_in_order(
 
 def _wanted(total: int, parallelism: int, least: int | None) -> int:
     """Returns the number of tasks for a number of bytes."""
-    wanted = math.ceil(total / limits.TASK_MAX_BYTES)
+    wanted = math.ceil(total / _TASK_MAX_BYTES)
     if wanted > parallelism:  # in full rounds: no core is idle in the last one
         wanted = math.ceil(wanted / parallelism) * parallelism
-    wanted = min(wanted, limits.TASKS_MOST)  # a broker's slice may be a gap of any length
-    at_once = limits.TASKS_PER_CORE * parallelism
-    return max(wanted, min(at_once, total // limits.TASK_MIN_BYTES), least or 1)
+    wanted = min(wanted, TASKS_MOST)  # a broker's slice may be a gap of any length
+    at_once = _TASKS_PER_CORE * parallelism
+    return max(wanted, min(at_once, total // TASK_MIN_BYTES), least or 1)
 
 
 def _deal_whole(
@@ -120,7 +125,7 @@ def _deal(
 
 
 def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Slice]]:
-    usual = limits.TASKS_MOST // max(sum(map(len, dealt)), 1)
+    usual = TASKS_MOST // max(sum(map(len, dealt)), 1)
     tasks: list[list[Slice]] = []
     for task in dealt:
         room = 0

@@ -19,9 +19,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sparklog import limits
 from sparklog.storage.leadership import is_up
 from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
+
+SUCCESSORS = 10  # brokers that share the partitions of one that has died
+MOVES_AT_ONCE = 16  # partitions that a broker gives, or gets, in one pass of balancing
+BALANCE_PLANNED = 5_000_000  # partitions that a plan looks at, in all of its passes together
+UNEVEN_LEADERS = 2  # a difference in partitions that is not worth a move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,7 @@ def successors(
     candidates: Collection[Candidate],
     loads: Mapping[int, int],
     *,
-    most: int = limits.SUCCESSORS,
+    most: int = SUCCESSORS,
 ) -> dict[tuple[str, int], int]:
     """Returns for each (topic, partition) of `leaving` another leader; none if no broker takes any.
 
@@ -153,8 +157,8 @@ def balance(
     """Returns moves that level the brokers; none if they are level enough.
 
     A broker that takes nothing gives everything, and no broker gives or gets more than
-    `limits.MOVES_AT_ONCE` in one call. The others give while one of them leads more than
-    `limits.UNEVEN_LEADERS` partitions more than another, and more than a tenth of what a broker
+    `MOVES_AT_ONCE` in one call. The others give while one of them leads more than
+    `UNEVEN_LEADERS` partitions more than another, and more than a tenth of what a broker
     leads on average. Calls with the moves made in between come to an end, where nothing moves.
     """
     led = {each.broker: loads.get(each.broker, 0) for each in candidates}
@@ -163,7 +167,7 @@ def balance(
         return []
     giving = [each.broker for each in candidates if not each.takes and led[each.broker]]
     mean = sum(led.values()) / len(taking)
-    uneven = max(limits.UNEVEN_LEADERS, mean / 10)
+    uneven = max(UNEVEN_LEADERS, mean / 10)
     if max(led[each] for each in taking) - min(led[each] for each in taking) > uneven:
         giving += sorted((each for each in taking if led[each] > mean), key=lambda n: -led[n])
     return list(_moves(giving, led, set(taking), _by_leader(topics, set(led)))) if giving else []
@@ -175,7 +179,7 @@ def plan(topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate])
     In a cluster with so many partitions that the plan would take long, it has the first ones only.
     """
     partitions = sum(topic.partition_count for topic in topics.values())
-    most_passes = max(limits.BALANCE_PLANNED // max(partitions, 1), 1)
+    most_passes = max(BALANCE_PLANNED // max(partitions, 1), 1)
     now = {name: list(topic.leaders) for name, topic in topics.items()}
     for _ in range(most_passes):
         led = {
@@ -211,7 +215,7 @@ def _moves(
     heapq.heapify(targets)
     for giver in giving:
         mine = partitions[giver]
-        for _ in range(limits.MOVES_AT_ONCE):
+        for _ in range(MOVES_AT_ONCE):
             if not targets or not led[giver]:
                 break
             least, target = targets[0]
@@ -223,7 +227,7 @@ def _moves(
             yield Move(name, partition, target)
             led[giver] -= 1
             got[target] += 1
-            if got[target] < limits.MOVES_AT_ONCE:
+            if got[target] < MOVES_AT_ONCE:
                 heapq.heapreplace(targets, (least + 1, target))
             else:
                 heapq.heappop(targets)

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 
 from sparklog import limits
 
+FILE_BATCH_BYTES = 8 * limits.MIB  # of rows that are read at a time; Arrow uses 6 × as much
+
 _DICTIONARY_BYTES: Final = 2 * limits.MIB
 """A larger column chunk is more than a dictionary, which writers limit to 1 MiB."""
 _DICTIONARY_ROWS: Final = 2_048
@@ -24,13 +26,13 @@ def light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     found = [metadata.row_group(number) for number in groups]
     size_bytes = sum(group.total_byte_size for group in found)
     rows = sum(group.num_rows for group in found)
-    light = limits.FILE_BATCH_BYTES * rows // max(size_bytes, 1)
+    light = FILE_BATCH_BYTES * rows // max(size_bytes, 1)
     for group in found:
         for index in range(group.num_columns):
             column = group.column(index)
             size = column.total_uncompressed_size
             if column.has_dictionary_page and size <= _DICTIONARY_BYTES and _may_be_large(column):
-                most = limits.FILE_BATCH_BYTES // max(size, 1)
+                most = FILE_BATCH_BYTES // max(size, 1)
                 light = min(light, max(most, _DICTIONARY_ROWS))
     return max(light, 1)
 

@@ -44,6 +44,12 @@ from sparklog.storage.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path, maintenance_app_id
 
+COMPACT_GROUPS_TOGETHER = 64  # groups of files that one commit merges,
+COMPACT_TOGETHER_BYTES = 8 * limits.MIB  # of files of all these groups together
+FILES_BEFORE_SPANS_END = 200  # of a partition; beyond, records may outlast it by more
+SORT_FILES_BYTES = 16 * limits.GIB  # of another engine's files that the janitor sorts at once
+FOREIGN_GROUP_BYTES = 256 * limits.MIB  # of a row group of another engine that is not split
+
 _ALL: Final = tuple(FILE_SCHEMA.names)
 
 # ------------------------------------------------------------------------------ what to merge
@@ -90,7 +96,7 @@ def choose(
         packs = [
             [file] for file in files if not _is_known(file) and file.size_bytes <= target_bytes
         ]
-        span = span_us if len(files) <= limits.FILES_BEFORE_SPANS_END else None
+        span = span_us if len(files) <= FILES_BEFORE_SPANS_END else None
         for run in _runs(files, target_bytes, border, span):
             if everything:
                 packs += _packs(run, target_bytes)
@@ -227,8 +233,8 @@ def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
     size = 0
     for group in groups:
         size += _size(group.files)
-        is_full = len(found) >= limits.COMPACT_GROUPS_TOGETHER
-        if found and (is_full or size > limits.COMPACT_TOGETHER_BYTES):
+        is_full = len(found) >= COMPACT_GROUPS_TOGETHER
+        if found and (is_full or size > COMPACT_TOGETHER_BYTES):
             yield found
             found, size = [], _size(group.files)
         found.append(group)
@@ -492,7 +498,7 @@ def disordered(
         for found in _overlapping(files):
             if all(_has_our_name(file, snapshot) or file.path in in_order for file in found):
                 continue
-            if _size(found) > limits.SORT_FILES_BYTES:
+            if _size(found) > SORT_FILES_BYTES:
                 continue
             if len(found) == 1 and not _must_be_sorted(store, topic, found[0]):
                 in_order.add(found[0].path)
@@ -536,7 +542,7 @@ def _must_be_sorted(store: Store, topic: str, file: TableFile) -> bool:
             parquet = open_parquet(source, is_local=store.is_local, pre_buffer=False)
             metadata = parquet.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            if any(group.total_byte_size > limits.FOREIGN_GROUP_BYTES for group in groups):
+            if any(group.total_byte_size > FOREIGN_GROUP_BYTES for group in groups):
                 return True
             return not _rises(_offsets(parquet, path))
     except (FileNotFoundError, ObjectMissing):

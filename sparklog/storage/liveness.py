@@ -27,12 +27,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine
+
+STARTING_SECONDS = 60.0  # for which a broker without heartbeats may be starting, while it runs
 
 _LOOK_LOCAL_SECONDS: Final = 0.05
 _LOOK_REMOTE_SECONDS: Final = 0.25
@@ -347,7 +348,7 @@ class LeaderWatch:
         if self._clock.monotonic() - self._answered_at >= _ANSWER_SECONDS:
             # Its machine is ours, so its clock is, too.
             started_seconds = (self._clock.now_us() - leader.known.started_us) / 1e6
-            may_start = leader.is_starting and started_seconds < limits.STARTING_SECONDS
+            may_start = leader.is_starting and started_seconds < STARTING_SECONDS
             if not (may_start or self._answers(leader)):
                 return False
             self._answered_at = self._clock.monotonic()

@@ -70,6 +70,11 @@ from sparklog.storage.table import (
     tombstones_app_id,
 )
 
+COMPACT_KEYS_BYTES = 256 * limits.MIB  # of memory for keys that are compared at a time
+COMPACT_KEYS_ROWS = 1_048_576  # rows that wait to be compared
+COMPACT_STEP_BYTES = 1 * limits.GIB  # of files that one commit of a key compaction replaces
+_MILLISECONDS_MAX = 2**63 - 1  # an int64, as Kafka has it
+
 # ------------------------------------------------------------------------------ when
 
 
@@ -79,7 +84,7 @@ class CompactionPolicy:
 
     min_cleanable_dirty_ratio: float = limits.MIN_CLEANABLE_DIRTY_RATIO
     min_compaction_lag_ms: int = limits.MIN_COMPACTION_LAG_MS
-    max_compaction_lag_ms: int = limits.MILLISECONDS_MAX
+    max_compaction_lag_ms: int = _MILLISECONDS_MAX
     delete_retention_ms: int = limits.DELETE_RETENTION_MS
 
 
@@ -616,7 +621,7 @@ def _steps(packs: Sequence[list[_Input]]) -> Iterator[list[list[_Input]]]:
     for pack in packs:
         step.append(pack)
         size_bytes += _size([each.file for each in pack])
-        if size_bytes >= limits.COMPACT_STEP_BYTES:
+        if size_bytes >= COMPACT_STEP_BYTES:
             yield step
             step, size_bytes = [], 0
     if step:
@@ -688,7 +693,7 @@ class _Records:
         distinct = min(self._keys, -_SLOTS * np.log(free / _SLOTS))
         self._slots = np.zeros(0, np.bool_)
         each_bytes = _KEY_BYTES + 2 * self._key_bytes // max(self._keys, 1)
-        count = -(-int(distinct * each_bytes) // limits.COMPACT_KEYS_BYTES)
+        count = -(-int(distinct * each_bytes) // COMPACT_KEYS_BYTES)
         bounds = np.linspace(0, _PARTS, min(max(count, 1), _PARTS) + 1).astype(np.int64)
         return [(int(low), int(high)) for low, high in itertools.pairwise(bounds)]
 
@@ -774,8 +779,8 @@ class _Newest:
         self._waiting_bytes += keys.nbytes
         # At least as many as are known, so that these are not compared too often.
         if (
-            self._waiting_rows >= max(limits.COMPACT_KEYS_ROWS, len(self._keys[0]))
-            or self._waiting_bytes >= limits.COMPACT_KEYS_BYTES // 2
+            self._waiting_rows >= max(COMPACT_KEYS_ROWS, len(self._keys[0]))
+            or self._waiting_bytes >= COMPACT_KEYS_BYTES // 2
         ):
             self.finish()
 

@@ -41,6 +41,10 @@ from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, is_our_file, table_folder
 
+_TABLE_CHECKPOINTS_KEPT = 2
+TABLE_LOG_KEPT_SECONDS = 24 * 3600.0
+_TABLE_LOG_KEPT_VERSIONS = 10_000
+
 _EMPTIED: Final = "_emptied"
 """The note in the folder of a deleted topic. Engines ignore names that begin with `_`."""
 
@@ -71,9 +75,9 @@ def checkpoint_due(table: TopicTable, *, every: int = limits.TABLE_CHECKPOINT_EV
 def clean_log(
     table: TopicTable,
     *,
-    kept_seconds: float = limits.TABLE_LOG_KEPT_SECONDS,
-    kept_versions: int = limits.TABLE_LOG_KEPT_VERSIONS,
-    most_versions: int = limits.TABLE_LOG_KEPT_VERSIONS,
+    kept_seconds: float = TABLE_LOG_KEPT_SECONDS,
+    kept_versions: int = _TABLE_LOG_KEPT_VERSIONS,
+    most_versions: int = _TABLE_LOG_KEPT_VERSIONS,
     needed_seconds: float = 0.0,
 ) -> int:
     """Removes old log objects before a checkpoint that it has read back. Returns their number.
@@ -124,13 +128,13 @@ def _cut(table: TopicTable, names: Mapping[str, int], oldest_kept: int) -> int:
         return 0
     verified = 0
     for version in reversed(checkpoints):
-        if verified < limits.TABLE_CHECKPOINTS_KEPT or version <= oldest_kept:
+        if verified < _TABLE_CHECKPOINTS_KEPT or version <= oldest_kept:
             try:
                 table.read_checkpoint(checkpoints[version])
             except (errors.CorruptObject, ObjectMissing):
                 continue
             verified += 1
-            if verified >= limits.TABLE_CHECKPOINTS_KEPT and version <= oldest_kept:
+            if verified >= _TABLE_CHECKPOINTS_KEPT and version <= oldest_kept:
                 return version
     return 0
 

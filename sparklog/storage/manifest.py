@@ -43,6 +43,10 @@ from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
+STAGED_SECTION_ROWS = 131_072
+_STAGED_SECTION_BYTES = 32 * limits.MIB
+_STAGED_FILE_BYTES = 64 * limits.MIB
+
 NAME: Final = "manifest.json"
 """The file name of the first attempt's manifest; `name` returns that of any attempt."""
 FOLDER: Final = "staging"
@@ -60,7 +64,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     partition: _Natural
-    rows: Annotated[int, Meta(ge=0, le=limits.STAGED_SECTION_ROWS)]
+    rows: Annotated[int, Meta(ge=0, le=STAGED_SECTION_ROWS)]
     path: str = ""
     start: _Natural = 0
     length: _Natural = 0
@@ -373,9 +377,9 @@ class StagingWriter:
         batch: int,
         clock: Clock,
         attempt: int = 0,
-        file_bytes: int = limits.STAGED_FILE_BYTES,
-        section_rows: int = limits.STAGED_SECTION_ROWS,
-        section_bytes: int = limits.STAGED_SECTION_BYTES,
+        file_bytes: int = _STAGED_FILE_BYTES,
+        section_rows: int = STAGED_SECTION_ROWS,
+        section_bytes: int = _STAGED_SECTION_BYTES,
     ) -> None:
         self._store = store
         self._prefix = f"{folder(query, batch)}/" + (f"{attempt}-" if attempt else "")

@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.storage import metadata_format
 from sparklog.storage.metadata import ClusterMetadata
@@ -40,6 +40,12 @@ from sparklog.storage.objects import (
     claim,
     in_parallel,
 )
+
+META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five times as many
+META_LARGE_TOPICS = 1_000
+META_KEPT_SECONDS = 600.0  # the minimum for a version of the metadata; above META_LOOK_SECONDS
+META_LOOK_SECONDS = 30.0  # after this time without a look, the next one lists the versions
+META_LIST_SECONDS = 60.0
 
 _FOLDER: Final = "meta"
 _DELTA: Final = ".json"
@@ -84,8 +90,8 @@ class _Look:
     def may_probe(self, clock: Clock) -> bool:
         """Returns whether no version that follows `newest` can have been pruned."""
         return (
-            self.at.age_seconds(clock) < limits.META_LOOK_SECONDS
-            and self.listed.age_seconds(clock) < limits.META_LIST_SECONDS
+            self.at.age_seconds(clock) < META_LOOK_SECONDS
+            and self.listed.age_seconds(clock) < META_LIST_SECONDS
         )
 
     def precedes(self, other: _Look) -> bool:
@@ -98,8 +104,8 @@ class _Look:
 
 def _snapshot_every(metadata: ClusterMetadata) -> int:
     """Returns the number of versions from one snapshot to the next: more where they are large."""
-    is_large = len(metadata.topics) > limits.META_LARGE_TOPICS
-    return limits.META_SNAPSHOT_EVERY * (_LARGE_FACTOR if is_large else 1)
+    is_large = len(metadata.topics) > META_LARGE_TOPICS
+    return META_SNAPSHOT_EVERY * (_LARGE_FACTOR if is_large else 1)
 
 
 class MetadataStore:
@@ -316,7 +322,7 @@ class MetadataStore:
         began, newest = Moment.now(self._clock), None
         with contextlib.suppress(ObjectMissing):
             newest = self._follow(after, self._list(after.version))
-        if began.age_seconds(self._clock) >= limits.META_LOOK_SECONDS:
+        if began.age_seconds(self._clock) >= META_LOOK_SECONDS:
             reason = "the versions may have been pruned while they were listed"
             raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
         if newest is not None:
@@ -341,7 +347,7 @@ class MetadataStore:
             return
         kept_from = listing.snapshots[-2]
         newest_us = listing.modified_us[_name(listing.deltas[-1])]
-        kept_since_us = newest_us - round(limits.META_KEPT_SECONDS * 1e6)
+        kept_since_us = newest_us - round(META_KEPT_SECONDS * 1e6)
         for version in sorted({*listing.deltas, *listing.snapshots})[:_PRUNED_AT_ONCE]:
             modified_us = listing.modified_us.get(_name(version), 0)
             if version >= kept_from or modified_us >= kept_since_us:

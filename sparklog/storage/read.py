@@ -36,6 +36,15 @@ from sparklog.storage.plan import latest_timestamp_us
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table import data_path
 
+SORT_OFFSETS_ROWS = 1_048_576  # of a file whose offsets are read at a time
+SORT_FIRST_ROWS = 65_536  # offsets that are sorted first if not all may be needed
+_SORT_GROWS = 4  # the factor by which that number grows
+FILES_OPEN = 64  # files that are read at the same time
+BUFFERED_GROUP_BYTES = 32 * limits.MIB  # of a row group's column; larger ones are buffered
+_BUFFER_BYTES = 1 * limits.MIB
+_BUFFER_REMOTE_BYTES = 8 * limits.MIB
+SMALL_FILES_AT_ONCE = 16  # that one reader asks an object store for
+
 
 def read_slice(
     store: Store,
@@ -248,11 +257,11 @@ def _read_files(
 
 def _steps(piece: Slice, batch_rows: int) -> Iterator[tuple[int, int]]:
     """Parts of the slice's range, each some times as long as the one before."""
-    first, span = piece.first, max(batch_rows, limits.SORT_FIRST_ROWS)
+    first, span = piece.first, max(batch_rows, SORT_FIRST_ROWS)
     while first < piece.end:
         end = min(first + span, piece.end)
         yield first, end
-        first, span = end, span * limits.SORT_GROWS
+        first, span = end, span * _SORT_GROWS
 
 
 # ------------------------------------------------------------------------------ offsets
@@ -304,7 +313,7 @@ def _runs(metadata: pq.FileMetaData, numbers: Sequence[int]) -> Iterator[list[in
     rows = 0
     for number in numbers:
         more = metadata.row_group(number).num_rows
-        if run and rows + more > limits.SORT_OFFSETS_ROWS:
+        if run and rows + more > SORT_OFFSETS_ROWS:
             yield run
             run, rows = [], 0
         run.append(number)
@@ -411,7 +420,7 @@ def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.B
             return None
 
     try:
-        found = in_parallel(store, read, paths, at_once=limits.SMALL_FILES_AT_ONCE)
+        found = in_parallel(store, read, paths, at_once=SMALL_FILES_AT_ONCE)
     except (errors.SparklogError, OSError, ValueError):
         return {}  # the other files would wait for the store's retries too
     return {path: data for path, data in zip(paths, found, strict=True) if data is not None}
@@ -589,7 +598,7 @@ class _Files:
         if known is not None:
             self._open.move_to_end(path)
             return known[1]
-        while len(self._open) >= limits.FILES_OPEN:
+        while len(self._open) >= FILES_OPEN:
             _, (oldest, _) = self._open.popitem(last=False)
             oldest.close()
         with ExitStack() as stack:
@@ -640,14 +649,14 @@ def open_parquet(
     found = opened(pre_buffer=not is_local if pre_buffer is None else pre_buffer)
     metadata = found.metadata
     if any(_is_large(metadata.row_group(each)) for each in range(metadata.num_row_groups)):
-        size = limits.BUFFER_BYTES if is_local else limits.BUFFER_REMOTE_BYTES
+        size = _BUFFER_BYTES if is_local else _BUFFER_REMOTE_BYTES
         return opened(pre_buffer=False, buffer_size=size, metadata=metadata)
     return found
 
 
 def _is_large(group: pq.RowGroupMetaData) -> bool:
     return any(
-        group.column(index).total_compressed_size > limits.BUFFERED_GROUP_BYTES
+        group.column(index).total_compressed_size > BUFFERED_GROUP_BYTES
         for index in range(group.num_columns)
     )
 

@@ -17,6 +17,8 @@ from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import Located
 
+READ_AHEAD_BYTES = 16 * limits.MIB  # of log entries that are read with the one that is needed
+
 
 class ReadAhead:
     """The payloads of `entries`, which are asked for in this order; some may be left out.
@@ -64,7 +66,7 @@ class ReadAhead:
                 break
             if self._is_wanted(self._entries[each]):
                 size += _size(self._entries[each])
-                if size > limits.READ_AHEAD_BYTES:
+                if size > READ_AHEAD_BYTES:
                     break
                 chosen.append(each)
         return chosen

@@ -24,6 +24,11 @@ from typing import Final
 from sparklog import limits
 from sparklog.storage.delta_log import Remove
 
+REMOVED_FILES = 100_000  # of all tables of a broker, beyond their grace,
+REMOVED_FILES_OF_TABLE = 10_000
+REMOVED_FILE_BYTES = 64 * limits.MIB  # of a table's removed files, or
+_REMOVED_FILE_SHARE = 0.25  # of the table's bytes, if that is more
+
 REMOVED_AT: Final = "sparklog.removedAt"
 """The tag with the time of removal in ms, of a file whose `deletionTimestamp` is later."""
 _UNIT_SECONDS: Final = {
@@ -49,7 +54,7 @@ class RemovedFileRetention:
     """
 
     kept_seconds: float
-    files: int = limits.REMOVED_FILES
+    files: int = REMOVED_FILES
 
     def seconds_of(self, property_seconds: float | None) -> float:
         """Returns how long files stay in a table, whose own retention is `property_seconds`."""
@@ -59,7 +64,7 @@ class RemovedFileRetention:
         """Returns how many files may stay in a table, whose own retention is `property_seconds`."""
         if property_seconds is not None:
             return self.files
-        return min(self.files, limits.REMOVED_FILES_OF_TABLE)
+        return min(self.files, REMOVED_FILES_OF_TABLE)
 
 
 NO_RETENTION: Final = RemovedFileRetention(kept_seconds=0.0)
@@ -94,7 +99,7 @@ def expired(
     dated.sort(reverse=True)
     kept_seconds = retention.seconds_of(property_seconds)
     most_files = retention.files_of(property_seconds)
-    most_bytes = max(limits.REMOVED_FILE_BYTES, round(table_bytes * limits.REMOVED_FILE_SHARE))
+    most_bytes = max(REMOVED_FILE_BYTES, round(table_bytes * _REMOVED_FILE_SHARE))
     grace_ms, kept_ms = (now_ms - round(each * 1e3) for each in (grace_seconds, kept_seconds))
     found, total_bytes = [], 0
     for number, (at_ms, path, size) in enumerate(dated):
@@ -107,17 +112,17 @@ def expired(
 
 
 def fair_number(counts: Iterable[int]) -> int:
-    """Returns how many removed files each table may keep, for `limits.REMOVED_FILES` in all.
+    """Returns how many removed files each table may keep, for `REMOVED_FILES` in all.
 
     `counts` are those that the tables have now: tables with few leave room to the others.
     """
-    left, waiting = limits.REMOVED_FILES, sorted(counts)
+    left, waiting = REMOVED_FILES, sorted(counts)
     for done, count in enumerate(waiting):
         share = left // (len(waiting) - done)
         if count > share:
             return share
         left -= count
-    return limits.REMOVED_FILES
+    return REMOVED_FILES
 
 
 def interval_seconds(text: str | None) -> float | None:

@@ -43,6 +43,8 @@ from sparklog.storage.table import (
     tombstones_app_id,
 )
 
+_FILES_ASKED_FOR = 8  # are checked one by one; for more, a listing is cheaper
+
 
 def torn(store: Store, sizes: Mapping[str, int]) -> set[str]:
     """Returns the data files that do not exist, are smaller than their size here, or lack a footer.
@@ -52,7 +54,7 @@ def torn(store: Store, sizes: Mapping[str, int]) -> set[str]:
     object store a few files are checked one by one, and more by a listing of their folders.
     """
     at_once = limits.TABLE_REQUESTS_AT_ONCE
-    if store.is_local or len(sizes) <= limits.FILES_ASKED_FOR:
+    if store.is_local or len(sizes) <= _FILES_ASKED_FOR:
         looked = in_parallel(store, lambda path: _size(store, path), sizes, at_once=at_once)
         found = dict(zip(sizes, looked, strict=True))
     else:

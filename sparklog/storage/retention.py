@@ -44,6 +44,9 @@ from sparklog.storage.table import (
     start_app_id,
 )
 
+_RETENTION_SPANS = 10  # of `retention.ms`, one for each file: a record outlasts it by at most one
+DELETE_ATTEMPTS = 5  # when others rewrite files with deleted records
+
 _UNLIMITED: Final = -1
 
 # ------------------------------------------------------------------------------ what to keep
@@ -94,7 +97,7 @@ def span_us(config: Mapping[str, str]) -> int | None:
     up to this range. Raises `BadOption` for an invalid number.
     """
     retention_ms = policy_of(config).retention_ms
-    return None if retention_ms == _UNLIMITED else retention_ms * 1_000 // limits.RETENTION_SPANS
+    return None if retention_ms == _UNLIMITED else retention_ms * 1_000 // _RETENTION_SPANS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +242,7 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     append-only, `OffsetOutOfRange` beyond the table's end, `MissingObject` and `CorruptObject` if a
     file cannot be rewritten because it is not as the log says, and like `TopicTable.commit`.
     """
-    for _ in range(limits.DELETE_ATTEMPTS):
+    for _ in range(DELETE_ATTEMPTS):
         snapshot = table.refresh()
         deletion = _deletion(table.topic, topic_id, snapshot, offsets)
         if deletion is None:
@@ -253,7 +256,7 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     raise errors.StorageUnavailable(
         operation="delete records",
         path=table.folder,
-        reason=f"other writers have rewritten the files {limits.DELETE_ATTEMPTS} times",
+        reason=f"other writers have rewritten the files {DELETE_ATTEMPTS} times",
     )
 
 

@@ -16,6 +16,8 @@ import msgspec
 
 from sparklog import limits
 
+COMPRESSION_EXPECTED = 16  # the ratio if the size of decompressed records is unknown
+
 # ------------------------------------------------------------------------------ the table
 
 
@@ -239,7 +241,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         if not size:
             size = self.length if self.staged is None else self.staged.length
             if self.encoding is Encoding.KAFKA:
-                size = min(size * limits.COMPRESSION_EXPECTED, limits.MAX_BATCH_BYTES)
+                size = min(size * COMPRESSION_EXPECTED, limits.MAX_BATCH_BYTES)
         return size + self.rows * limits.ROW_BYTES
 
 

@@ -21,6 +21,8 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 
+SORT_MEMORY_BYTES = 64 * limits.MIB  # of unsorted rows that wait in memory; others wait on disk
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChunk:
@@ -88,7 +90,7 @@ class _Pending:
         self._runs.append(run)
         self._in_memory.append(run)
         self._in_memory_bytes += run.rows.nbytes
-        if self._in_memory_bytes > limits.SORT_MEMORY_BYTES:
+        if self._in_memory_bytes > SORT_MEMORY_BYTES:
             self._spill()
 
     def _spill(self) -> None:

@@ -34,6 +34,8 @@ from sparklog.storage.manifest import Destinations, Manifest, Receipt
 from sparklog.storage.objects import Stat, Store
 from sparklog.storage.snapshot import BatchKind
 
+PARTS_KEPT_SECONDS = 3600.0  # the staged files of several leaders, after all have appended them
+
 IsPublished = Callable[[Manifest, int, Receipt | None], bool]
 """Returns whether every record of the batch is in its table, or its topic no longer exists.
 
@@ -202,7 +204,7 @@ class StagingSweep:
         put = names.get(manifest.receipt_name(found.attempt))
         if put is None:
             return sorted(names) if self._is_published(found, decided_us, None) else []
-        if not _are_old([put], limits.PARTS_KEPT_SECONDS, self._clock):
+        if not _are_old([put], PARTS_KEPT_SECONDS, self._clock):
             return []  # a leader may have published rows that it has not confirmed
         if not _is_done(stats):
             receipt = manifest.find_receipt(self._store, found)

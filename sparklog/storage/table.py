@@ -56,6 +56,11 @@ from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, GapCause, Gaps, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
+_OLD_COMMITS = 100  # the newest ones of a table that are read to find which are old
+TABLE_COMMIT_ATTEMPTS = 100
+_TABLE_LOAD_ATTEMPTS = 5
+TOMBSTONE_SECONDS = 3600.0  # beyond the grace of removed files
+
 TOPIC_ID: Final = "sparklog.topicId"
 PARTITIONS: Final = "sparklog.partitions"
 CONFIG: Final = "sparklog.config"
@@ -845,7 +850,7 @@ class TopicTable:
         """
         snapshot = self._snapshot
         version, ends = snapshot.version, dict(enumerate(snapshot.ends))
-        first = max(version - limits.OLD_COMMITS, 0)
+        first = max(version - _OLD_COMMITS, 0)
         stats = self.store.list_after(self.log_folder, delta_log.commit_name(first))
         names = {delta_log.commit_name(each): each for each in range(first, version + 1)}
         times = {names[stat.name]: stat.modified_us for stat in stats if stat.name in names}
@@ -978,7 +983,7 @@ class TopicTable:
     def _load(self) -> bool:
         """Loads the newest checkpoint. Returns False if it is not newer than the present state."""
         failure: errors.Corrupt
-        for _ in range(limits.TABLE_LOAD_ATTEMPTS):
+        for _ in range(_TABLE_LOAD_ATTEMPTS):
             for after in self._places_to_list_from():
                 try:
                     version, actions, names = self._newest_base(after)
@@ -1077,7 +1082,7 @@ class TopicTable:
         assert not self._only_reads
         with self._lock:
             snapshot = self._newest()
-            for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
+            for _ in range(TABLE_COMMIT_ATTEMPTS):
                 change = decide(snapshot)
                 if change is None:
                     return snapshot
@@ -1404,7 +1409,7 @@ class TopicTable:
         """
         own_seconds = self._replay.file_retention_seconds
         kept_seconds = max(self._retention.seconds_of(own_seconds), self.removed_file_grace_seconds)
-        kept_seconds += limits.TOMBSTONE_SECONDS
+        kept_seconds += TOMBSTONE_SECONDS
         now_ms = self.clock.now_us() // 1_000
         self._replay.forget_removed(
             now_ms - round(kept_seconds * 1_000),
@@ -1462,7 +1467,7 @@ def commit_all(
     # One that cannot be read loses its race, and says why when it is read after it.
     in_parallel(store, lambda table: _outcome(table.refresh), stale)
     found: dict[int, TableSnapshot | Exception] = {}
-    for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
+    for _ in range(TABLE_COMMIT_ATTEMPTS):
         left = [number for number in range(len(commits)) if number not in found]
         some = [commits[number] for number in left]
         outcomes = _commit_once(store, some, clock=clock, put_all_new=put_all_new)
@@ -1534,5 +1539,5 @@ def _overtaken(table: TopicTable) -> errors.StorageUnavailable:
     return errors.StorageUnavailable(
         operation="commit",
         path=table.log_folder,
-        reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
+        reason=f"others were faster {TABLE_COMMIT_ATTEMPTS} times",
     )

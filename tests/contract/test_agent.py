@@ -24,6 +24,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import recovery, takeover
 from sparklog.clock import SystemClock
+from sparklog.connecting import EMBEDDED_BROKER_ID
 from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
@@ -301,7 +302,7 @@ class SlowFiles(NoFaults):
 
 def test_an_idle_broker_publishes_all_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle broker publishes all records before it stops, except those of a topic held back."""
-    monkeypatch.setattr(limits, "PUBLISH_MAX_ENTRIES", 1)
+    monkeypatch.setattr("sparklog.broker.log.publisher.PUBLISH_MAX_ENTRIES", 1)
     monkeypatch.setattr(limits, "STOP_SECONDS", 0.0)
     liveness = LivenessSettings(heartbeat_seconds=0.02, idle_exit_seconds=0.2)
     store = MemoryStore(CLOCK)
@@ -1203,14 +1204,14 @@ def test_a_detached_broker_outlives_its_starter_and_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A detached broker serves from its own process, and stops once it is idle."""
-    monkeypatch.setattr(limits, "DETACHED_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.connecting.DETACHED_IDLE_SECONDS", 1.0)
     store = LocalStore(tmp_path)
     with sparklog.connect(tmp_path, detached=True) as log:
         log.create_topic("t", partitions=1)
         with log.producer() as producer:
             producer.send("t", value=b"a").result(SECONDS)
         address = log.connection.address
-    left = heartbeat(store, limits.EMBEDDED_BROKER_ID)
+    left = heartbeat(store, EMBEDDED_BROKER_ID)
     assert left.flight == address
     assert left.process.pid not in (0, os.getpid())
     assert not refuses(address)

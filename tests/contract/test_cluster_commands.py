@@ -29,9 +29,10 @@ from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
+from sparklog.storage.assign import MOVES_AT_ONCE
 from sparklog.storage.liveness import Phase
 from sparklog.storage.metadata import BrokerKind
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata_store import META_SNAPSHOT_EVERY, MetadataStore
 from sparklog.storage.objects.memory import named_store
 from sparklog.storage.overview import BrokerState
 from tests.contract.test_members import Members, settings, until, values, write
@@ -520,7 +521,7 @@ def test_members_are_levelled(cluster: Cluster, *, by_root: bool) -> None:
         assert planned.exit_code == ExitCode.OK, planned.stderr
         *moves, _, _, first, second, total = planned.stdout.splitlines()
         assert {tuple(each.split()[2:]) for each in moves[1:]} == {("1", "2")}
-        assert len(moves[1:]) == 20 > limits.MOVES_AT_ONCE
+        assert len(moves[1:]) == 20 > MOVES_AT_ONCE
         assert (first.split(), second.split()) == (["1", "40", "20"], ["2", "0", "20"])
         assert total == "20 partitions would move"
         assert cluster.loads() == {1: 40}
@@ -636,7 +637,7 @@ def test_the_level_rises_once_all_members_know_it(
     with sparklog.connect(cluster.addresses) as log:
         write(log, "t", range(20), 2)
         assert values(log, "t", 20).total() == 20
-    for _ in range(limits.META_SNAPSHOT_EVERY):
+    for _ in range(META_SNAPSHOT_EVERY):
         MetadataStore(cluster.store, clock=SystemClock()).change(lambda metadata: metadata)
     assert cluster.metadata.level == 2
 

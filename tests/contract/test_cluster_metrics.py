@@ -20,9 +20,10 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.metrics.collection import Collector
+from sparklog.broker.metrics.elsewhere import LAG_ASK_SECONDS
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.overview import BrokerOverview
-from sparklog.broker.position_lag import LagAnswers
+from sparklog.broker.position_lag import LAG_READ_SECONDS, LagAnswers
 from sparklog.cli import app
 from sparklog.client.connection import ask
 from sparklog.formats.flight_messages import GroupPosition, GroupPositions
@@ -196,8 +197,9 @@ def test_lag_of_a_group_that_commits_meanwhile(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is that of the offsets about which the leaders were asked."""
-    for name in ("LAG_ASK_SECONDS", "LAG_READ_SECONDS", "METRICS_LAG_SECONDS"):
-        monkeypatch.setattr(limits, name, 30.0)
+    for name in ("elsewhere.LAG_ASK_SECONDS", "collection.LAG_SECONDS"):
+        monkeypatch.setattr(f"sparklog.broker.metrics.{name}", 30.0)
+    monkeypatch.setattr("sparklog.broker.position_lag.LAG_READ_SECONDS", 30.0)
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     agent = coordinator(cluster, "g")
 
@@ -254,7 +256,7 @@ def test_a_leader_that_hangs_is_asked_for_half_a_second(
         values = metrics(agent, ask_unprobed)
         assert time.monotonic() - began < limits.ACTION_TIMEOUT_SECONDS
     assert granted
-    assert max(granted) <= limits.LAG_ASK_SECONDS
+    assert max(granted) <= LAG_ASK_SECONDS
     found = at(values, "kafka_consumergroup_lag", consumergroup="g", topic="t")
     assert len(found) == 2  # those that it leads itself
 
@@ -275,7 +277,7 @@ def test_a_leader_answers_ends_while_it_reads(
     assert core.lags._reading.acquire()
     began = time.monotonic()
     short = core.lags.answer(asked).lags
-    assert time.monotonic() - began < 50 * limits.LAG_READ_SECONDS
+    assert time.monotonic() - began < 50 * LAG_READ_SECONDS
     assert [each.end for each in short] == [each.end for each in whole]
     assert all(each.made_us is None for each in short)
     core.lags._reading.release()

@@ -28,6 +28,7 @@ from sparklog.broker.agent import Agent
 from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView
+from sparklog.connecting import EMBEDDED_BROKER_ID
 from sparklog.options import storage_options
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage import identity
@@ -251,7 +252,7 @@ def test_a_copy_that_is_kept_in_step_is_refused(
     with sparklog.connect(tmp_path / "root") as original:
         shutil.copytree(tmp_path / "root", tmp_path / "copy")
         store, copy = LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "copy"))
-        look, path = LeaderWatch.poll, f"heartbeats/{limits.EMBEDDED_BROKER_ID}.json"
+        look, path = LeaderWatch.poll, f"heartbeats/{EMBEDDED_BROKER_ID}.json"
 
         def poll(watch: LeaderWatch, metadata: ClusterMetadata | None = None) -> Sighting | None:
             copy.put(path, store.get(path), durable=False)
@@ -438,7 +439,7 @@ def test_a_broker_that_is_started_honours_the_environment(
     with sparklog.connect(tmp_path / "root", detached=detached) as log:
         assert len(log.create_topic("t").partitions) == 3
         (broker,) = log.cluster().brokers
-        assert broker.broker == limits.EMBEDDED_BROKER_ID
+        assert broker.broker == EMBEDDED_BROKER_ID
         assert broker.kind == ("detached" if detached else "embedded")
         assert broker.kafka.startswith("127.0.0.1:")
         assert broker.address.startswith("127.0.0.1:")
@@ -611,6 +612,6 @@ def test_a_folder_has_no_storage_options(
 ) -> None:
     """Variables for a bucket do not matter to a folder."""
     monkeypatch.setenv("SPARKLOG_STORAGE_AWS_REGION", "eu")
-    monkeypatch.setattr("sparklog.limits.DETACHED_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.DETACHED_IDLE_SECONDS", 1.0)
     with sparklog.connect(tmp_path, detached=detached) as log:
         assert log.topics() == []

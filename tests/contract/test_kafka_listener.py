@@ -24,7 +24,7 @@ from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import errors, limits
-from sparklog.broker.agent import Agent
+from sparklog.broker.agent import FLUSHES_AT_ONCE_REMOTE, Agent
 from sparklog.broker.broker import PartitionStatus
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.groups.messages import GroupError
@@ -176,7 +176,7 @@ def test_a_session_may_name_more_partitions_while_there_is_room(
         assert set(found) == {0}
         assert set(fetch(client, (number, 1), {1: 0})[1]) == {1}
         named = sum(len(each.partitions) for each in kafka.sessions._sessions.values())
-        monkeypatch.setattr(limits, "KAFKA_FETCH_SESSION_PARTITIONS", named)
+        monkeypatch.setattr("sparklog.broker.kafka.sessions.FETCH_SESSION_PARTITIONS", named)
         assert fetch(client, (number, 2), {1: 0})[0].error_code == ErrorCode.none
         full, _ = fetch(client, (number, 3), {2: 0})
         assert full.error_code == ErrorCode.fetch_session_id_not_found
@@ -437,9 +437,9 @@ def test_a_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three clients request megabytes and read nothing; memory is short, and others continue."""
-    monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 60)
-    monkeypatch.setattr(limits, "KAFKA_STALLED_SHORT_SECONDS", 1)
-    monkeypatch.setattr(limits, "KAFKA_FETCH_BYTES", 8 << 20)
+    monkeypatch.setattr("sparklog.broker.kafka.connection.STALLED_SECONDS", 60)
+    monkeypatch.setattr("sparklog.broker.kafka.connection.STALLED_SHORT_SECONDS", 1)
+    monkeypatch.setattr("sparklog.broker.kafka.apis.fetch.FETCH_BYTES", 8 << 20)
     kafka = KafkaSettings(listen="127.0.0.1:0", request_max_bytes=1 << 20, memory_bytes=16 << 20)
     with broker(tmp_path / "root", kafka=kafka) as agent:
         with sparklog.connect(agent.address) as log:
@@ -499,7 +499,7 @@ def test_a_connection_on_which_nothing_happens_ends(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Kafka ends it, after its connections.max.idle.ms; one that asks now and then stays."""
-    monkeypatch.setattr(limits, "KAFKA_IDLE_SECONDS", 2)
+    monkeypatch.setattr("sparklog.broker.kafka.connection.IDLE_SECONDS", 2)
     with frames(agent) as busy:
         host, _, port = agent.kafka_address.rpartition(":")
         with socket.create_connection((host, int(port)), SECONDS) as idle:
@@ -519,7 +519,7 @@ def test_a_connection_on_which_nothing_happens_ends(
         busy.ask(18, 0, {})
 
 
-@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, limits.KAFKA_REQUEST_MAX_BYTES + 1])
+@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, KafkaSettings().request_max_bytes + 1])
 def test_a_frame_that_lies_about_its_size_ends_its_connection(agent: Agent, size: int) -> None:
     """At once, before anything is read of it."""
     host, _, port = agent.kafka_address.rpartition(":")
@@ -533,8 +533,8 @@ def test_a_request_that_does_not_come_ends_its_connection(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """It has taken room from others."""
-    monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 0.2)
-    monkeypatch.setattr(limits, "KAFKA_SLOWEST_BYTES_PER_SECOND", 1 << 30)
+    monkeypatch.setattr("sparklog.broker.kafka.connection.STALLED_SECONDS", 0.2)
+    monkeypatch.setattr("sparklog.broker.kafka.connection.SLOWEST_BYTES_PER_SECOND", 1 << 30)
     host, _, port = agent.kafka_address.rpartition(":")
     with socket.create_connection((host, int(port)), SECONDS) as slow:
         slow.sendall(size.to_bytes(4, "big") + b"x" * 100)
@@ -639,7 +639,7 @@ def test_requests_share_several_puts() -> None:
         client.ask(19, 5, create_fields("t"))
         pool = ending.enter_context(ThreadPoolExecutor(1))
         replies = pool.submit(client.ask_all, wanted)
-        first = range(1, 1 + limits.FLUSHES_AT_ONCE_REMOTE)
+        first = range(1, 1 + FLUSHES_AT_ONCE_REMOTE)
         landing.wait_for(0, *first)
         for sequence in reversed(first):
             landing.allow(sequence)

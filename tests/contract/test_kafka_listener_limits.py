@@ -24,7 +24,11 @@ import sparklog
 from sparklog import limits
 from sparklog.broker.broker import Broker
 from sparklog.broker.kafka.apis import delete_records
+from sparklog.broker.kafka.apis.metadata import CREATED_TOPICS
+from sparklog.broker.kafka.listener import READ_THREADS
 from sparklog.broker.kafka.registry import WorkerPool
+from sparklog.broker.kafka.socket_stream import READ_BYTES
+from sparklog.broker.log.writer import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES
 from sparklog.formats import record_batch
 from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
 from tests.support import kafkarequests
@@ -59,7 +63,7 @@ def test_producers_that_wait_for_the_queue_delay_no_other_requests(tmp_path: Pat
         assert find_coordinator(client) == ErrorCode.none
         batch = kafkarequests.batch(VALUES)
         assert kafkarequests.produce(client, "t", 0, batch).base_offset == 0
-        waiting = 2 * limits.KAFKA_READ_THREADS
+        waiting = 2 * READ_THREADS
         with ThreadPoolExecutor(waiting) as pool:
 
             def produce() -> Any:
@@ -127,13 +131,13 @@ def test_the_loop_takes_little_out_of_compression(
         return found
 
     monkeypatch.setattr(record_batch, "check", check_here)
-    batch = kafkarequests.batch([bytes(limits.KAFKA_QUICK_RECORDS_BYTES)], codec)
-    assert len(batch) <= limits.KAFKA_QUICK_BYTES
+    batch = kafkarequests.batch([bytes(KAFKA_QUICK_RECORDS_BYTES)], codec)
+    assert len(batch) <= KAFKA_QUICK_BYTES
     with broker(tmp_path / "root") as agent, frames(agent) as client:
         kafkarequests.create(client, "t")
         assert kafkarequests.produce(client, "t", 0, batch).error_code == ErrorCode.none
         assert "sparklog-kafka" not in checked
-        assert max(checked.values()) > limits.KAFKA_QUICK_RECORDS_BYTES
+        assert max(checked.values()) > KAFKA_QUICK_RECORDS_BYTES
         small = kafkarequests.batch([bytes(1_000)], codec)
         assert kafkarequests.produce(client, "t", 0, small).error_code == ErrorCode.none
         assert checked["sparklog-kafka"] > 1_000
@@ -309,7 +313,7 @@ def test_offsets_by_time_hold_up_no_reads(tmp_path: Path, monkeypatch: pytest.Mo
         wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 5}
         topics = [{"name": "t", "partitions": [wanted]}]
         fields = {"replica_id": -1, "isolation_level": 0, "topics": topics}
-        askers = [opened.enter_context(frames(agent)) for _ in range(limits.KAFKA_READ_THREADS + 4)]
+        askers = [opened.enter_context(frames(agent)) for _ in range(READ_THREADS + 4)]
         pool = opened.enter_context(ThreadPoolExecutor(len(askers)))
         answers = [pool.submit(asker.ask, 2, 6, fields) for asker in askers]
         try:
@@ -338,17 +342,17 @@ def test_clients_that_do_not_read_hold_up_no_reads(tmp_path: Path) -> None:
         fields["topics"][0]["partitions"] = [wanted | {"partition": each} for each in range(4)]
         door = agent._kafka
         assert door is not None
-        slow = [opened.enter_context(frames(agent)) for _ in range(2 * limits.KAFKA_READ_THREADS)]
+        slow = [opened.enter_context(frames(agent)) for _ in range(2 * READ_THREADS)]
         for each in slow:
             each._socket.sendall(Frames.frame(FETCH, 4, 1, fields) * 4)
         unread_bytes = len(slow) * limits.MIB
         wait_until(lambda: door.memory.held_bytes > unread_bytes, "their replies are in memory")
-        together = threading.Barrier(limits.KAFKA_READ_THREADS)
+        together = threading.Barrier(READ_THREADS)
         reads = [
             asyncio.run_coroutine_threadsafe(
                 door.run_blocking(WorkerPool.READ, together.wait, 20.0), door._loop
             )
-            for _ in range(limits.KAFKA_READ_THREADS)
+            for _ in range(READ_THREADS)
         ]
         assert sorted(each.result(30.0) for each in reads) == list(range(len(reads)))
 
@@ -430,7 +434,7 @@ def test_one_request_creates_few_topics(tmp_path: Path, monkeypatch: pytest.Monk
     """The client asks again for the others, and then some more are created."""
     # A request that meets changed metadata is handled again, and creates more.
     monkeypatch.setattr(Broker, "is_leadership_proven", lambda *_: True)
-    wanted = [f"made-{number:02}" for number in range(limits.KAFKA_CREATED_TOPICS + 5)]
+    wanted = [f"made-{number:02}" for number in range(CREATED_TOPICS + 5)]
     fields = {
         "topics": [{"topic_id": None, "name": name} for name in wanted],
         "allow_auto_topic_creation": True,
@@ -439,7 +443,7 @@ def test_one_request_creates_few_topics(tmp_path: Path, monkeypatch: pytest.Monk
     settings = TopicSettings(auto_create=True)
     with broker(tmp_path / "root", topics=settings) as agent, frames(agent) as client:
         codes = [each.error_code for each in client.ask(3, 12, fields).topics]
-        made = limits.KAFKA_CREATED_TOPICS
+        made = CREATED_TOPICS
         assert codes == [ErrorCode.none] * made + [ErrorCode.leader_not_available] * 5
         codes = [each.error_code for each in client.ask(3, 12, fields).topics]
         assert codes == [ErrorCode.none] * (made + 5)
@@ -503,7 +507,7 @@ def test_connections_that_have_ended_keep_no_bytes(tmp_path: Path) -> None:
             wait_until(lambda: listener.connection_count == 50, "the connections are not accepted")
             for each in clients:
                 each.close()
-            assert kept_bytes() - before_bytes < 25 * limits.KAFKA_READ_BYTES
+            assert kept_bytes() - before_bytes < 25 * READ_BYTES
             large = opened((16 * limits.MIB).to_bytes(4, "big") + bytes(8 * limits.MIB))
             wait_until(lambda: listener.memory.held_bytes >= 4 * limits.MIB, "nothing arrives")
             large.close()

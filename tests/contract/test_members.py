@@ -360,7 +360,7 @@ def test_a_member_that_stops_names_the_new_leaders(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers with them for a while, instead of closing connections under its clients."""
-    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 5.0)
+    monkeypatch.setattr("sparklog.broker.agent.REDIRECT_SECONDS", 5.0)
     with frames(cluster.agents[1]) as client:
         create(client, "t", 3)
     number = cluster.leaders("t").index(2)
@@ -381,7 +381,7 @@ def test_a_member_that_stops_names_the_new_leaders(
 def test_others_read_the_log_of_a_member_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """They do so before its partitions move, so that the move takes no longer than it must."""
     monkeypatch.setattr(limits, "PREPARE_SECONDS", 3.0)
-    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 0.0)
+    monkeypatch.setattr("sparklog.broker.agent.REDIRECT_SECONDS", 0.0)
     read: list[int] = []
     before: list[int] = []
     read_ahead, drain = Histories.read_ahead, Handovers.drain
@@ -411,7 +411,7 @@ def test_a_member_without_clients_stops_at_once(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No client has to learn the new leaders."""
-    monkeypatch.setattr(limits, "REDIRECT_SECONDS", 1_000.0)
+    monkeypatch.setattr("sparklog.broker.agent.REDIRECT_SECONDS", 1_000.0)
     monkeypatch.setattr(limits, "PREPARE_SECONDS", 1_000.0)
     with frames(cluster.agents[1]) as client:
         create(client, "t", 3)

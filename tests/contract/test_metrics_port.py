@@ -19,11 +19,14 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.flight.grpc import call
+from sparklog.broker.flight.grpc.server import CONNECTIONS, CONNECTIONS_PER_ADDRESS, UNSERVED_CALLS
+from sparklog.broker.kafka.sessions import FETCH_SESSIONS
 from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.objects.memory import NoFaults, Operation
+from sparklog.storage.removed_files import REMOVED_FILES, REMOVED_FILES_OF_TABLE
 from tests.support.waiting import wait_until
 
 ANYWHERE = "127.0.0.1:0"
@@ -94,15 +97,15 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
     bounds = {
         "connections of Kafka": [limits.KAFKA_CONNECTIONS, limits.KAFKA_CONNECTIONS_PER_ADDRESS],
         "connections of Flight": [
-            limits.FLIGHT_CONNECTIONS,
-            limits.FLIGHT_CONNECTIONS_PER_ADDRESS,
+            CONNECTIONS,
+            CONNECTIONS_PER_ADDRESS,
         ],
         "calls of a Flight connection": [limits.FLIGHT_CONNECTION_CALLS],
-        "calls without a message": [limits.FLIGHT_UNSERVED_CALLS],
+        "calls without a message": [UNSERVED_CALLS],
         "unread messages of a call": [call.UNREAD_MESSAGES],
-        "removed files": [limits.REMOVED_FILES, limits.REMOVED_FILES_OF_TABLE],
+        "removed files": [REMOVED_FILES, REMOVED_FILES_OF_TABLE],
         "streams of Flight": [limits.FLIGHT_STREAMS],
-        "fetch sessions": [limits.KAFKA_FETCH_SESSIONS],
+        "fetch sessions": [FETCH_SESSIONS],
     }
     bounds |= {f"`{each.budget}`": [each.limit_bytes // limits.MIB] for each in memory}
     assert limit_of.keys() == bounds.keys()
@@ -325,8 +328,8 @@ def test_a_slow_collection_is_rare() -> None:
 
 def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that send nothing are closed, and further ones are, but scrapes work afterwards."""
-    monkeypatch.setattr(limits, "METRICS_CONNECTIONS", 5)
-    monkeypatch.setattr(limits, "METRICS_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTIONS", 5)
+    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTION_SECONDS", 1.0)
     with serving(lambda: [b"a 1\n"]) as address, contextlib.ExitStack() as stack:
         host, _, port = address.rpartition(":")
         silent = [
@@ -351,7 +354,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_a_client_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are served meanwhile."""
-    monkeypatch.setattr(limits, "METRICS_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTION_SECONDS", 1.0)
     portion = b"a 1\n" * 250_000
     with serving(lambda: [portion] * 40, kept_seconds=60.0) as address:
         host, _, port = address.rpartition(":")

@@ -13,9 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import sparklog
-from sparklog import limits
 from sparklog.broker.log import publish_process
-from sparklog.broker.log.publish_process import WorkerProcess
+from sparklog.broker.log.publish_process import STDERR_BYTES, WorkerProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, WorkerLost, encode
 from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
@@ -26,7 +25,7 @@ from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
 TOPICS = [f"t{number}" for number in range(90)]
-"""Each has a file and a commit at a time, more than `PUBLISH_PROCESS_OBJECTS` together."""
+"""Each has a file and a commit at a time, more than `WANTED_OBJECTS` together."""
 _MODULE = "sparklog.broker.log.publish_worker"
 
 pytestmark = pytest.mark.slow
@@ -215,4 +214,4 @@ def test_a_process_that_writes_much_is_not_held_up(
     with capture_logs() as logged, worker(tmp_path / "root") as process:
         assert process.ask(PutAll([("topics/t/a", b"b")])).outcomes == [None]
     (line,) = logged
-    assert len(line["text"]) <= limits.PUBLISH_PROCESS_STDERR_BYTES
+    assert len(line["text"]) <= STDERR_BYTES

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 import sparklog
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.metrics.collection import Collector
@@ -74,7 +74,7 @@ class World:
     """A broker, and everything that shows its state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(limits, "REFUSED_SECONDS", 60.0)
+        monkeypatch.setattr("sparklog.broker.refused_work.REFUSED_SECONDS", 60.0)
         self.faults = Faults()
         self.store = FullStore(SystemClock(), faults=self.faults)
         self.agent = Agent(
@@ -217,7 +217,7 @@ def test_a_state_is_visible_from_its_beginning_to_its_end(
             code, shown = world.status()
             assert code == ExitCode.UNHEALTHY
             assert f"{work}: " in shown
-        monkeypatch.setattr(limits, "REFUSED_SECONDS", 0.0)
+        monkeypatch.setattr("sparklog.broker.refused_work.REFUSED_SECONDS", 0.0)
         wait_until(lambda: not world.states(), f"{work} are accepted")
         assert f"{metric} 0" in world.metrics()
         assert world.status()[0] == ExitCode.OK

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka.error_codes import CODES, NEEDING_PROOF
 from sparklog.broker.kafka.registry import APIS
@@ -101,7 +101,7 @@ def settings(**liveness: float) -> BrokerSettings:
 @contextlib.contextmanager
 def unaware() -> Iterator[tuple[Agent, Agent]]:
     """Runs a broker with records that looks at the metadata once an hour, and its successor."""
-    with mock.patch.object(limits, "FOLLOW_REMOTE_SECONDS", 3_600.0):
+    with mock.patch("sparklog.broker.agent.FOLLOW_REMOTE_SECONDS", 3_600.0):
         store = MemoryStore(CLOCK)
         quiet = settings(heartbeat_seconds=3_600.0, dead_after_seconds=7_200.0)
         old = Agent(quiet, store=store)

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 import sparklog
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.clock import SystemClock
 from sparklog.settings import (
@@ -123,8 +123,8 @@ def test_a_consumer_behind_the_start_is_told(tmp_path: Path) -> None:
 
 def test_old_records_leave_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the topic's configuration, as soon as it says so; then their files leave the disk."""
-    monkeypatch.setattr(limits, "RETENTION_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(limits, "SWEEP_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("sparklog.broker.log.janitor.RETENTION_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("sparklog.broker.log.janitor.SWEEP_EVERY_SECONDS", 0.05)
     with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
         log.create_topic("t", partitions=1)
         for first in range(0, 30, 10):

@@ -30,6 +30,7 @@ from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     NO_TABLE,
+    TOMBSTONE_SECONDS,
     TOPIC_ID,
     TableChange,
     TopicTable,
@@ -579,7 +580,7 @@ def test_tombstones_are_forgotten(table: TopicTable, clock: ManualClock) -> None
     table.commit(lambda seen: removal(seen, seen.files[0]))
     table.checkpoint()
     assert table.is_named(path)
-    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
+    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + TOMBSTONE_SECONDS + 1)
     append(table)
     table.checkpoint()
     assert not table.is_named(path)
@@ -596,7 +597,7 @@ def test_followers_forget_tombstones_too(
     table.commit(lambda seen: removal(seen, seen.files[0]))
     follower = another(table)
     follower.refresh()
-    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
+    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + TOMBSTONE_SECONDS + 1)
     append(table, 2)
     assert follower.is_named(path)
     follower.refresh()
@@ -983,7 +984,7 @@ def test_too_many_lost_races_have_no_effect(
 ) -> None:
     """A commit that always loses the race fails with a retriable error."""
     create(table, 1)
-    monkeypatch.setattr(limits, "TABLE_COMMIT_ATTEMPTS", 3)
+    monkeypatch.setattr("sparklog.storage.table.TABLE_COMMIT_ATTEMPTS", 3)
     other = another(table)
     other.refresh()
 
@@ -1247,7 +1248,7 @@ def test_others_that_are_always_faster_end_a_commit(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many lost races are an error, as of a single commit."""
-    monkeypatch.setattr(limits, "TABLE_COMMIT_ATTEMPTS", 3)
+    monkeypatch.setattr("sparklog.storage.table.TABLE_COMMIT_ATTEMPTS", 3)
     store = MemoryStore(clock)
     table, steady = tables_of(store, clock, 2)
 

@@ -16,7 +16,6 @@ from kafka.errors import OffsetOutOfRangeError
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import limits
 from sparklog.broker.agent import Agent
 from sparklog.settings import JanitorSettings
 from tests.support.batches import Record, built
@@ -28,7 +27,7 @@ DELETE_RECORDS = 21
 
 @pytest.fixture(name="agent")
 def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    monkeypatch.setattr(limits, "RETENTION_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("sparklog.broker.log.janitor.RETENTION_EVERY_SECONDS", 0.05)
     with broker(tmp_path / "root", janitor=JanitorSettings(interval_seconds=0.05)) as agent:
         yield agent
 

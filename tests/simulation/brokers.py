@@ -18,7 +18,7 @@ from unittest import mock
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker import agent as agents
 from sparklog.broker import ports
 from sparklog.broker.agent import Agent
@@ -26,7 +26,7 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import takeover
 from sparklog.broker.log.partitions import PartitionTable
-from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.log.publish_process import REQUEST_SECONDS, PublishProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
@@ -310,9 +310,7 @@ class SimulatedWorker:
         scheduler.spawn(
             self._process, "sparklog-publisher", lambda: answers.append(self._worker.serve(request))
         )
-        if not scheduler.wait(
-            lambda: bool(answers) or not self._process.alive, limits.PUBLISH_PROCESS_SECONDS
-        ):
+        if not scheduler.wait(lambda: bool(answers) or not self._process.alive, REQUEST_SECONDS):
             raise WorkerLost("it does not answer")
         if not answers or self._world.faults.loses_answer():
             raise WorkerLost("it is dead")
@@ -552,8 +550,8 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))
         stack.enter_context(mock.patch.object(takeover, "read_inherited", _read_unless_stuck))
-        stack.enter_context(mock.patch.object(limits, "STUCK_SECONDS", 1.5))
-        stack.enter_context(mock.patch.object(limits, "UNFIT_SECONDS", 10.0))
+        stack.enter_context(mock.patch("sparklog.broker.reconciler.STUCK_SECONDS", 1.5))
+        stack.enter_context(mock.patch("sparklog.broker.reconciler.UNFIT_SECONDS", 10.0))
         stack.enter_context(mock.patch.object(liveness, "read_heartbeat", read_timed))
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))

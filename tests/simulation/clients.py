@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.broker import Broker
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.readers import ReadBatch
@@ -33,6 +33,7 @@ from sparklog.sinks import commit as commits
 from sparklog.sinks import options
 from sparklog.sinks.kept_offsets import covering
 from sparklog.storage import manifest
+from sparklog.storage.manifest import STAGED_SECTION_ROWS
 from sparklog.storage.objects import SyncFailed
 from tests.simulation import scales
 from tests.simulation.brokers import Call, SimulatedBroker
@@ -456,7 +457,7 @@ class Query(Client):
             batch=batch,
             clock=machine.clock,
             attempt=attempt,
-            section_rows=1 if is_large else limits.STAGED_SECTION_ROWS,
+            section_rows=1 if is_large else STAGED_SECTION_ROWS,
         )
         rows: dict[int, list[Row]] = {}
         for partition in range(min(partitions, 2)):

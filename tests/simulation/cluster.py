@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Collection
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.formats import flight_messages
 from sparklog.storage import manifest, metadata_format, wal
 from sparklog.storage.leadership import is_open
@@ -17,6 +17,7 @@ from sparklog.storage.metadata import ClusterMetadata, Epoch, Resignation
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import NOT_LED
+from sparklog.storage.staging_sweep import PARTS_KEPT_SECONDS
 from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import Place, ensure
 from tests.simulation.scheduler import Process
@@ -358,7 +359,7 @@ class ClusterWorld(World):
             self.scheduler.clock.advance(
                 self.profile.orphan_grace_seconds
                 + 2 * self.profile.skew_seconds
-                + limits.PARTS_KEPT_SECONDS
+                + PARTS_KEPT_SECONDS
             )
         self._rest(QUIET_SECONDS)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sparklog import limits
 from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log.run_writer import PUBLISH_TOGETHER_BYTES
 from sparklog.formats import record_batch
 from sparklog.formats.record_batch import CheckedBatch
 from sparklog.storage import wal
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LIMITS = {
-    "LARGE_BYTES": 4_000,
-    "READ_RUN_BYTES": 8_000,
-    "DECODE_BYTES": 80_000,
-    "PUBLISH_TOGETHER_BYTES": 4_000,
+    "sparklog.limits.LARGE_BYTES": 4_000,
+    "sparklog.limits.READ_RUN_BYTES": 8_000,
+    "sparklog.limits.DECODE_BYTES": 80_000,
+    "sparklog.broker.log.run_writer.PUBLISH_TOGETHER_BYTES": 4_000,
 }
 MAX_BATCH_BYTES = 40_000
 """Largest decoded size of one batch that the broker is configured to accept."""
@@ -74,7 +75,7 @@ def installed(world: World) -> Iterator[None]:
         found, turn = decode(entries, batches), granted()
         if turn is not None:
             told = sum(each.memory_bytes for each in entries)
-            most = limits.PUBLISH_TOGETHER_BYTES
+            most = PUBLISH_TOGETHER_BYTES
             ensure(found.nbytes <= told, f"{entries} decode to {found.nbytes} bytes")
             ensure(len(entries) == 1 or told <= most, f"{told} bytes are decoded together")
             is_large = found.nbytes > limits.READ_RUN_BYTES

@@ -54,35 +54,35 @@ from tests.simulation.readers import Reader, read
 from tests.simulation.scheduler import Process, ProcessClock, Scheduler
 
 _LIMITS = {
-    "TRIM_GRACE_SECONDS": 0.3,
-    "META_SNAPSHOT_EVERY": 4,
-    "META_KEPT_SECONDS": 1.0,
-    "META_LOOK_SECONDS": 0.2,
-    "META_LIST_SECONDS": 0.5,
-    "SWEEP_EVERY_SECONDS": 0.5,
-    "UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
-    "SETTLE_EVERY_SECONDS": 0.5,
-    "UPKEEP_RETRY_SECONDS": 0.3,
-    "UPKEEP_RETRY_MAX_SECONDS": 1.0,
-    "RETENTION_EVERY_SECONDS": 0.4,
-    "COMPACT_SETTLED_SECONDS": 0.5,
-    "TOMBSTONE_SECONDS": 1.0,
-    "REMOVED_FILES": 12,
-    "REMOVED_FILES_OF_TABLE": 6,
-    "RETRY_MAX_SECONDS": 1.0,
-    "PUBLISH_PROCESS_SECONDS": 1.5,
-    "PUBLISH_PROCESS_RETRY_SECONDS": 1.0,
-    "CLAIM_BACKOFF_SECONDS": 0.02,
-    "CLAIM_BACKOFF_MAX_SECONDS": 0.2,
-    "BATCHES_REMEMBERED": 2,
-    "QUERIES_REMEMBERED": 1,
-    "KAFKA_BATCH_BYTES": 300,
-    "KAFKA_AHEAD_BYTES": 3_000,
-    "SEGMENT_ALLOCATED_BYTES": 2 * BLOCK_BYTES,
-    "DIRECT_WRITE_BYTES": 3 * BLOCK_BYTES,
-    "DIRECT_BUFFER_BYTES": BLOCK_BYTES,
-    "FOLLOW_REMOTE_SECONDS": 0.2,
-    "BALANCE_SECONDS": 0.6,
+    "sparklog.limits.TRIM_GRACE_SECONDS": 0.3,
+    "sparklog.storage.metadata_store.META_SNAPSHOT_EVERY": 4,
+    "sparklog.storage.metadata_store.META_KEPT_SECONDS": 1.0,
+    "sparklog.storage.metadata_store.META_LOOK_SECONDS": 0.2,
+    "sparklog.storage.metadata_store.META_LIST_SECONDS": 0.5,
+    "sparklog.broker.log.janitor.SWEEP_EVERY_SECONDS": 0.5,
+    "sparklog.broker.agent.UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
+    "sparklog.broker.log.janitor.SETTLE_EVERY_SECONDS": 0.5,
+    "sparklog.broker.log.janitor.UPKEEP_RETRY_SECONDS": 0.3,
+    "sparklog.broker.log.janitor.UPKEEP_RETRY_MAX_SECONDS": 1.0,
+    "sparklog.broker.log.janitor.RETENTION_EVERY_SECONDS": 0.4,
+    "sparklog.broker.log.janitor.COMPACT_SETTLED_SECONDS": 0.5,
+    "sparklog.storage.table.TOMBSTONE_SECONDS": 1.0,
+    "sparklog.storage.removed_files.REMOVED_FILES": 12,
+    "sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE": 6,
+    "sparklog.broker.backoff.RETRY_MAX_SECONDS": 1.0,
+    "sparklog.broker.log.publish_process.REQUEST_SECONDS": 1.5,
+    "sparklog.broker.log.publish_process.RETRY_MAX_SECONDS": 1.0,
+    "sparklog.storage.objects.base.CLAIM_BACKOFF_SECONDS": 0.02,
+    "sparklog.storage.objects.base.CLAIM_BACKOFF_MAX_SECONDS": 0.2,
+    "sparklog.broker.log.spark_batches.BATCHES_REMEMBERED": 2,
+    "sparklog.broker.log.spark_batches.QUERIES_REMEMBERED": 1,
+    "sparklog.broker.log.kafka_readers.BATCH_BYTES": 300,
+    "sparklog.broker.log.kafka_readers.AHEAD_BYTES": 3_000,
+    "sparklog.storage.wal.segment_appender.SEGMENT_ALLOCATED_BYTES": 2 * BLOCK_BYTES,
+    "sparklog.limits.DIRECT_WRITE_BYTES": 3 * BLOCK_BYTES,
+    "sparklog.limits.DIRECT_BUFFER_BYTES": BLOCK_BYTES,
+    "sparklog.broker.agent.FOLLOW_REMOTE_SECONDS": 0.2,
+    "sparklog.broker.handover.BALANCE_SECONDS": 0.6,
 }
 """Bounds and graces so tight that a short run goes past them."""
 
@@ -984,13 +984,13 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                 for known, value in stand_ins.items():
                     if hasattr(module, known):
                         patch(module, known, value)
-        for name, bound in _LIMITS.items():
-            patch(limits, name, bound)
+        for target, bound in _LIMITS.items():
+            stack.enter_context(mock.patch(target, bound))
         after_seconds = _CONFIRM_AFTER_SECONDS if world.profile.has_vacuum else 0.0
         patch(limits, "CONFIRM_AFTER_SECONDS", after_seconds)
         if world.profile.is_heavy:
-            for name, bound in scales.LIMITS.items():
-                patch(limits, name, bound)
+            for target, bound in scales.LIMITS.items():
+                stack.enter_context(mock.patch(target, bound))
             stack.enter_context(scales.installed(world))
         defaults = table.TopicTable.__init__.__kwdefaults__ or {}
         # A writer uses the default, regardless of the janitor's setting.

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from sparklog import limits
+from sparklog.broker.groups.coordinator import GROUPS_MEMBERS_BYTES
+from sparklog.broker.log.kafka_readers import AHEAD_BYTES
 from tests.support import bystander, kafkarequests
 from tests.support.kafkas import Frames
 from tests.support.killing import BrokerProcess
@@ -50,9 +52,9 @@ HOT_BYTES: Final = 128 << 20
 QUEUE_BYTES: Final = 64 << 20
 WRITTEN_BYTES: Final = HOT_BYTES + QUEUE_BYTES + limits.PUBLISH_MAX_BYTES
 """Bytes of written records that may stay in memory, the last of them decoded for publishing."""
-READ_BYTES: Final = limits.KAFKA_AHEAD_BYTES
+READ_BYTES: Final = AHEAD_BYTES
 """Bytes of old records that may stay in memory, encoded ahead for sequential readers."""
-BOUND_BYTES: Final = KAFKA_BYTES + WRITTEN_BYTES + READ_BYTES + limits.GROUPS_MEMBERS_BYTES
+BOUND_BYTES: Final = KAFKA_BYTES + WRITTEN_BYTES + READ_BYTES + GROUPS_MEMBERS_BYTES
 """Bytes that the broker may use for requests and replies."""
 TOPICS_BYTES: Final = 96 << 20
 """The memory of the topics that the cases create: about 10,000 partitions of 9 kB."""

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog import limits
 from sparklog.storage.assign import (
+    MOVES_AT_ONCE,
+    SUCCESSORS,
+    UNEVEN_LEADERS,
     Candidate,
     Loads,
     Move,
@@ -149,7 +151,7 @@ def test_successors_are_the_least_loaded() -> None:
     assert found == {("t", 0): 2, ("t", 1): 3, ("u", 0): 1}
     many = {"t": topic(*(0,) * 100)}
     found = successors(many, 0, brokers(50), Loads.of(many.values()))
-    assert set(Counter(found.values()).values()) == {limits.SUCCESSORS}
+    assert set(Counter(found.values()).values()) == {SUCCESSORS}
 
 
 # ------------------------------------------------------------------------------ balance
@@ -172,8 +174,8 @@ def test_balance_comes_to_an_end(
         assert len({(each.topic, each.partition) for each in moves}) == len(moves)
         gave = Counter(topics[each.topic].leaders[each.partition] for each in moves)
         got = Counter(each.target for each in moves)
-        assert max(gave.values()) <= limits.MOVES_AT_ONCE
-        assert max(got.values()) <= limits.MOVES_AT_ONCE
+        assert max(gave.values()) <= MOVES_AT_ONCE
+        assert max(got.values()) <= MOVES_AT_ONCE
         assert gave.keys() <= known
         assert got.keys() <= set(taking)
         topics = moved(topics, moves)
@@ -188,7 +190,7 @@ def test_balance_comes_to_an_end(
         assert not any(led[each.broker] for each in candidates if not each.takes)
         counts = [led[broker] for broker in taking]
         mean = sum(counts) / len(counts)
-        assert max(counts) - min(counts) <= max(limits.UNEVEN_LEADERS, mean / 10)
+        assert max(counts) - min(counts) <= max(UNEVEN_LEADERS, mean / 10)
 
 
 def test_a_small_difference_moves_nothing() -> None:
@@ -203,7 +205,7 @@ def test_a_new_broker_gets_partitions_of_all_topics() -> None:
     """It gets one of each topic before it gets two of any, and not all at once."""
     topics = {f"t{n}": topic(*(0, 1) * 10) for n in range(8)}
     moves = balance(topics, brokers(3), Loads.of(topics.values()))
-    assert len(moves) == limits.MOVES_AT_ONCE
+    assert len(moves) == MOVES_AT_ONCE
     assert set(Counter(each.topic for each in moves).values()) == {2}
     assert {each.target for each in moves} == {2}
 
@@ -267,7 +269,7 @@ def test_a_large_cluster() -> None:
     took["place"], began = time.thread_time() - began, time.thread_time()
     assert len(successors(topics, 5, candidates, loads)) == loads[5]
     took["successors"], began = time.thread_time() - began, time.thread_time()
-    assert len(balance(topics, candidates, loads)) == 100 * limits.MOVES_AT_ONCE
+    assert len(balance(topics, candidates, loads)) == 100 * MOVES_AT_ONCE
     took["balance"] = time.thread_time() - began
     assert took["place"] < 0.1, took
     assert took["successors"] < 1.0, took
@@ -293,7 +295,7 @@ def test_a_plan_is_what_repeated_balancing_does(
 def test_a_plan_of_a_huge_cluster_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the moves of the first passes, of one at least."""
     topics = {"t": topic(*(0,) * 100)}
-    assert len(plan(topics, brokers(2))) == 3 * limits.MOVES_AT_ONCE  # level enough
-    for planned, expected in ((250, 2 * limits.MOVES_AT_ONCE), (1, limits.MOVES_AT_ONCE)):
-        monkeypatch.setattr(limits, "BALANCE_PLANNED", planned)
+    assert len(plan(topics, brokers(2))) == 3 * MOVES_AT_ONCE  # level enough
+    for planned, expected in ((250, 2 * MOVES_AT_ONCE), (1, MOVES_AT_ONCE)):
+        monkeypatch.setattr("sparklog.storage.assign.BALANCE_PLANNED", planned)
         assert len(plan(topics, brokers(2))) == expected

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker, ReadBatch, TopicDefaults
+from sparklog.broker.log.spark_batches import BATCHES_REMEMBERED, SINGLES_REMEMBERED
 from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import consumer_offsets, flight_messages
@@ -34,6 +35,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     SyncFailed,
 )
+from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.memory import Faults, Operation
 from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
 from sparklog.storage.table import (
@@ -340,7 +342,7 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
 def no_put_of_metadata_lands() -> ScriptedFaults:
     """The first put of a version, and each try of `claim` after it, has no answer and no effect."""
     silent = PutUnresolved("meta", "no answer")
-    tries = range(1, limits.CLAIM_ATTEMPTS + 2)
+    tries = range(1, CLAIM_ATTEMPTS + 2)
     return ScriptedFaults(
         *(Fault(operation="put_new", error=silent, prefix="meta", count=n) for n in tries)
     )
@@ -1159,7 +1161,7 @@ def test_a_backlog_is_not_gone_through(
         clock.advance(200.0)
     assert backlog.looked_at < 30
     backlog.looked_at = 0
-    monkeypatch.setattr(limits, "PUBLISH_MAX_ENTRIES", 10)
+    monkeypatch.setattr("sparklog.broker.log.publisher.PUBLISH_MAX_ENTRIES", 10)
     (run,) = rig.publisher._choose(rig.partition_table.topic("t"))
     assert len(run.entries) == 10
     assert backlog.looked_at < 60
@@ -1352,7 +1354,7 @@ def test_a_rerun_that_deals_its_rows_otherwise_is_skipped(rig: Rig, store: Memor
 
 def test_a_batch_from_before_all_that_is_remembered_is_refused(rig: Rig) -> None:
     """It may stand and be forgotten, so it is neither appended again nor passed over."""
-    for batch in range(limits.BATCHES_REMEMBERED + 2):
+    for batch in range(BATCHES_REMEMBERED + 2):
         rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
     end = rig.end()
     request = stage(rig, [("t", 0, payload(["a"]))], batch=1)
@@ -1491,7 +1493,7 @@ def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> N
     """Some of a thousand unnamed writes are remembered, and none a day later; a query always is."""
     rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7))
     batches = rig.partition_table.topic("t").partition(0).batches
-    count = limits.SINGLES_REMEMBERED + 100
+    count = SINGLES_REMEMBERED + 100
     for number in range(count):
         name = f"job{number}"
         rig.broker.staged.append(
@@ -1502,7 +1504,7 @@ def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> N
     rig.publish()
     last = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="last", kind=ONCE)
     rig.broker.staged.append(last)
-    assert len(list(batches)) == limits.SINGLES_REMEMBERED + 1
+    assert len(list(batches)) == SINGLES_REMEMBERED + 1
     assert rig.broker.staged.append(last).skipped
     assert rig.successor().broker.staged.append(last).skipped
     rig = rig.successor()

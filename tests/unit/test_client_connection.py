@@ -12,7 +12,15 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.client import connection as connection_module
-from sparklog.client.connection import Backoff, Connection, RetryLog, failure_of
+from sparklog.client.connection import (
+    BACKOFF_FIRST_SECONDS,
+    RECONNECT_ATTEMPTS,
+    RECONNECT_MAX_SECONDS,
+    Backoff,
+    Connection,
+    RetryLog,
+    failure_of,
+)
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from tests.support.forks import said_in_child
@@ -75,7 +83,7 @@ def test_retriable_refusals_are_tried_again(broker: LiveBroker) -> None:
     clock = ManualClock()
     with Connection.to(broker.address, clock=clock, jitter=lambda: 1.0) as connection:
         assert connection.action("topics.list").topics == []
-    waited_seconds = limits.BACKOFF_FIRST_SECONDS * (1 + 2 + 4 + 8)
+    waited_seconds = BACKOFF_FIRST_SECONDS * (1 + 2 + 4 + 8)
     assert clock.monotonic() == pytest.approx(waited_seconds)
 
 
@@ -290,7 +298,7 @@ def test_backoff_grows_to_a_bound() -> None:
     backoff = Backoff(jitter=lambda: 0.0)
     busy = errors.GroupBusy(group="g", error="REBALANCE_IN_PROGRESS")
     waits = [backoff.next_seconds(busy) for _ in range(2_000)]
-    assert waits[:3] == [limits.BACKOFF_FIRST_SECONDS * each for each in (0.5, 1.0, 2.0)]
+    assert waits[:3] == [BACKOFF_FIRST_SECONDS * each for each in (0.5, 1.0, 2.0)]
     assert waits[-1] == limits.BACKOFF_MAX_SECONDS / 2
     backoff.reset()
     assert backoff.next_seconds(busy) == waits[0]
@@ -300,12 +308,12 @@ def test_a_broker_that_is_away_is_soon_tried_again() -> None:
     """An attempt to reach it costs little; one that is away for long is tried less often."""
     backoff = Backoff(jitter=lambda: 1.0)
     away = errors.BrokerUnavailable(address="a:1", reason="refused")
-    waits = [backoff.next_seconds(away) for _ in range(limits.RECONNECT_ATTEMPTS)]
-    assert max(waits) == limits.RECONNECT_MAX_SECONDS
+    waits = [backoff.next_seconds(away) for _ in range(RECONNECT_ATTEMPTS)]
+    assert max(waits) == RECONNECT_MAX_SECONDS
     assert 30.0 <= sum(waits) <= 60.0
     assert backoff.next_seconds(away) == limits.BACKOFF_MAX_SECONDS
     backoff.reset()
-    assert backoff.next_seconds(away) == limits.BACKOFF_FIRST_SECONDS
+    assert backoff.next_seconds(away) == BACKOFF_FIRST_SECONDS
 
 
 def test_retries_are_logged_seldom() -> None:

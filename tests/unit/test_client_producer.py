@@ -658,7 +658,7 @@ def test_poisoned_batch_fails_alone(broker: LiveBroker, connection: Connection) 
 @pytest.fixture(name="small")
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
     """A broker that ends the stream of a batch of a MiB before it has read the batch."""
-    monkeypatch.setattr(limits, "FLIGHT_BESIDE_BYTES", 0)
+    monkeypatch.setattr("sparklog.broker.flight.listener.BESIDE_BYTES", 0)
     with LiveBroker({"writer.max_batch_bytes": MIB, "writer.max_record_bytes": MIB}) as broker:
         broker.create("t")
         yield broker

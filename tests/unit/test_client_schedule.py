@@ -12,6 +12,7 @@ from sparklog import errors, limits
 from sparklog.client.producer.batch import PartitionBatch
 from sparklog.client.producer.schedule import (
     NEVER,
+    STREAM_IDLE_SECONDS,
     EndStream,
     GetProducerId,
     OpenStream,
@@ -143,7 +144,7 @@ def test_metadata_that_is_too_old() -> None:
 def test_idle_thread_ends() -> None:
     """A thread without batches ends after a while, or at once when it is to end."""
     schedule = _schedule()
-    end = 1.0 + limits.STREAM_IDLE_SECONDS
+    end = 1.0 + STREAM_IDLE_SECONDS
     assert _step(schedule, 1.0, has_undecided=False, idle_since=1.0) == Sleep(end)
     assert _step(schedule, end, has_undecided=False, idle_since=1.0) == Stop()
     assert _step(schedule, 1.0, has_undecided=False, is_ending=True) == Stop()

@@ -15,7 +15,7 @@ from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table import TOMBSTONE_SECONDS, TableChange, TopicTable
 from tests.support.brokers import Rig, RigOptions, paths, rows_of_root, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -521,7 +521,7 @@ def test_files_that_another_engine_replaced_come_back_if_its_file_is_torn(
     if trimmed:
         with pytest.raises(errors.CorruptObject, match=r"part-00000.*in the table again"):
             maintenance.sweep_replaced(TopicTable(store, "t", clock=clock))
-        clock.advance(limits.TOMBSTONE_SECONDS + 3_600.0)
+        clock.advance(TOMBSTONE_SECONDS + 3_600.0)
         late = TopicTable(store, "t", clock=clock)
         late.refresh()
         late.checkpoint()  # drops the record of files that were replaced so long ago

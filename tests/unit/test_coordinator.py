@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.flight import group_calls
 from sparklog.broker.groups.committed_offsets import TopicPartition
-from sparklog.broker.groups.coordinator import Commit, Coordinator, Errors
+from sparklog.broker.groups.coordinator import (
+    OFFSET_METADATA_LENGTH,
+    OFFSETS_RETENTION_CHECK_SECONDS,
+    Commit,
+    Coordinator,
+    Errors,
+)
 from sparklog.broker.groups.messages import (
     Description,
     GroupError,
@@ -213,7 +219,7 @@ def test_a_group_has_the_partition_that_kafka_gives_it(
 
 def test_what_is_refused_has_no_effect(groups: GroupRig) -> None:
     """Each partition has its own answer, and the others stand."""
-    long = "x" * (limits.OFFSET_METADATA_LENGTH + 1)
+    long = "x" * (OFFSET_METADATA_LENGTH + 1)
     found = groups.take(
         groups.coordinator.commit(
             "g",
@@ -611,7 +617,7 @@ def test_offsets_expire_after_the_last_member_has_left(
     clock.advance(DAY_SECONDS - 60)
     groups.settle()
     assert groups.offsets() == {("t", 0): 5}
-    clock.advance(limits.OFFSETS_RETENTION_CHECK_SECONDS + 60)
+    clock.advance(OFFSETS_RETENTION_CHECK_SECONDS + 60)
     groups.settle()
     for each in (groups, groups.successor()):
         assert each.names() == []
@@ -629,7 +635,7 @@ def test_offsets_without_members_expire_one_by_one(groups: GroupRig, clock: Manu
     groups.commit(5)
     clock.advance(DAY_SECONDS / 2)
     groups.commit(6, ("t", 1))
-    clock.advance(DAY_SECONDS / 2 + limits.OFFSETS_RETENTION_CHECK_SECONDS)
+    clock.advance(DAY_SECONDS / 2 + OFFSETS_RETENTION_CHECK_SECONDS)
     groups.settle()
     assert groups.offsets() == {("t", 1): 6}
     clock.advance(DAY_SECONDS)
@@ -813,7 +819,7 @@ def test_many_offsets_keep_nobody_from_the_lock(groups: GroupRig) -> None:
         assert found.keys() == set(places if wanted is None else wanted)
     groups.rig.broker.topics.delete("d")
     assert isinstance(groups.rig.clock, ManualClock)
-    groups.rig.clock.advance(limits.OFFSETS_RETENTION_CHECK_SECONDS)
+    groups.rig.clock.advance(OFFSETS_RETENTION_CHECK_SECONDS)
     groups.settle()
     assert len(groups.offsets()) == 30_000
     assert set(groups.take(groups.coordinator.delete_offsets("g", places[:9_999])).values()) == {

@@ -20,7 +20,9 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats.record import FILE_SCHEMA, TIMESTAMP
 from sparklog.storage import data_file, file_compaction
+from sparklog.storage.decode_bounds import FILE_BATCH_BYTES
 from sparklog.storage.file_compaction import (
+    FILES_BEFORE_SPANS_END,
     FileGroup,
     choose,
     compact,
@@ -37,6 +39,7 @@ from sparklog.storage.objects import (
     put_together,
 )
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.sorting import SORT_MEMORY_BYTES
 from sparklog.storage.table import (
     TableChange,
     TopicTable,
@@ -161,9 +164,9 @@ def test_a_file_spans_no_more_time_than_it_should() -> None:
     spans = chosen(spread(40, 1), compact_files=4, span_us=10_000_000)
     assert spans == [list(range(first, first + 10)) for first in range(0, 40, 10)]
     assert chosen(spread(40, 60), compact_files=4, span_us=10_000_000) == []
-    enough = spread(limits.FILES_BEFORE_SPANS_END, 60)
+    enough = spread(FILES_BEFORE_SPANS_END, 60)
     assert chosen(enough, compact_files=4, span_us=10_000_000) == []
-    many = spread(limits.FILES_BEFORE_SPANS_END + 1, 60)
+    many = spread(FILES_BEFORE_SPANS_END + 1, 60)
     assert chosen(many, compact_files=4, span_us=10_000_000) != []
 
 
@@ -526,7 +529,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     add_foreign(table, heavy.select(FILE_SCHEMA.names))
     publish_rows(table, 0, 20)
     before = rows_of(table)
-    monkeypatch.setattr(limits, "FILE_BATCH_BYTES", 64 * limits.KIB)
+    monkeypatch.setattr("sparklog.storage.decode_bounds.FILE_BATCH_BYTES", 64 * limits.KIB)
     sizes: list[int] = []
     add = data_file.Encoder.add
 
@@ -537,7 +540,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     monkeypatch.setattr(data_file.Encoder, "add", watch)
     assert compact(table, [whole(table)])
     assert rows_of(table).equals(before)
-    assert max(sizes) < 2 * limits.FILE_BATCH_BYTES
+    assert max(sizes) < 2 * FILE_BATCH_BYTES
 
 
 def test_damaged_page_is_not_copied(table: TopicTable) -> None:
@@ -614,13 +617,13 @@ def test_merges_together_are_bounded(monkeypatch: pytest.MonkeyPatch, wide: Topi
     """Lists of groups are bounded in number and in bytes; a larger group is alone."""
     groups = choose(wide.snapshot, compact_files=3)
     assert list(together(groups)) == [groups]
-    monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 2)
+    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 2)
     assert list(together(groups)) == [groups[:2], groups[2:]]
     size = sum(file.size_bytes for group in groups[:2] for file in group.files)
-    monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 9)
-    monkeypatch.setattr(limits, "COMPACT_TOGETHER_BYTES", size)
+    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 9)
+    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_TOGETHER_BYTES", size)
     assert list(together(groups)) == [groups[:2], groups[2:]]
-    monkeypatch.setattr(limits, "COMPACT_TOGETHER_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_TOGETHER_BYTES", 1)
     assert list(together(groups)) == [groups[:1], groups[1:2], groups[2:]]
     assert list(together([])) == []
 
@@ -697,12 +700,12 @@ def add_part(table: TopicTable, rows: pa.Table, name: str, *, end: int | None = 
     return file
 
 
-@pytest.mark.parametrize("memory_bytes", [0, limits.SORT_MEMORY_BYTES])
+@pytest.mark.parametrize("memory_bytes", [0, SORT_MEMORY_BYTES])
 def test_a_file_out_of_order_is_put_in_order_once(
     table: TopicTable, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
 ) -> None:
     """Its rows come out as several files of ours, however little memory there is, and stay."""
-    monkeypatch.setattr(limits, "SORT_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr("sparklog.storage.sorting.SORT_MEMORY_BYTES", memory_bytes)
     monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
     publish_rows(table, 0, 50)
     order = np.random.default_rng(1).permutation(1_000)
@@ -753,7 +756,7 @@ def test_a_file_in_order_is_looked_over_once(
 def test_huge_row_groups_are_cut(table: TopicTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of few rows decodes most of such a group, in order or not."""
     add_part(table, plain_rows(0, 100), "good", end=100)
-    monkeypatch.setattr(limits, "FOREIGN_GROUP_BYTES", 100)
+    monkeypatch.setattr("sparklog.storage.file_compaction.FOREIGN_GROUP_BYTES", 100)
     group = found_disordered(table)
     assert group is not None
     assert put_in_order(table, group)
@@ -804,5 +807,5 @@ def test_more_than_can_be_sorted_is_left_alone(
 ) -> None:
     """A sort that outlasts its orphan grace would begin again for ever."""
     add_part(table, plain_rows(0, 100).take(pa.array(range(99, -1, -1))), "x", end=100)
-    monkeypatch.setattr(limits, "SORT_FILES_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.file_compaction.SORT_FILES_BYTES", 1)
     assert found_disordered(table) is None

@@ -15,7 +15,13 @@ from sparklog import limits
 from sparklog.broker.broker import ReadBatch, Tail
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.flight.streams import OpenStream
-from sparklog.broker.flight.tails import ServedTail, Tails
+from sparklog.broker.flight.tails import (
+    TAIL_READERS,
+    TAIL_SECONDS,
+    TAIL_STEP_BYTES,
+    ServedTail,
+    Tails,
+)
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.clock import ManualClock
 from tests.support.tables import no_table
@@ -23,7 +29,7 @@ from tests.support.waiting import wait_until
 
 SECONDS: Final = 20.0
 LARGE_BYTES: Final = 2 * limits.FLIGHT_FREE_ROWS_BYTES
-MANY: Final = 2 * limits.FLIGHT_TAIL_READERS
+MANY: Final = 2 * TAIL_READERS
 MANY_DEAD: Final = sys.getrecursionlimit() // 2
 
 
@@ -123,7 +129,7 @@ def test_steps_are_taken_at_a_limited_rate(bed: Bed) -> None:
     clients = [bed.add(1)[0] for _ in range(4 * MANY)]
     wait_until(lambda: all(each.sent for each in clients), "all are sent")
     bed.tails.close()
-    least_seconds = bed.tails.steps * limits.FLIGHT_TAIL_SECONDS - 0.001
+    least_seconds = bed.tails.steps * TAIL_SECONDS - 0.001
     assert bed.clock.monotonic() >= least_seconds > 0
 
 
@@ -131,7 +137,7 @@ def test_a_long_backlog_does_not_delay_other_tails(bed: Bed) -> None:
     """A client that reads as fast as the broker sends leaves their turns to other tails."""
     bed.is_quick = True
     size_bytes = limits.FLIGHT_FREE_ROWS_BYTES
-    batches = 4 * limits.FLIGHT_TAIL_STEP_BYTES // size_bytes
+    batches = 4 * TAIL_STEP_BYTES // size_bytes
     sent: list[Client] = []
 
     class Fast(Client):
@@ -144,7 +150,7 @@ def test_a_long_backlog_does_not_delay_other_tails(bed: Bed) -> None:
     first, second = Fast(), Fast()
     bed.add(size_bytes, first, batches)
     wait_until(lambda: len(sent) == batches + 1, "all are sent")
-    assert sent.index(second) <= 2 * limits.FLIGHT_TAIL_STEP_BYTES // size_bytes
+    assert sent.index(second) <= 2 * TAIL_STEP_BYTES // size_bytes
 
 
 def test_tails_that_wait_for_memory_do_not_delay_others(bed: Bed) -> None:
@@ -182,7 +188,7 @@ def test_many_slow_clients_keep_only_their_messages_in_memory(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of later messages, perhaps many more, are read again once the client continues."""
-    monkeypatch.setattr(limits, "FLIGHT_TAILS_KEEPING", 0)
+    monkeypatch.setattr("sparklog.broker.flight.tails.TAILS_KEEPING", 0)
     slow = Client()
     slow.reads = False
     _, served = bed.add(1, slow, batches=3)
@@ -195,7 +201,7 @@ def test_a_few_slow_clients_keep_the_rows_of_later_messages(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading them again for each message would take long. A client that has read makes room."""
-    monkeypatch.setattr(limits, "FLIGHT_TAILS_KEEPING", 1)
+    monkeypatch.setattr("sparklog.broker.flight.tails.TAILS_KEEPING", 1)
     first, second = Client(), Client()
     first.reads = second.reads = False
     _, served = bed.add(1, first, batches=3)

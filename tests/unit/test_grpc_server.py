@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 from sparklog import limits
 from sparklog.broker.flight.grpc import connection, http2
 from sparklog.broker.flight.grpc.call import FREE_BYTES, Call, Method
-from sparklog.broker.flight.grpc.server import Server, ServerBounds
+from sparklog.broker.flight.grpc.server import (
+    CONNECTION_IDLE_SECONDS,
+    PREFACE_SECONDS,
+    Server,
+    ServerBounds,
+)
 from sparklog.broker.flight.grpc.status import (
     DEADLINE_EXCEEDED,
     INTERNAL,
@@ -658,7 +663,7 @@ def test_a_request_that_is_not_grpc_ends_soon() -> None:
         peer.sent(http2.settings([(http2.INITIAL_WINDOW_SIZE, 0)]) + headers(1, kind=b"a"))
         peer.sent(headers(3, kind=b"a", flags=http2.END_STREAM))
         until(lambda: listener.server._calls == 2)
-        listener.pass_time(limits.FLIGHT_PREFACE_SECONDS - 1.0)
+        listener.pass_time(PREFACE_SECONDS - 1.0)
         assert listener.server._calls == 2
         listener.pass_time(2.0)
         found = {peer.until(http2.RST_STREAM)[2:] for _ in range(2)}
@@ -821,16 +826,16 @@ def test_a_connection_or_call_that_says_nothing_ends() -> None:
     host, _, port = listener.address.partition(":")
     with socket.create_connection((host, int(port)), 10.0) as silent:
         until(lambda: len(listener.server._connections) == 1)
-        listener.pass_time(limits.FLIGHT_PREFACE_SECONDS + 1.0)
+        listener.pass_time(PREFACE_SECONDS + 1.0)
         assert silent.recv(1_000) == b""
     with contextlib.closing(Peer(listener)) as peer:
         peer.sent(headers(1))
         until(lambda: listener.server._calls == 1)
-        listener.pass_time(limits.FLIGHT_PREFACE_SECONDS + 1.0)
+        listener.pass_time(PREFACE_SECONDS + 1.0)
         assert peer.status() == UNAVAILABLE
         peer.sent(headers(3) + data(3, message(b"a")))
         until(lambda: listener.server._served == 1)
-        listener.pass_time(10 * limits.FLIGHT_PREFACE_SECONDS)
+        listener.pass_time(10 * PREFACE_SECONDS)
         assert peer.sent(data(3, message(b"b"), http2.END_STREAM)).status() == OK
     assert listener.server.close(0.1)
 
@@ -976,7 +981,7 @@ def test_an_idle_connection_ends() -> None:
         peer.sent(headers(1) + data(1, message(b"a"), http2.END_STREAM))
         assert peer.status() == OK
         until(lambda: not listener.calls)
-        listener.pass_time(limits.FLIGHT_CONNECTION_IDLE_SECONDS - 1.0)
+        listener.pass_time(CONNECTION_IDLE_SECONDS - 1.0)
         assert len(listener.server._connections) == 1
         listener.pass_time(2.0)
         assert peer.code() == http2.NO_ERROR

@@ -12,15 +12,21 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker import broker as brokers
 from sparklog.broker import topics
+from sparklog.broker.backoff import RETRY_MAX_SECONDS
 from sparklog.broker.controller import Controller
+from sparklog.broker.handover import BALANCE_SECONDS
 from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.janitor import BUSY_AFTER_TAKEOVER_SECONDS, SWEEP_EVERY_SECONDS
 from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.writer import PRODUCER_MOVE_SECONDS
+from sparklog.broker.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage import leadership, liveness, manifest
+from sparklog.storage.assign import UNEVEN_LEADERS
 from sparklog.storage.leadership import inherited_by
 from sparklog.storage.liveness import Leader, Phase, Readiness, readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch
@@ -156,7 +162,7 @@ def test_merging_waits_for_the_backlog_of_partitions_that_came(
     give(second, first)
     first.janitor.tick()
     files = first.partition_table.topic("t").table.refresh().files
-    clock.advance(limits.BUSY_AFTER_TAKEOVER_SECONDS)
+    clock.advance(BUSY_AFTER_TAKEOVER_SECONDS)
     first.janitor.tick()
     merged = first.partition_table.topic("t").table.refresh().files
     assert sum(map(len, merged)) < sum(map(len, files))
@@ -414,13 +420,13 @@ def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
     second.reconciler.tick()
     assert not any(topic.partitions for topic in first.partition_table.topics())
     second.handovers.tick()
-    clock.advance(limits.BALANCE_SECONDS)
+    clock.advance(BALANCE_SECONDS)
     second.handovers.tick()
     first.reconciler.tick()
     counts = [rig.partition_table.partition_count for rig in members]
     assert sum(counts) == 16
-    assert max(counts) - min(counts) <= limits.UNEVEN_LEADERS
-    clock.advance(limits.BALANCE_SECONDS / 2)
+    assert max(counts) - min(counts) <= UNEVEN_LEADERS
+    clock.advance(BALANCE_SECONDS / 2)
     before = second.meta.reload().version
     second.handovers.tick()
     assert second.meta.reload().version == before
@@ -456,7 +462,7 @@ def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None
     with pytest.raises(errors.NotLeader):
         second.append(["x"], partition=number)
     second.store.put(path + damaged[-1], sound)
-    clock.advance(limits.RETRY_MAX_SECONDS)
+    clock.advance(RETRY_MAX_SECONDS)
     second.reconciler.tick()
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
 
@@ -485,7 +491,7 @@ def test_staged_files_of_partitions_that_moved(members: Members, clock: ManualCl
         second.publish()
         second.wal_cleaner.tick()
         second.wal_cleaner.checkpoint()
-        clock.advance(limits.SWEEP_EVERY_SECONDS)
+        clock.advance(SWEEP_EVERY_SECONDS)
         second.janitor.tick()
     third.reconciler.tick()
     number = led_by(third)
@@ -796,7 +802,7 @@ def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: Ma
     def level() -> None:
         first.reconciler.tick()
         first.handovers.tick()
-        clock.advance(limits.BALANCE_SECONDS)
+        clock.advance(BALANCE_SECONDS)
         first.handovers.tick()
 
     def say(metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:
@@ -810,7 +816,7 @@ def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: Ma
     assert all_leaders() == Counter({2: 8})
     second.reconciler.tick()
     second.handovers.tick()
-    clock.advance(limits.BALANCE_SECONDS)
+    clock.advance(BALANCE_SECONDS)
     second.handovers.tick()
     assert all_leaders()[3] > 0
 
@@ -843,7 +849,7 @@ def test_a_member_that_does_not_serve_yet_gets_nothing(
         each.handovers._readiness = each.controller._readiness = waits_for_3
         each.reconciler.tick()
         each.handovers.tick()
-    clock.advance(limits.BALANCE_SECONDS)
+    clock.advance(BALANCE_SECONDS)
     for each in members:
         each.handovers.tick()
     assert leaders() == {1, 2}
@@ -905,7 +911,7 @@ def test_a_member_passes_on_what_it_cannot_take_over(
     assert first.handovers.move({("t", number): 2}) == 1
     second.reconciler.tick()
     assert second.partition_table.is_takeover_stuck
-    pass_time(clock, limits.STUCK_SECONDS - 1.0, second.reconciler.tick)
+    pass_time(clock, STUCK_SECONDS - 1.0, second.reconciler.tick)
     assert leader(second, number) == 2
     pass_time(clock, 12.0, second.reconciler.tick)
     assert leader(second, number) == 3
@@ -919,7 +925,7 @@ def test_a_member_passes_on_what_it_cannot_take_over(
     second.wal_cleaner.tick()
     assert not inherited_by(second.meta.reload(), 2)
     pass_time(clock, 1.0, second.reconciler.tick)
-    clock.advance(limits.UNFIT_SECONDS)
+    clock.advance(UNFIT_SECONDS)
     give(third, first)
     second.reconciler.tick()
     assert not second.partition_table.is_takeover_stuck
@@ -934,7 +940,7 @@ def test_a_member_keeps_what_nobody_else_can_take_over(
     with monkeypatch.context() as broken:
         broken.setattr(second.histories, "read", refuse)
         assert first.handovers.move({("t", number): 2}) == 1
-        pass_time(clock, 3 * limits.STUCK_SECONDS, second.reconciler.tick)  # no member beats
+        pass_time(clock, 3 * STUCK_SECONDS, second.reconciler.tick)  # no member beats
     assert leader(second, number) == 2
     pass_time(clock, 12.0, second.reconciler.tick)
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
@@ -994,7 +1000,7 @@ def test_a_batch_whose_predecessor_was_refused_comes_again(
             second.append(["later"], partition=number, producer_sequence=ids)
     assert second.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
     assert second.append(["d"], partition=number, producer_sequence=late).base_offset == 3
-    clock.advance(limits.PRODUCER_MOVE_SECONDS)
+    clock.advance(PRODUCER_MOVE_SECONDS)
     with pytest.raises(errors.OutOfOrderSequence):
         second.append(["later"], partition=number, producer_sequence=(9, 0, 7))
     assert second.append(["x"], partition=number, producer_sequence=unknown).base_offset == 4
@@ -1026,7 +1032,7 @@ def test_a_batch_whose_predecessor_was_refused_in_a_new_topic_comes_again(
         ids = 9, 0, sequence
         found = second.append(["a"], topic="u", partition=number, producer_sequence=ids)
         assert found.base_offset == sequence
-    clock.advance(limits.PRODUCER_MOVE_SECONDS)
+    clock.advance(PRODUCER_MOVE_SECONDS)
     found = second.append(["x"], topic="u", partition=number, producer_sequence=(10, 0, 5))
     assert found.base_offset == 2
 

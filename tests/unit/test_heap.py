@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from sparklog.broker.heap import HeapTrimmer
-from sparklog.broker.running import _freeze_objects
-from sparklog.limits import GC_FULL_EVERY, IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS
+from sparklog.broker.heap import IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS, HeapTrimmer
+from sparklog.broker.running import GC_FULL_EVERY, _freeze_objects
 
 
 class Heap:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
@@ -122,15 +122,15 @@ def test_a_long_log_is_read_again(
     """A log of many entries is not kept in memory."""
     append(ours, 3)
     ours.checkpoint(2, [0, 1, 2], b"")
-    monkeypatch.setattr(limits, "HISTORY_ENTRIES", 2)
+    monkeypatch.setattr("sparklog.broker.log.histories.HISTORY_ENTRIES", 2)
     histories.read_ahead(epoch)
     assert histories.read(epoch)[1][0] is not histories.read(epoch)[1][0]
-    monkeypatch.setattr(limits, "HISTORY_ENTRIES", 3)
+    monkeypatch.setattr("sparklog.broker.log.histories.HISTORY_ENTRIES", 3)
     histories.read_ahead(epoch)
     assert histories.read(epoch)[1][0] is histories.read(epoch)[1][0]
     found = histories.fence(epoch)  # it has a fourth entry, the fence
     assert histories.read(fenced(epoch)) is not found
-    monkeypatch.setattr(limits, "HISTORY_ENTRIES", 4)
+    monkeypatch.setattr("sparklog.broker.log.histories.HISTORY_ENTRIES", 4)
     found = histories.read(fenced(epoch))
     assert histories.read(fenced(epoch)) is found
 
@@ -149,7 +149,7 @@ def test_a_long_log_displaces_no_other(
     histories.read_ahead(epoch)
     long = Epoch(2, 1, epoch.log)
     append(wal.of(store, clock, epoch.log).appender(2, 1), 3)
-    monkeypatch.setattr(limits, "HISTORY_ENTRIES", 4)
+    monkeypatch.setattr("sparklog.broker.log.histories.HISTORY_ENTRIES", 4)
     histories.read_ahead(long)
     found = histories.fence(long)
     assert histories.read(fenced(long)) is not found

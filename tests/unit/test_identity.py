@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparklog import errors, limits
-from sparklog.broker.heartbeats import Heartbeats
+from sparklog import errors
+from sparklog.broker.heartbeats import PROOF_PAUSE_REMOTE_SECONDS, Heartbeats
 from sparklog.broker.log import takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import BrokerInfo, ClusterInfo, ProveRoot, RootProof
@@ -227,7 +227,7 @@ def test_heartbeats_for_proofs_have_a_pause(store: MemoryStore, clock: ManualClo
     began = clock.monotonic()
     for number in range(10):
         assert peer.heartbeats.prove(ProveRoot(nonce=str(number))).reason == ""
-    pause_seconds = limits.PROOF_PAUSE_REMOTE_SECONDS
+    pause_seconds = PROOF_PAUSE_REMOTE_SECONDS
     assert clock.monotonic() - began == pytest.approx(9 * pause_seconds)
 
 

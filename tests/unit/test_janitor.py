@@ -15,6 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparklog import errors, limits
+from sparklog.broker.log.janitor import (
+    COMPACT_SETTLED_SECONDS,
+    RETENTION_EVERY_SECONDS,
+    SETTLE_EVERY_SECONDS,
+    SWEEP_EVERY_SECONDS,
+    TEMPORARY_KEPT_SECONDS,
+    UPKEEP_RETRY_MAX_SECONDS,
+    UPKEEP_RETRY_SECONDS,
+    UPKEEP_SECONDS,
+)
+from sparklog.broker.log.spark_batches import BATCHES_REMEMBERED, SINGLE_MEMORY_SECONDS
 from sparklog.clock import ManualClock
 from sparklog.doctor import CheckState, check_log
 from sparklog.formats import flight_messages
@@ -47,7 +58,7 @@ GRACES = JanitorSettings(
     table_checkpoint_every=5,
 )
 pytestmark = pytest.mark.rig(topics={"t": 1, "u": 1}, hot_bytes=0, janitor=GRACES)
-SWEEP = limits.SWEEP_EVERY_SECONDS + 1
+SWEEP = SWEEP_EVERY_SECONDS + 1
 
 
 def files(rig: Rig, topic: str = "t") -> int:
@@ -167,7 +178,7 @@ def test_an_append_only_table_is_published_and_merged(
     assert sorted(logged()) == [("deletions are refused", "c"), ("deletions are refused", "r")]
     assert {each.topic for each in rig.broker.status().kept_records} == {"c", "r"}
     set_append_only(None)
-    clock.advance(limits.COMPACT_SETTLED_SECONDS + SWEEP)
+    clock.advance(COMPACT_SETTLED_SECONDS + SWEEP)
     for _ in range(2):
         rig.janitor.tick()
     assert rig.partition_table.topic("r").partition(0).start == 6
@@ -203,12 +214,12 @@ def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock
     fill(rig, 1, "r")
     rig.janitor.tick()
     assert rig.broker.partition_status("r", 0).start == 1
-    clock.advance(limits.RETENTION_EVERY_SECONDS)
+    clock.advance(RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
     assert rig.broker.partition_status("r", 0).start == 2
     fill(rig, 2)
     rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.bytes": "1"}))
-    clock.advance(limits.RETENTION_EVERY_SECONDS)
+    clock.advance(RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "t") == [(1, b"1")]
     assert rig.broker.partition_status("u", 0).start == 0
@@ -238,7 +249,7 @@ def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: Manua
     rig.publish()
     rig.janitor.tick()
     assert len(rows_of_table(rig.store, clock, "c")) == 3
-    clock.advance(limits.COMPACT_SETTLED_SECONDS + 1)
+    clock.advance(COMPACT_SETTLED_SECONDS + 1)
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "c") == [(1, None), (2, b"z")]
     clock.advance(3_600)
@@ -326,7 +337,7 @@ def test_failing_maintenance_of_a_topic_affects_no_other(
     rig.store.delete([torn])
     rig.janitor.tick()
     assert files(rig) == 3
-    clock.advance(limits.UPKEEP_RETRY_SECONDS)
+    clock.advance(UPKEEP_RETRY_SECONDS)
     rig.janitor.tick()
     assert files(rig) == 4
 
@@ -344,7 +355,7 @@ def test_a_lost_merge_is_undone_before_the_log_forgets_it(
     fill(rig, 6)
     for _ in range(2):
         rig.janitor.tick()
-        clock.advance(limits.UPKEEP_RETRY_SECONDS)
+        clock.advance(UPKEEP_RETRY_SECONDS)
     assert rows_of_table(rig.store, clock) == [
         (offset, str(number).encode()) for offset, number in enumerate([0, 1, 2, *range(6)])
     ]
@@ -372,11 +383,11 @@ def test_repeated_failures_of_maintenance_are_logged_once(
     assert 3 * 5 < len(attempts) < 3 * 15  # by each of three tasks
     assert logged() == [("maintenance failed", "t")]
     rig.store.put(torn, b"")
-    clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
+    clock.advance(UPKEEP_RETRY_MAX_SECONDS)
     rig.janitor.tick()
     assert logged()[1:] == [("maintenance failed", "t")]
     rig.store.delete([torn])
-    clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
+    clock.advance(UPKEEP_RETRY_MAX_SECONDS)
     rig.janitor.tick()
     assert logged()[2:] == [("maintenance works again", "t")]
 
@@ -440,7 +451,7 @@ def test_an_unreadable_file_stops_no_janitor(rig: Rig, clock: ManualClock, logge
     rig.store.put(data_path("t", odd), sink.getvalue())
     odd = dataclasses.replace(odd, modified_us=clock.now_us())
     table.commit(lambda _: TableChange(adds=(odd,)))
-    clock.advance(limits.UPKEEP_RETRY_SECONDS)
+    clock.advance(UPKEEP_RETRY_SECONDS)
     rig.janitor.tick()
     assert logged() == [("maintenance failed", "t")]
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
@@ -454,7 +465,7 @@ def test_files_of_crashed_puts_are_removed(tmp_path: Path) -> None:
     rig.create("t")
     rig.append(["a"])
     rig.publish()
-    for name, age_seconds in (("old", limits.TEMPORARY_KEPT_SECONDS), ("young", 0.0)):
+    for name, age_seconds in (("old", TEMPORARY_KEPT_SECONDS), ("young", 0.0)):
         for folder in ("meta", "wal", "topics/t/partition=0"):
             path = tmp_path / folder / f".tmp-{name}"
             path.write_bytes(b"half")
@@ -482,7 +493,7 @@ def test_the_files_of_killed_probes_are_removed(
             assert choice.choose(store, "auto", clock=clock).kind is WalKind.SEGMENTS
     old, *young = (tmp_path / "wal").glob("probe-*")
     assert len(young) == 3  # a start tries put-if-absent, and then appends
-    left_s = clock.now_us() / 1e6 - limits.TEMPORARY_KEPT_SECONDS
+    left_s = clock.now_us() / 1e6 - TEMPORARY_KEPT_SECONDS
     os.utime(old, (left_s, left_s))
     successor = rig.successor()
     assert successor.read() == [(0, b"a")]
@@ -584,7 +595,7 @@ def test_a_batch_that_is_unreadable_in_part_stays(store: MemoryStore, clock: Man
 
 def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) -> None:
     """A held back topic publishes a batch after any number of later batches."""
-    count = limits.BATCHES_REMEMBERED + 3
+    count = BATCHES_REMEMBERED + 3
     for batch in range(count):
         append_staged(rig, stage(rig, batch=batch))
     clock.advance(SWEEP)
@@ -604,7 +615,7 @@ def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) 
 
 def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualClock) -> None:
     """One topic may be published or deleted while the rows of the other are still needed."""
-    for batch in range(limits.BATCHES_REMEMBERED + 3):
+    for batch in range(BATCHES_REMEMBERED + 3):
         writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=clock)
         for topic in ("t", "u"):
             writer.add(topic, 0, payload([f"{batch}"]))
@@ -822,7 +833,7 @@ def test_a_forgotten_write_is_removed(rig: Rig, clock: ManualClock) -> None:
     stage(rig, batch=2, kind=BatchKind.UNNAMED)
     for _ in range(2):
         rig = rig.successor()
-        clock.advance(limits.SINGLE_MEMORY_SECONDS - SWEEP)
+        clock.advance(SINGLE_MEMORY_SECONDS - SWEEP)
         rig.append(["b"])
         rig.trim()
     rig = rig.successor()
@@ -904,7 +915,7 @@ def test_unsorted_files_of_another_engine_are_sorted(rig: Rig, clock: ManualCloc
     assert file.path.startswith(f"partition=0/{snapshot.topic_id}-0-3-")
     assert rows_of_table(rig.store, rig.clock) == before
     for _ in range(3):
-        clock.advance(limits.SETTLE_EVERY_SECONDS + 1)
+        clock.advance(SETTLE_EVERY_SECONDS + 1)
         rig.janitor.tick()
     assert table.refresh().files[0] == (file,)
 
@@ -942,7 +953,7 @@ class Looks(NoFaults):
 
 def many_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Looks:
     """Creates 12 topics, which are looked at in turns of 3, and forgets the first looks."""
-    monkeypatch.setattr(limits, "UPKEEP_TOPICS", 3)
+    monkeypatch.setattr("sparklog.broker.log.janitor.UPKEEP_TOPICS", 3)
     for number in range(10):
         rig.create(f"u{number}", 1)
     assert isinstance(rig.store, MemoryStore)
@@ -983,7 +994,7 @@ def test_a_tick_ends_after_a_while(
     class Slow(Looks):
         def before(self, operation: Operation, path: str) -> None:
             super().before(operation, path)
-            clock.advance(limits.UPKEEP_SECONDS)
+            clock.advance(UPKEEP_SECONDS)
 
     slow = Slow()
     assert isinstance(rig.store, MemoryStore)
@@ -1019,7 +1030,7 @@ def test_a_long_compaction_by_key_delays_no_other_topic(
         state = rig.janitor._topics[rig.partition_table.topic("t").topic_id]
         for _ in range(2):
             looked = state.due["retention"]
-            clock.advance(limits.RETENTION_EVERY_SECONDS)
+            clock.advance(RETENTION_EVERY_SECONDS)
             rig.janitor.tick()
             assert state.due["retention"] > looked
         gate.set()

@@ -219,7 +219,7 @@ def test_work_is_done_in_rounds(
     rounds: list[int],
 ) -> None:
     """Each is one commit, so that a run that is stopped has lost one round."""
-    monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 1)
+    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 1)
     monkeypatch.setattr(jobs, bound, value)
     table = make(3)
     fill(table, 2)
@@ -356,7 +356,7 @@ def test_a_pass_that_is_given_up_leaves_no_files(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tasks have written all steps of a pass before the driver commits the first."""
-    monkeypatch.setattr(limits, "COMPACT_STEP_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", 1)
     choose = functools.partial(log_compaction.choose, target_bytes=1)
     monkeypatch.setattr(log_compaction, "choose", choose)
     table = make(1, cleanup_policy="compact")
@@ -509,7 +509,7 @@ def test_a_long_pass_is_continued_by_another_run(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A task ends while its first files are young enough to be committed."""
-    monkeypatch.setattr(limits, "COMPACT_STEP_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", 1)
     monkeypatch.setattr(rewriting, "_STEPS_SECONDS", -1.0)
     choose = functools.partial(log_compaction.choose, target_bytes=1)
     monkeypatch.setattr(log_compaction, "choose", choose)

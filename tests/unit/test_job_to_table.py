@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 import sparklog
-from sparklog import Log, errors, limits
+from sparklog import Log, errors
 from sparklog.jobs import to_table
 from sparklog.jobs.ranges import Range, Source
 from sparklog.jobs.targets import Target
@@ -161,7 +161,7 @@ def test_the_first_columns_are_those_of_a_later_window(
         if part.ends[0] > 3:
             job._fields = _FIELDS
 
-    monkeypatch.setattr(limits, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr("sparklog.jobs.to_table.WINDOW_RECORDS", 2)
     monkeypatch.setattr(_Job, "_add_fields", add_fields)
     for check in ("_check_case", "_check_writable"):
         monkeypatch.setattr(_Job, check, lambda *_: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.jobs.ranges import Range
 from sparklog.jobs.windows import Checkpoint
 
@@ -65,7 +65,7 @@ def test_what_a_job_left_open_may_be_chosen_later(uri: str) -> None:
 
 def test_old_windows_are_forgotten(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint does not grow with its age."""
-    monkeypatch.setattr(limits, "WINDOWS_KEPT", 3)
+    monkeypatch.setattr("sparklog.jobs.windows.WINDOWS_KEPT", 3)
     kept = Checkpoint(uri)
     for number in range(10):
         kept.plan(number, _PART, "{}")

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.sources.json_inference import (
+    INFERRED_DEPTH,
+    INFERRED_FIELDS,
     FieldFinder,
     Kind,
     ddl_of,
@@ -98,9 +100,9 @@ def test_types(objects: list[Any], ddl: str) -> None:
 def test_a_field_nested_too_deeply_is_text() -> None:
     """The columns of the table have a bounded depth."""
     value: Any = 1
-    for _ in range(limits.INFERRED_DEPTH + 5):
+    for _ in range(INFERRED_DEPTH + 5):
         value = [value]
-    assert schema_of(found([{"a": value}])).count("ARRAY") == limits.INFERRED_DEPTH - 1
+    assert schema_of(found([{"a": value}])).count("ARRAY") == INFERRED_DEPTH - 1
 
 
 def test_known_fields_stay_and_new_ones_are_added_inside() -> None:
@@ -128,4 +130,4 @@ def test_names_that_no_column_can_have_are_left_out() -> None:
 def test_too_many_fields_are_refused() -> None:
     """A producer of random names does not make a table of as many columns."""
     with pytest.raises(errors.BadRequest, match="more than 1,000 new fields"):
-        found([{f"f{number}": 1 for number in range(limits.INFERRED_FIELDS + 1)}])
+        found([{f"f{number}": 1 for number in range(INFERRED_FIELDS + 1)}])

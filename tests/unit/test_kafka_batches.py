@@ -14,7 +14,8 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.broker.broker import WouldBlock
-from sparklog.broker.log.writer import WriterLimits
+from sparklog.broker.log.kafka_readers import BATCH_BYTES
+from sparklog.broker.log.writer import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES, WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore
@@ -53,9 +54,9 @@ def test_a_slow_check_is_left_to_a_thread(rig: Rig, codec: record_batch.Codec) -
     """A large compressed batch, and a small one of many records, are not checked in the loop."""
     small = records(*[b"v" * 100] * 100)
     assert rig.broker.prepare_kafka("t", 0, built(small, codec), only_quick=True).count == 100
-    large = built(records(random.Random(1).randbytes(limits.KAFKA_QUICK_BYTES)), codec)
-    bomb = built(records(bytes(limits.KAFKA_QUICK_RECORDS_BYTES)), codec)
-    assert len(bomb) < limits.KAFKA_QUICK_BYTES < len(large) < limits.KAFKA_QUICK_RECORDS_BYTES
+    large = built(records(random.Random(1).randbytes(KAFKA_QUICK_BYTES)), codec)
+    bomb = built(records(bytes(KAFKA_QUICK_RECORDS_BYTES)), codec)
+    assert len(bomb) < KAFKA_QUICK_BYTES < len(large) < KAFKA_QUICK_RECORDS_BYTES
     for batch in (large, bomb):
         with pytest.raises(WouldBlock):
             rig.broker.prepare_kafka("t", 0, batch, only_quick=True)
@@ -64,7 +65,7 @@ def test_a_slow_check_is_left_to_a_thread(rig: Rig, codec: record_batch.Codec) -
 
 def test_a_plain_batch_is_quick_but_where_it_is_to_be_compressed(rig: Rig) -> None:
     """As much as fits in a request, which has been read there, too."""
-    batch = built(records(bytes(2 * limits.KAFKA_QUICK_RECORDS_BYTES)))
+    batch = built(records(bytes(2 * KAFKA_QUICK_RECORDS_BYTES)))
     assert rig.broker.prepare_kafka("t", 0, batch, only_quick=True).count == 1
     rig.create("gzip", compression_type="gzip")
     with pytest.raises(WouldBlock):
@@ -129,7 +130,7 @@ def test_a_restart_changes_nothing(rig: Rig, published: bool) -> None:
 
 def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
     """However small the limit, a consumer gets on."""
-    values = [value * (limits.KAFKA_BATCH_BYTES - 1_000) for value in (b"a", b"b", b"c")]
+    values = [value * (BATCH_BYTES - 1_000) for value in (b"a", b"b", b"c")]
     for value in values:
         append(rig, built(records(value)))
     size = len(built(records(values[0])))
@@ -244,7 +245,7 @@ def test_old_records_are_encoded_once_for_all_consumers(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two consumers that read the table with small fetches cause one read of it."""
-    value = b"v" * (limits.KAFKA_BATCH_BYTES - 1_000)
+    value = b"v" * (BATCH_BYTES - 1_000)
     for _ in range(6):
         append(rig, built(records(value)))
     rig.publish()

@@ -14,6 +14,7 @@ import pytest
 from sparklog import errors, limits
 from sparklog.broker.broker import Fetched
 from sparklog.broker.kafka.apis import fetch
+from sparklog.broker.kafka.apis.fetch import READ_AHEAD_PARTITIONS, READ_TOGETHER
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
 from sparklog.broker.kafka.scheduler import LoopScheduler
@@ -116,8 +117,8 @@ def test_a_thread_reads_many_partitions(every: int) -> None:
     assert read_ahead(context, 1 << 20, every=every) == []
     assert sorted(context.broker.read) == list(range(0, PARTITIONS, every))
     assert sorted(context.broker.together) == list(range(0, PARTITIONS, every))
-    rounds = -(-PARTITIONS // limits.KAFKA_READ_AHEAD_PARTITIONS)
-    assert context.calls == rounds * limits.KAFKA_READ_TOGETHER
+    rounds = -(-PARTITIONS // READ_AHEAD_PARTITIONS)
+    assert context.calls == rounds * READ_TOGETHER
 
 
 def test_no_more_is_read_ahead_than_a_response_takes() -> None:
@@ -125,8 +126,8 @@ def test_no_more_is_read_ahead_than_a_response_takes() -> None:
     context = Context()
     assert read_ahead(context, 10 * SIZE) == []
     assert sorted(context.broker.read) == list(range(PARTITIONS))
-    most = 10 + limits.KAFKA_READ_TOGETHER - 1
-    assert context.calls >= PARTITIONS // most * limits.KAFKA_READ_TOGETHER
+    most = 10 + READ_TOGETHER - 1
+    assert context.calls >= PARTITIONS // most * READ_TOGETHER
 
 
 def test_a_look_at_partitions_in_memory_is_short() -> None:
@@ -161,7 +162,7 @@ def test_a_slow_storage_does_not_keep_a_response_back(monkeypatch: pytest.Monkey
     left = partitions_of()
     counts = []
     for seconds in (0.0, 0.1, 60.0):
-        monkeypatch.setattr(fetch, "KAFKA_READ_SECONDS", seconds)
+        monkeypatch.setattr(fetch, "READ_SECONDS", seconds)
         size, is_full = asyncio.run(fetch._read(cast("HandlerContext", context), left, 1 << 20))
         found = [each for each in left if each.chunks]
         counts.append(len(found))
@@ -175,7 +176,7 @@ def test_a_slow_storage_does_not_keep_a_response_back(monkeypatch: pytest.Monkey
 
 def read_late(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[fetch._FetchPartition]:
     """Reads partitions when no time is left, and returns them all."""
-    monkeypatch.setattr(fetch, "KAFKA_READ_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "READ_SECONDS", 0.0)
     partitions = partitions_of()
     _, is_full = asyncio.run(fetch._read(cast("HandlerContext", context), partitions, 1 << 20))
     assert is_full

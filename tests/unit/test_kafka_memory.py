@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import limits
+from sparklog.broker.kafka.connection import STEP_BYTES
 from sparklog.broker.kafka.memory import (
     FreeAllowance,
     ListenerMemory,
@@ -177,7 +178,7 @@ def test_there_is_no_deadlock(seed: int, clients: int) -> None:
                 try:
                     come = 0
                     while come < size and not grant.take_free(size):
-                        step = min(max(come, limits.KAFKA_STEP_BYTES), size - come)
+                        step = min(max(come, STEP_BYTES), size - come)
                         await grant.grow_request(step, is_all=step == size)
                         await steps(chance.randrange(2))
                         come += step

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import limits
 from sparklog.broker.kafka import sessions
 from sparklog.broker.kafka.memory import MemoryPool
-from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.broker.kafka.sessions import FETCH_SESSION_KEPT_SECONDS, FetchSessions
 from sparklog.clock import ManualClock
 
 
@@ -120,14 +119,14 @@ def test_cancelled_grants_leave_no_trace(grants: list[tuple[int, bool, int]]) ->
 
 def test_full_sessions_are_replaced_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new session replaces the least recently used one, if that has been idle for long enough."""
-    monkeypatch.setattr(limits, "KAFKA_FETCH_SESSIONS", 2)
+    monkeypatch.setattr("sparklog.broker.kafka.sessions.FETCH_SESSIONS", 2)
     clock = ManualClock()
     all_sessions = FetchSessions(clock)
     first, second = all_sessions.open({}), all_sessions.open({})
     assert first is not None
     assert second is not None
     assert all_sessions.open({}) is None
-    clock.advance(limits.KAFKA_FETCH_SESSION_KEPT_SECONDS - 1)
+    clock.advance(FETCH_SESSION_KEPT_SECONDS - 1)
     all_sessions.advance(first)
     assert all_sessions.open({}) is None
     clock.advance(1)

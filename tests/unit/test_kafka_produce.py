@@ -144,7 +144,7 @@ def test_a_request_of_many_batches_is_checked_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The event loop runs in between, however long the checks take."""
-    monkeypatch.setattr(scheduler, "KAFKA_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "TURN_SECONDS", 0.0)
 
     async def work() -> None:
         context = Context(rig(seconds=0).broker)

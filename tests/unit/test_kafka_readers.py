@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
+from sparklog.broker.log.kafka_readers import MADE_BYTES, Fetched, KafkaReader
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage import read as reads
@@ -22,7 +22,7 @@ from tests.support.brokers import Rig, RigOptions
 VALUE_BYTES = 100_000
 RECORDS = 40
 BATCH_RECORDS = 2
-"""Values of this size in a batch of `KAFKA_BATCH_BYTES`."""
+"""Values of this size in a batch of `BATCH_BYTES`."""
 
 
 def rig_with_rows(clock: ManualClock) -> Rig:
@@ -73,11 +73,11 @@ def test_no_more_is_encoded_than_is_fetched_or_cached(
     """Many rows are read at once, and the cache may have no space for most of their batches."""
     rig = rig_with_rows(clock)
     batch_bytes = BATCH_RECORDS * (VALUE_BYTES + 500)
-    monkeypatch.setattr(limits, "KAFKA_AHEAD_BYTES", free_batches * batch_bytes)
+    monkeypatch.setattr("sparklog.broker.log.kafka_readers.AHEAD_BYTES", free_batches * batch_bytes)
     found = reader_of(rig).fetch("t", 0, 0, limit_bytes=3 * batch_bytes)
     assert offsets_in(found) == list(range(3 * BATCH_RECORDS))
     assert sum(encoded) <= max(4, free_batches + 1) * batch_bytes
-    assert len(encoded) <= 2 * limits.KAFKA_MADE_BYTES // batch_bytes
+    assert len(encoded) <= 2 * MADE_BYTES // batch_bytes
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 600_000, 8_000_000])
@@ -100,7 +100,7 @@ def test_readers_without_a_kept_place_share_the_rows_that_are_read_at_once(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not drive each other's places out, and do not read rows for each fetch."""
-    monkeypatch.setattr(limits, "KAFKA_CURSORS", 0)
+    monkeypatch.setattr("sparklog.broker.log.kafka_readers.CURSORS_KEPT", 0)
     reader, offset = reader_of(rig_with_rows(clock)), 0
     while offset < RECORDS:
         found = reader.fetch("t", 0, offset, limit_bytes=1)
@@ -362,9 +362,9 @@ def test_what_cannot_be_read_together_is_left_to_fetches(clock: ManualClock) -> 
 @pytest.mark.parametrize(
     ("name", "size", "read"),
     [
-        ("SMALL_FILE_BYTES", 3_600, 2),
-        ("READ_RUN_BYTES", 100, 0),
-        ("KAFKA_AHEAD_BYTES", 1 << 20, 0),
+        ("sparklog.limits.SMALL_FILE_BYTES", 3_600, 2),
+        ("sparklog.limits.READ_RUN_BYTES", 100, 0),
+        ("sparklog.broker.log.kafka_readers.AHEAD_BYTES", 1 << 20, 0),
     ],
 )
 def test_what_is_read_together_is_bounded(
@@ -374,7 +374,7 @@ def test_what_is_read_together_is_bounded(
     rig = rig_with_small_files(clock)
     (file, *_) = rig.partition_table.topic("t").table.snapshot.files[0]
     assert 4 * file.size_bytes <= 3_600 < 6 * file.size_bytes
-    monkeypatch.setattr(limits, name, size)
+    monkeypatch.setattr(name, size)
     reader = reader_of(rig)
     reader.read_together([("t", number, 0) for number in range(4)])
     assert [bool(in_memory(reader, number)) for number in range(4)] == [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from sparklog.broker.kafka.scheduler import LoopScheduler
+from sparklog.broker.kafka.scheduler import TURN_SECONDS, LoopScheduler
 from sparklog.clock import ManualClock
-from sparklog.limits import KAFKA_LITTLE_ITEMS, KAFKA_TURN_SECONDS
+from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 MANY = KAFKA_LITTLE_ITEMS + 1
 
@@ -45,7 +45,7 @@ def test_a_task_that_has_used_its_turn_up_continues_behind_the_others() -> None:
         async def one(name: str) -> None:
             async for item in shared.iterate(range(MANY)):
                 seen.append((item, name))
-                clock.advance(2 * KAFKA_TURN_SECONDS)
+                clock.advance(2 * TURN_SECONDS)
 
         await asyncio.gather(shared.wait_turn(), one("a"), one("b"), one("c"))
         assert seen == [(item, name) for item in range(MANY) for name in "abc"]
@@ -66,7 +66,7 @@ def test_a_task_keeps_its_turn_until_its_time_is_over() -> None:
                 async for _ in shared.iterate(range(MANY)):
                     pass
             seen.append(name)
-            clock.advance(2 * KAFKA_TURN_SECONDS)
+            clock.advance(2 * TURN_SECONDS)
             await shared.wait_turn()
             seen.append(name)
 

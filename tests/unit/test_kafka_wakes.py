@@ -9,11 +9,11 @@ from typing import Any, Final, cast
 
 import pytest
 
-from sparklog.broker.kafka.listener import KafkaListener
+from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, KafkaListener
 from sparklog.clock import Clock, ManualClock
-from sparklog.limits import KAFKA_WAKE_SECONDS, KAFKA_WOKEN_FETCHES, MIB
+from sparklog.limits import MIB
 
-FETCHES: Final = 5 * KAFKA_WOKEN_FETCHES
+FETCHES: Final = 5 * WOKEN_FETCHES
 SEEN: Final[Mapping[tuple[str, int], int]] = {("t", 0): 0}
 
 
@@ -91,7 +91,7 @@ def test_a_flush_wakes_the_loop_once_and_its_fetches_in_turns(listening: Listeni
         while before < FETCHES:
             await asyncio.sleep(0)
             done = sum(fetch.done() for fetch in fetches)
-            assert done - before <= KAFKA_WOKEN_FETCHES
+            assert done - before <= WOKEN_FETCHES
             before = done
         assert all([await fetch for fetch in fetches])
         assert listening.broker.stopped == FETCHES
@@ -108,12 +108,12 @@ def test_fetches_are_woken_at_a_limited_rate() -> None:
         await asyncio.sleep(0)
         clock.advance(60.0)  # a long pause earns no more than one turn
         listening.broker.flush()
-        for turn in range(1, FETCHES // KAFKA_WOKEN_FETCHES + 1):
+        for turn in range(1, FETCHES // WOKEN_FETCHES + 1):
             for _ in range(5):
                 listening.listener._wake()
                 await asyncio.sleep(0)
-            assert sum(fetch.done() for fetch in fetches) == turn * KAFKA_WOKEN_FETCHES
-            clock.advance((KAFKA_WOKEN_FETCHES + 0.5) * KAFKA_WAKE_SECONDS)
+            assert sum(fetch.done() for fetch in fetches) == turn * WOKEN_FETCHES
+            clock.advance((WOKEN_FETCHES + 0.5) * WAKE_SECONDS)
 
     with socket.socket() as sock:
         listening = Listening(sock, clock)
@@ -128,7 +128,7 @@ def test_fetches_that_find_records_have_turns_too() -> None:
     async def work(listening: Listening) -> None:
         listener = listening.listener
         clock.advance(60.0)
-        assert not any([await listener.wait_fetch_turn() for _ in range(KAFKA_WOKEN_FETCHES)])
+        assert not any([await listener.wait_fetch_turn() for _ in range(WOKEN_FETCHES)])
         order: list[str] = []
 
         async def find(name: str) -> None:
@@ -138,7 +138,7 @@ def test_fetches_that_find_records_have_turns_too() -> None:
         tasks = [asyncio.create_task(find(name)) for name in "ab"]
         await asyncio.sleep(0)
         assert order == []
-        clock.advance(3 * KAFKA_WAKE_SECONDS)
+        clock.advance(3 * WAKE_SECONDS)
         await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
         assert order == ["a", "b"]
 

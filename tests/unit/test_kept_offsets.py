@@ -29,6 +29,7 @@ from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import read_slices
 from sparklog.sources.selection import Selection
+from sparklog.sources.tasks import TASKS_MOST
 from sparklog.sources.views import RootView
 from sparklog.storage import manifest, wal
 from sparklog.storage.manifest import Section, StagingWriter
@@ -807,7 +808,7 @@ def test_tasks_are_not_counted_by_the_offsets_of_a_gap(rows: int | None) -> None
         packed = spark_tasks.pack(
             [piece], parallelism=2, row_groups=lambda _: [()], most_records=most
         )
-        assert len(packed) <= 3 * limits.TASKS_MOST
+        assert len(packed) <= 3 * TASKS_MOST
         cut = [each for task in packed for each in task]
         assert (cut[0].first, cut[-1].end) == (0, HUGE)
         assert all(one.end == other.first for one, other in itertools.pairwise(cut))

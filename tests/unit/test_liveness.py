@@ -7,10 +7,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log import takeover
 from sparklog.clock import Clock, ManualClock
 from sparklog.storage.liveness import (
+    STARTING_SECONDS,
     Heartbeat,
     Leader,
     LeaderState,
@@ -156,7 +157,7 @@ def test_a_silent_broker_that_starts_on_this_machine_is_alive(
         )
         assert state(observer) is expected
     assert asked == []
-    clock.advance(limits.STARTING_SECONDS)
+    clock.advance(STARTING_SECONDS)
     answers, asked = answering(False)
     observer = LeaderWatch(
         store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS, answers=answers

@@ -625,7 +625,9 @@ def test_a_large_partition_takes_several_commits(
     """Each leaves the table right; only the last says how far the pass went."""
     add_texts(table, *[f"a1 b1 {other}1" for other in "uvwxyz"])
     before, size = table.snapshot.version, table.snapshot.files[0][0].size_bytes
-    monkeypatch.setattr(limits, "COMPACT_STEP_BYTES", size * files - size // 2)
+    monkeypatch.setattr(
+        "sparklog.storage.log_compaction.COMPACT_STEP_BYTES", size * files - size // 2
+    )
     (each,) = choose(table, everything=True)
     seen: list[tuple[int, int | None]] = []
 
@@ -754,8 +756,8 @@ def test_keys_are_compared_in_parts(
     sent = [(keys[(number * (seed + 3)) % 700], f"{number}") for number in range(2_000)]
     for start in range(0, 2_000, 500):
         add(table, *sent[start : start + 500])
-    monkeypatch.setattr(limits, "COMPACT_KEYS_BYTES", 10_000)
-    monkeypatch.setattr(limits, "COMPACT_KEYS_ROWS", 16)
+    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_KEYS_BYTES", 10_000)
+    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_KEYS_ROWS", 16)
     monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
     compact_all(table)
     expected = dict(sent)
@@ -863,7 +865,7 @@ def crash_scene(clock: ManualClock) -> MemoryStore:
 @pytest.mark.parametrize("step_bytes", [1, limits.GIB], ids=["steps", "one"])
 def test_a_crash_anywhere(monkeypatch: pytest.MonkeyPatch, step_bytes: int, *, loses: bool) -> None:
     """Wherever a pass is cut short the table holds what it should, and the next pass ends it."""
-    monkeypatch.setattr(limits, "COMPACT_STEP_BYTES", step_bytes)
+    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", step_bytes)
     clock = tables.manual_clock()
     scene = crash_scene(clock)
     for number in range(1_000):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import structlog
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker import logging
 from sparklog.broker.logging import LogFile, configure
 from sparklog.settings import LogSettings
@@ -101,7 +101,7 @@ def test_a_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_log_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is full becomes the first of the older ones, of which the oldest goes."""
-    monkeypatch.setattr(limits, "LOG_FILE_BYTES", 2_000)
+    monkeypatch.setattr("sparklog.broker.logging.LOG_FILE_BYTES", 2_000)
     path = tmp_path / "new" / "broker.log"
     assert configure(LogSettings(file=str(path), format="json", level="info")) is not None
     log = structlog.get_logger("sparklog.test")
@@ -124,7 +124,7 @@ def test_a_log_file_takes_what_libraries_say(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from sparklog import limits\n"
         "from sparklog.broker.logging import LogFile\n"
-        "limits.LOG_FILE_BYTES = 100\n"
+        "LOG_FILE_BYTES = 100\n"
         "file = LogFile(Path(sys.argv[1]))\n"
         "file.take_stderr()\n"
         "os.write(2, b'one\\n')\n"

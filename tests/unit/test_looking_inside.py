@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
+from sparklog.broker.log.partitions import LEADER_EPOCHS_REMEMBERED
 from sparklog.broker.log.producer_state import ProducerState, SequencedBatch
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
@@ -63,10 +64,10 @@ def test_an_epoch_without_records_ends_where_the_one_before_it_ends() -> None:
 def test_the_newest_epochs_are_remembered() -> None:
     """The end of an older one may be too high, and never too low."""
     rig = rig_of_three_epochs()
-    for _ in range(limits.LEADER_EPOCHS_REMEMBERED):
+    for _ in range(LEADER_EPOCHS_REMEMBERED):
         rig = rig.successor()
         rig.append(["v"])
-    newest = 2 + limits.LEADER_EPOCHS_REMEMBERED
+    newest = 2 + LEADER_EPOCHS_REMEMBERED
     assert rig.broker.epoch_end("t", 0, 1) == (1, 9)
     assert rig.broker.epoch_end("t", 0, 0) == (0, 9)
     assert rig.broker.epoch_end("t", 0, newest - 1) == (newest - 1, rig.end() - 1)

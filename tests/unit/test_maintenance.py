@@ -8,6 +8,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage import data_file, delta_log, maintenance
 from sparklog.storage.file_compaction import FileGroup, compact
+from sparklog.storage.maintenance import TABLE_LOG_KEPT_SECONDS
 from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path, end_app_id
@@ -97,7 +98,7 @@ def test_damaged_checkpoints_do_not_count(table: TopicTable) -> None:
 def test_log_is_kept_by_age(table: TopicTable, clock: ManualClock) -> None:
     """A version goes when it is old, even if there are few."""
     checkpointed(table, 5, 10)
-    clock.advance(limits.TABLE_LOG_KEPT_SECONDS + 1)
+    clock.advance(TABLE_LOG_KEPT_SECONDS + 1)
     append(table)
     assert maintenance.clean_log(table) == 5
     assert commits(table) == list(range(5, 12))
@@ -112,7 +113,7 @@ def test_young_log_stays(table: TopicTable) -> None:
 def test_log_without_checkpoint_stays(table: TopicTable, clock: ManualClock) -> None:
     """Without a checkpoint every commit is needed."""
     append(table, 5)
-    clock.advance(limits.TABLE_LOG_KEPT_SECONDS + 1)
+    clock.advance(TABLE_LOG_KEPT_SECONDS + 1)
     assert maintenance.clean_log(table) == 0
 
 

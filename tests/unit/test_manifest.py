@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.storage import manifest, wal
-from sparklog.storage.manifest import Manifest, Section, StagingWriter
+from sparklog.storage.manifest import STAGED_SECTION_ROWS, Manifest, Section, StagingWriter
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -216,7 +216,7 @@ def test_a_batch_with_a_manifest_is_not_refused() -> None:
         ({"path": f"staging/{QUERY}/30/a.arrow"}, "outside its folder"),
         ({"path": f"staging/{QUERY}/3/1-{'a' * 32}.arrow"}, "of another attempt"),
         ({"rows": 0}, "rows"),
-        ({"rows": limits.STAGED_SECTION_ROWS + 1}, "rows"),
+        ({"rows": STAGED_SECTION_ROWS + 1}, "rows"),
         ({"start": -1}, "start"),
         ({"length": 0}, "length"),
         ({"partition": -1}, "partition"),

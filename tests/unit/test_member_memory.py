@@ -9,7 +9,9 @@ import pytest
 
 from sparklog import limits
 from sparklog.broker.groups import coordinator as coordinating
-from sparklog.broker.groups.members import RESERVED_BYTES
+from sparklog.broker.groups.checks import GROUP_MEMBER_BYTES
+from sparklog.broker.groups.coordinator import OFFSETS_RETENTION_CHECK_SECONDS
+from sparklog.broker.groups.members import GROUP_GONE_SECONDS, RESERVED_BYTES
 from sparklog.broker.groups.messages import (
     GroupError,
     GroupState,
@@ -19,6 +21,7 @@ from sparklog.broker.groups.messages import (
     SyncRequest,
 )
 from sparklog.clock import ManualClock
+from sparklog.settings import GroupSettings
 from sparklog.storage.objects import MemoryStore
 from tests.support.brokers import Rig
 from tests.unit.test_coordinator import GroupRig, subscription
@@ -31,7 +34,7 @@ MEMORY_BYTES = 1_000 * KIB
 @pytest.fixture(name="groups")
 def _groups(monkeypatch: pytest.MonkeyPatch) -> GroupRig:
     """Groups whose members may take a megabyte together."""
-    monkeypatch.setattr(limits, "GROUPS_MEMBERS_BYTES", MEMORY_BYTES)
+    monkeypatch.setattr("sparklog.broker.groups.coordinator.GROUPS_MEMBERS_BYTES", MEMORY_BYTES)
     clock = ManualClock()
     rig = Rig(MemoryStore(clock), clock)
     rig.create("t", 1)
@@ -91,7 +94,7 @@ def test_a_member_beyond_the_memory_is_refused_for_now(groups: GroupRig) -> None
 
 def test_a_member_is_refused_that_is_too_large_alone(groups: GroupRig) -> None:
     """A member that alone exceeds the limit is refused, whatever is free."""
-    reply = groups.take(join(groups, "g", size=limits.GROUP_MEMBER_BYTES))
+    reply = groups.take(join(groups, "g", size=GROUP_MEMBER_BYTES))
     assert reply.error is GroupError.INVALID_REQUEST
     assert _held_bytes(groups) == 0
 
@@ -121,7 +124,7 @@ def test_ids_that_nobody_joins_with_keep_no_member_out(
     monkeypatch.setattr(limits, "GROUPS_RESERVED_BYTES", 100 * RESERVED_BYTES)
     monkeypatch.setattr(coordinating, "_DUE_KEPT", 10)
     groups.member()
-    session_ms = limits.MAX_SESSION_TIMEOUT_MS
+    session_ms = GroupSettings().max_session_timeout_ms
 
     def ask(group: str) -> str:
         asked = join(groups, group, size=1, member_id_required=True, session_timeout_ms=session_ms)
@@ -147,11 +150,11 @@ def test_ids_that_nobody_joins_with_keep_no_member_out(
 def test_a_client_that_is_gone_frees_memory(groups: GroupRig) -> None:
     """A silent member whose connection is closed, after ten seconds; not one that is heard of."""
     gone = False
-    session_ms = limits.MAX_SESSION_TIMEOUT_MS
+    session_ms = GroupSettings().max_session_timeout_ms
     members = fill(groups, session_timeout_ms=session_ms, is_gone=lambda: gone)
     gone = True
     assert groups.take(join(groups, "late")).error is GroupError.COORDINATOR_NOT_AVAILABLE
-    _advance(groups, limits.GROUP_GONE_SECONDS + 1)
+    _advance(groups, GROUP_GONE_SECONDS + 1)
     alive = members[3]
     error = groups.coordinator.heartbeat(
         "filled-3", member_id=alive.member_id, instance_id=None, generation=alive.generation
@@ -166,9 +169,9 @@ def test_a_client_that_is_gone_frees_memory(groups: GroupRig) -> None:
 
 def test_a_client_that_is_there_frees_no_memory(groups: GroupRig) -> None:
     """However silent it is, within its session."""
-    members = fill(groups, session_timeout_ms=limits.MAX_SESSION_TIMEOUT_MS)
+    members = fill(groups, session_timeout_ms=GroupSettings().max_session_timeout_ms)
     for _ in range(5):
-        _advance(groups, limits.GROUP_GONE_SECONDS + 1)
+        _advance(groups, GROUP_GONE_SECONDS + 1)
         assert groups.take(join(groups, "late")).error is GroupError.COORDINATOR_NOT_AVAILABLE
         groups.settle()
     assert len([name for name in groups.names() if groups.describe(name).members]) == len(members)
@@ -200,6 +203,6 @@ def test_offsets_expire_behind_a_group_that_cannot_be_looked_through(
         sweep(entry)
 
     monkeypatch.setattr(groups.coordinator, "_sweep", surprised)
-    _advance(groups, limits.OFFSETS_RETENTION_CHECK_SECONDS + 1)
+    _advance(groups, OFFSETS_RETENTION_CHECK_SECONDS + 1)
     groups.coordinator.tick(0)
     assert sorted(looked_at) == ["a", "b", "c"]

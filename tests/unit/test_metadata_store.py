@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.storage.metadata import (
     BrokerKind,
@@ -15,7 +15,12 @@ from sparklog.storage.metadata import (
     Epoch,
     TopicMetadata,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata_store import (
+    META_KEPT_SECONDS,
+    META_LIST_SECONDS,
+    META_LOOK_SECONDS,
+    MetadataStore,
+)
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -34,7 +39,7 @@ _EVERY = 20
 
 @pytest.fixture(autouse=True)
 def _frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "META_SNAPSHOT_EVERY", _EVERY)
+    monkeypatch.setattr("sparklog.storage.metadata_store.META_SNAPSHOT_EVERY", _EVERY)
 
 
 def count_up(metadata: ClusterMetadata) -> ClusterMetadata:
@@ -45,7 +50,7 @@ def count_up(metadata: ClusterMetadata) -> ClusterMetadata:
 def count_slowly(meta: MetadataStore, clock: ManualClock, times: int) -> None:
     """Makes changes at such a pace that age protects only the newest version from pruning."""
     for _ in range(times):
-        clock.advance(limits.META_KEPT_SECONDS)
+        clock.advance(META_KEPT_SECONDS)
         meta.change(count_up)
 
 
@@ -200,7 +205,7 @@ def test_young_versions_are_kept(store: MemoryStore, clock: ManualClock) -> None
     meta, watcher = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
     count_slowly(meta, clock, 5)
     watcher.refresh()
-    clock.advance(limits.META_LOOK_SECONDS - 1)
+    clock.advance(META_LOOK_SECONDS - 1)
     for _ in range(5 * _EVERY):
         meta.change(count_up)
     down = errors.StorageUnavailable(operation="list", path="meta", reason="down")
@@ -241,7 +246,7 @@ def test_a_large_cluster_has_fewer_snapshots(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every hundredth version has one."""
-    monkeypatch.setattr(limits, "META_LARGE_TOPICS", 0)
+    monkeypatch.setattr("sparklog.storage.metadata_store.META_LARGE_TOPICS", 0)
     topic = TopicMetadata(topic_id="id", leaders=(1,), leader_epochs=(1,))
     meta = MetadataStore(store, clock=clock)
     meta.change(lambda before: msgspec.structs.replace(before, topics={"t": topic}))
@@ -265,17 +270,17 @@ def test_a_reader_that_slept_lists_the_versions(store: MemoryStore, clock: Manua
     reader.refresh()
     count_slowly(meta, clock, 4 * _EVERY)
     assert reader.refresh().version == 1  # to its clocks no time has passed
-    asleep.advance(limits.META_LOOK_SECONDS)
+    asleep.advance(META_LOOK_SECONDS)
     assert reader.refresh() == meta.current
 
 
 @pytest.mark.parametrize(
     ("step_seconds", "looks"),
     [
-        (limits.META_LOOK_SECONDS, 1),
+        (META_LOOK_SECONDS, 1),
         (
-            limits.META_LOOK_SECONDS / 2,
-            round(2 * limits.META_LIST_SECONDS / limits.META_LOOK_SECONDS),
+            META_LOOK_SECONDS / 2,
+            round(2 * META_LIST_SECONDS / META_LOOK_SECONDS),
         ),
     ],
 )

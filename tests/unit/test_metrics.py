@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.counts import Budget, ListenerCounts, UpkeepCounts
 from sparklog.broker.groups.coordinator import Commit, Coordinator
 from sparklog.broker.log.publish_process import PublishProcess
-from sparklog.broker.metrics.collection import Collector, FlushCounts, Pacer, Sources
+from sparklog.broker.metrics.collection import LINES_AT_ONCE, Collector, FlushCounts, Pacer, Sources
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.metrics.overview import BrokerOverview
@@ -343,7 +343,7 @@ def test_ages_that_take_too_long_are_left_out(
     stamps = [START_US - 5_000_000, START_US - 4_000_000]
     bench.rig.append(["a", "b"], timestamp=stamps)
     bench.commit("g", "t", {0: 1})
-    monkeypatch.setattr(limits, "METRICS_LAG_SECONDS", 0.0)
+    monkeypatch.setattr("sparklog.broker.metrics.collection.LAG_SECONDS", 0.0)
     found = bench.values()
     assert found[at("sparklog_lag_seconds_unresolved")] == 1
     assert not [name for name, _ in found if name == "kafka_consumergroup_group_lag_seconds"]
@@ -433,7 +433,7 @@ def test_a_pacer_pauses_after_enough_values() -> None:
     patched: Callable[[float], None] = pauses.append
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparklog.broker.metrics.collection.time", time_with(sleep=patched))
-        for _ in range(limits.METRICS_LINES - 1):
+        for _ in range(LINES_AT_ONCE - 1):
             pacer.spend(1)
         assert pauses == []
         pacer.spend(1)

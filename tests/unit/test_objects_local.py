@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import LocalStore, ObjectExists, SyncFailed, claim
 from tests.support import descriptors
@@ -317,7 +317,7 @@ def test_a_put_into_a_folder_that_is_swept(
         return real(*args, **options)
 
     Path(ready.root, "g", "1").mkdir(parents=True)
-    monkeypatch.setattr(limits, "LOCAL_PUT_ATTEMPTS", 30)
+    monkeypatch.setattr("sparklog.storage.objects.local.LOCAL_PUT_ATTEMPTS", 30)
     monkeypatch.setattr(os, step, swept)
     ready.put_new("g/1/a", b"1")
     monkeypatch.undo()
@@ -348,7 +348,7 @@ def test_a_folder_that_keeps_vanishing(ready: LocalStore, monkeypatch: pytest.Mo
 
 def test_many_folders(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """More folders than the store remembers work like few."""
-    monkeypatch.setattr(limits, "LOCAL_FOLDERS_REMEMBERED", 3)
+    monkeypatch.setattr("sparklog.storage.objects.local.LOCAL_FOLDERS_REMEMBERED", 3)
     for number in range(10):
         store.put_new(f"{number}/deep/a", b"")
     assert len(store.folders("")) == 10

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.cli import app
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, claim, open_store
@@ -76,7 +76,7 @@ def bucket() -> Iterator[Bucket]:
 @pytest.fixture
 def store(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store on that server, whose client repeats a request at most once."""
-    monkeypatch.setattr(limits, "REMOTE_RETRIES", 1)
+    monkeypatch.setattr("sparklog.storage.objects.remote.REMOTE_RETRIES", 1)
     return at(f"http://127.0.0.1:{bucket.server_port}")
 
 
@@ -259,7 +259,7 @@ def test_no_command_shows_a_secret(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     """Its store is named by the environment, and refuses its key."""
-    monkeypatch.setattr(limits, "REMOTE_RETRIES", 1)
+    monkeypatch.setattr("sparklog.storage.objects.remote.REMOTE_RETRIES", 1)
     bucket.script = [403] * 100
     bucket.body = (
         b"<Error><AWSAccessKeyId>hidden-id</AWSAccessKeyId>hidden-key hidden-token</Error>"

@@ -9,9 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.partitions import Partition, PartitionTable, StateEncoder, Topic
-from sparklog.broker.log.producer_state import ProducerState, SequencedBatch
+from sparklog.broker.log.producer_state import (
+    PRODUCER_REFUSAL_SECONDS,
+    PRODUCERS_PER_BLOCK,
+    ProducerState,
+    SequencedBatch,
+)
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import WriterLimits
@@ -109,7 +114,7 @@ def test_a_client_that_gives_up_is_not_kept_waiting(clock: JumpingClock) -> None
     rig.append(["b"], producer_sequence=(8, 1, 0))
     with pytest.raises(errors.OutOfOrderSequence):
         rig.append(["b"], producer_sequence=(9, 0, 1))
-    clock.advance(limits.PRODUCER_REFUSAL_SECONDS)
+    clock.advance(PRODUCER_REFUSAL_SECONDS)
     rig.append(["b"], producer_sequence=(9, 0, 1))
 
 
@@ -167,8 +172,8 @@ def test_as_many_are_remembered_as_agreed(
     rig: Rig, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits per partition and in all hold; the longest silent producers are dropped first."""
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
-    monkeypatch.setattr(limits, "PRODUCERS_IN_ALL", 5)
+    monkeypatch.setattr("sparklog.broker.log.partitions.PRODUCERS_PER_PARTITION", 3)
+    monkeypatch.setattr("sparklog.broker.log.partitions.PRODUCERS_IN_ALL", 5)
     rig.create("u", 2)
 
     def known(topic: str, partition: int) -> list[int]:
@@ -328,7 +333,7 @@ def test_no_call_encodes_many_producers(monkeypatch: pytest.MonkeyPatch) -> None
     counting = _Counting()
     monkeypatch.setattr("sparklog.broker.log.partitions._state_encoder", counting)
     StateEncoder().encode(_table_of_many(5_000).snapshot_state(now_us=0))
-    assert 0 < counting.most <= limits.PRODUCERS_PER_BLOCK
+    assert 0 < counting.most <= PRODUCERS_PER_BLOCK
 
 
 def test_written_batches_have_five_numbers() -> None:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.producer_state import (
+    PRODUCER_REFUSAL_SECONDS,
+    PRODUCER_REFUSALS,
     Producers,
     ProducerSequence,
     ProducerState,
@@ -181,11 +183,11 @@ def test_a_refusal_is_forgotten() -> None:
     """A refusal ends after a time, with a new epoch, or when there are too many refusals."""
     refusals = Refusals()
     refusals.record("id", 0, ProducerSequence(7, 0, 0), 0.0)
-    assert not follows(refusals, ProducerSequence(7, 0, 1), limits.PRODUCER_REFUSAL_SECONDS - 1)
-    assert follows(refusals, ProducerSequence(7, 0, 1), limits.PRODUCER_REFUSAL_SECONDS)
+    assert not follows(refusals, ProducerSequence(7, 0, 1), PRODUCER_REFUSAL_SECONDS - 1)
+    assert follows(refusals, ProducerSequence(7, 0, 1), PRODUCER_REFUSAL_SECONDS)
     refusals.record("id", 0, ProducerSequence(7, 0, 0), 0.0)
     assert follows(refusals, ProducerSequence(7, 1, 1))
-    for number in range(limits.PRODUCER_REFUSALS + 1):
+    for number in range(PRODUCER_REFUSALS + 1):
         refusals.record("id", 0, ProducerSequence(number, 0, 0), 0.0)
     assert follows(refusals, ProducerSequence(0, 0, 1))
     assert not follows(refusals, ProducerSequence(1, 0, 1))

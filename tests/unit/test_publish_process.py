@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import (
@@ -238,17 +238,17 @@ def test_the_requests_of_processes_are_counted(rig: Rig, clock: ManualClock) -> 
 @pytest.mark.parametrize(
     ("name", "most", "requests"),
     [
-        ("PUBLISH_PROCESS_RUNS", 1, 3),
-        ("PUBLISH_PROCESS_RUNS", 4, 2),
-        ("PUBLISH_PROCESS_RUNS", 6, 1),
-        ("PUBLISH_ENCODED_BYTES", 1, 3),
+        ("sparklog.broker.log.publish_process.REQUEST_RUNS", 1, 3),
+        ("sparklog.broker.log.publish_process.REQUEST_RUNS", 4, 2),
+        ("sparklog.broker.log.publish_process.REQUEST_RUNS", 6, 1),
+        ("sparklog.limits.PUBLISH_ENCODED_BYTES", 1, 3),
     ],
 )
 def test_a_request_is_bounded(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str, most: int, requests: int
 ) -> None:
     """Topics of many partitions would take longer than an answer may; commits are put together."""
-    monkeypatch.setattr(limits, name, most)
+    monkeypatch.setattr(name, most)
     workers = Workers(rig)
     fill(rig)
     assert publish(rig) == [None] * 3

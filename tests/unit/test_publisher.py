@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import run_writer
+from sparklog.broker.log.publisher import PUBLISH_QUIET_SECONDS
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
@@ -34,6 +35,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Store,
 )
+from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import BatchId, TableSnapshot
 from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
@@ -483,7 +485,7 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
         rig,
         *(
             fault
-            for number in range(limits.CLAIM_ATTEMPTS)
+            for number in range(CLAIM_ATTEMPTS)
             for fault in (
                 Fault(operation="put_new", error=lost, count=number + 1, prefix=LOG, moment=moment),
                 Fault(operation="get", error=gone, count=number + 1, prefix=LOG),
@@ -516,14 +518,14 @@ def test_files_of_a_commit_that_may_have_landed_stay(
     gone = errors.StorageUnavailable(operation="get", path="", reason="a fault")
     silent = [
         fault
-        for number in range(limits.CLAIM_ATTEMPTS)
+        for number in range(CLAIM_ATTEMPTS)
         for fault in (
             Fault(operation="put_new", error=lost, count=number + 1, prefix=LOG, moment="after"),
             Fault(operation="get", error=gone, count=number + 1, prefix=LOG),
         )
     ]
     full = errors.StorageFull(root="", free_bytes=0, reserve_bytes=0)
-    count = 1 + limits.CLAIM_ATTEMPTS
+    count = 1 + CLAIM_ATTEMPTS
     faulty(rig, *silent, Fault(operation="put_new", error=full, count=count, prefix=LOG))
     with pytest.raises(errors.OutcomeUnknown):
         publish_once(rig)
@@ -740,18 +742,18 @@ class CountingPool(ThreadPoolExecutor):
 
 def test_a_burst_keeps_the_cores(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a local root one thread writes while records come in, and two when it is quiet."""
-    monkeypatch.setattr(limits, "PUBLISH_IN_PARALLEL_BYTES", 1)
+    monkeypatch.setattr("sparklog.broker.log.publisher.PUBLISH_IN_PARALLEL_BYTES", 1)
     with CountingPool(2) as pool:
         store = MemoryStore(clock, is_local=True)
         rig = Rig(store, clock, options=RigOptions(pool=pool))
         rig.create("t", 2)
-        for asked, pause_seconds in ((0, 0.0), (2, 2 * limits.PUBLISH_QUIET_SECONDS)):
+        for asked, pause_seconds in ((0, 0.0), (2, 2 * PUBLISH_QUIET_SECONDS)):
             rig.append(["a"])
             rig.append(["b"], partition=1)
             clock.advance(pause_seconds)
             assert publish_once(rig) == (2, 2)
             assert pool.asked == asked
-        monkeypatch.setattr(limits, "PUBLISH_PRESSED_BYTES", 1)
+        monkeypatch.setattr("sparklog.broker.log.publisher.PUBLISH_PRESSED_BYTES", 1)
         rig.append(["a"])
         assert publish_once(rig) == (1, 1)
         assert pool.asked == 3

@@ -10,7 +10,13 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage import delta_log, maintenance, removed_files
 from sparklog.storage.delta_log import Remove
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.removed_files import REMOVED_AT, RemovedFileRetention, fair_number
+from sparklog.storage.removed_files import (
+    REMOVED_AT,
+    REMOVED_FILE_BYTES,
+    REMOVED_FILES,
+    RemovedFileRetention,
+    fair_number,
+)
 from sparklog.storage.table import TableChange, TopicTable
 from tests.support.brokers import Rig
 from tests.support.tables import create, publish_rows
@@ -71,16 +77,14 @@ def test_the_oldest_go_where_they_are_too_many_or_too_large(
     found = removed(1.0, 700.0, 800.0, 900.0)
     assert expired(found, RemovedFileRetention(DAY, files=2)) == ["900", "800"]
     assert expired(found, RemovedFileRetention(DAY, files=0)) == ["900", "800", "700"]
-    monkeypatch.setattr(limits, "REMOVED_FILES_OF_TABLE", 3)
+    monkeypatch.setattr("sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE", 3)
     assert expired(found, RemovedFileRetention(DAY)) == ["900"]
     assert expired(found, RemovedFileRetention(DAY), own=DAY) == []
     assert expired(found, RemovedFileRetention(DAY, files=2), own=DAY) == ["900", "800"]
     monkeypatch.undo()
-    large = removed(1.0, 700.0, 800.0, 900.0, size=limits.REMOVED_FILE_BYTES // 2)
+    large = removed(1.0, 700.0, 800.0, 900.0, size=REMOVED_FILE_BYTES // 2)
     assert expired(large, RemovedFileRetention(DAY)) == ["900", "800"]
-    assert expired(large, RemovedFileRetention(DAY), table_bytes=6 * limits.REMOVED_FILE_BYTES) == [
-        "900"
-    ]
+    assert expired(large, RemovedFileRetention(DAY), table_bytes=6 * REMOVED_FILE_BYTES) == ["900"]
     assert expired(large, RemovedFileRetention(DAY), own=DAY) == []
 
 
@@ -100,19 +104,19 @@ def test_a_tombstone_with_a_later_date_has_its_age_by_its_tag() -> None:
 @pytest.mark.parametrize(
     ("counts", "number"),
     [
-        ([], limits.REMOVED_FILES),
-        ([limits.REMOVED_FILES], limits.REMOVED_FILES),
-        ([9_000] * 11, limits.REMOVED_FILES),
-        ([9_000] * 12, limits.REMOVED_FILES // 12),
-        ([0] * 1_000 + [9_000] * 20, limits.REMOVED_FILES // 20),
-        ([1_000] * 50 + [9_000] * 20, limits.REMOVED_FILES // 40),
-        ([5_000] * 1_000, limits.REMOVED_FILES // 1_000),
+        ([], REMOVED_FILES),
+        ([REMOVED_FILES], REMOVED_FILES),
+        ([9_000] * 11, REMOVED_FILES),
+        ([9_000] * 12, REMOVED_FILES // 12),
+        ([0] * 1_000 + [9_000] * 20, REMOVED_FILES // 20),
+        ([1_000] * 50 + [9_000] * 20, REMOVED_FILES // 40),
+        ([5_000] * 1_000, REMOVED_FILES // 1_000),
     ],
 )
 def test_the_tables_of_a_broker_share_a_number(counts: list[int], number: int) -> None:
     """All that stay fit in it, and tables with few leave room to those with many."""
     assert fair_number(counts) == number
-    assert sum(min(count, number) for count in counts) <= limits.REMOVED_FILES
+    assert sum(min(count, number) for count in counts) <= REMOVED_FILES
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_no_file_is_forgotten_within_its_grace(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are: a forgotten file that is old is an orphan, which goes at once."""
-    monkeypatch.setattr(limits, "REMOVED_FILES_OF_TABLE", 0)
+    monkeypatch.setattr("sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE", 0)
     table = kept(store, clock)
     publish_rows(table, 0, 10)
     clock.advance(2 * limits.ORPHAN_GRACE_SECONDS)

@@ -18,7 +18,7 @@ from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.flight_messages import AddPartitions, AlterTopic, DeleteRecords
 from sparklog.storage import delta_log
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata_store import META_LOOK_SECONDS, MetadataStore
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -229,7 +229,7 @@ def test_looking_for_newer_metadata(store: DelayedStore, clock: ManualClock) -> 
         with costs(store, get=1):
             clock.advance(1.0)
             meta.refresh()
-    clock.advance(limits.META_LOOK_SECONDS)
+    clock.advance(META_LOOK_SECONDS)
     with costs(store, get=1, list_after=1):
         meta.refresh()
 
@@ -489,7 +489,7 @@ def test_read_ahead_is_bounded(
     partition = rig.partition_table.topic("t").partition(0)
     entries = list(partition.unpublished)
     path = object_path(entries[2].at)
-    monkeypatch.setattr(limits, "READ_AHEAD_BYTES", 3 * entries[0].entry.length)
+    monkeypatch.setattr("sparklog.storage.read_ahead.READ_AHEAD_BYTES", 3 * entries[0].entry.length)
     ahead = ReadAhead(store, entries, is_wanted=lambda each: each is not entries[1])
     store.delete([path])
     with costs(store, get_range=3):

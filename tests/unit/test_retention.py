@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.storage import delta_log, file_compaction, maintenance, retention
 from sparklog.storage.objects import (
@@ -24,7 +24,13 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.memory import Moment
-from sparklog.storage.retention import RetentionCut, RetentionPolicy, choose, policy_of
+from sparklog.storage.retention import (
+    DELETE_ATTEMPTS,
+    RetentionCut,
+    RetentionPolicy,
+    choose,
+    policy_of,
+)
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -626,11 +632,11 @@ def test_a_deletion_that_is_always_late(table: TopicTable) -> None:
         copy = dataclasses.replace(file, path=path, modified_us=other.clock.now_us() // 1000 * 1000)
         other.commit(lambda _: TableChange(adds=(copy,), removes=(file,), data_change=False))
 
-    racing = raced(table, rewrite, times=limits.DELETE_ATTEMPTS)
+    racing = raced(table, rewrite, times=DELETE_ATTEMPTS)
     with pytest.raises(errors.StorageUnavailable, match="other writers have rewritten"):
         retention.delete_records(racing, TOPIC_ID, {0: 15})
     assert offsets(table) == list(range(50))
-    assert len(data_files(table)) == 6 + limits.DELETE_ATTEMPTS
+    assert len(data_files(table)) == 6 + DELETE_ATTEMPTS
 
 
 def test_a_file_that_is_gone(table: TopicTable, store: MemoryStore) -> None:

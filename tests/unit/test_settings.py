@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from sparklog import errors, limits
-from sparklog.settings import BrokerSettings, LivenessSettings, WriterSettings, load_settings
+from sparklog.settings import (
+    FLUSH_LINGER_REMOTE_MS,
+    BrokerSettings,
+    LivenessSettings,
+    WriterSettings,
+    load_settings,
+)
 
 SHIPPED = Path(__file__).parents[2] / "conf" / "broker.toml"
 ROOT = {"root": "/data"}
@@ -384,7 +390,7 @@ def test_secret_of_the_store_is_never_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("linger_ms", "local", "resolved"),
-    [(-1, True, 0), (-1, False, limits.FLUSH_LINGER_REMOTE_MS), (0, False, 0), (7, True, 7)],
+    [(-1, True, 0), (-1, False, FLUSH_LINGER_REMOTE_MS), (0, False, 0), (7, True, 7)],
 )
 def test_linger_depends_on_the_root_only_when_unset(
     linger_ms: int, local: bool, resolved: int

@@ -12,7 +12,14 @@ from sparklog import errors, limits
 from sparklog.broker import shares
 from sparklog.broker.shares import settings_of_each
 from sparklog.broker.supervisor import Assignment
-from sparklog.settings import NOT_ABOVE, BrokerSettings, load_settings
+from sparklog.cli.broker import BROKER_PROCESSES
+from sparklog.settings import (
+    NOT_ABOVE,
+    BrokerSettings,
+    HotTailSettings,
+    KafkaSettings,
+    load_settings,
+)
 
 MIB = 2**20
 
@@ -78,7 +85,7 @@ def test_bounds_are_divided() -> None:
         assert found == [value // 3] * 3
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 8, limits.BROKER_PROCESSES])
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, BROKER_PROCESSES])
 def test_the_defaults_suffice(processes: int) -> None:
     """With the defaults, each broker has a part, and takes the largest request that one takes."""
     whole = settings(flight__listen="127.0.0.1:18815")
@@ -86,9 +93,9 @@ def test_the_defaults_suffice(processes: int) -> None:
         for low, high in NOT_ABOVE:
             assert attrgetter(low)(each) <= attrgetter(high)(each)
             assert attrgetter(low)(each) == attrgetter(low)(whole)
-        assert each.hot_tail.bytes == limits.HOT_TAIL_BYTES // processes
-        assert each.kafka.memory_bytes >= limits.KAFKA_MEMORY_BYTES // processes
-        assert each.kafka.memory_bytes <= limits.KAFKA_MEMORY_BYTES
+        assert each.hot_tail.bytes == HotTailSettings().bytes // processes
+        assert each.kafka.memory_bytes >= KafkaSettings().memory_bytes // processes
+        assert each.kafka.memory_bytes <= KafkaSettings().memory_bytes
 
 
 def test_one_process_is_one_broker() -> None:

@@ -22,6 +22,7 @@ from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, Pinned
+from sparklog.sources.tasks import TASK_MIN_BYTES
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import (
@@ -710,9 +711,9 @@ def test_the_user_may_ask_for_more_tasks() -> None:
 
 def test_a_slice_weighs_as_much_as_its_part_of_a_file() -> None:
     """Few heavy records make several tasks; two slices of one file are not as much as two files."""
-    heavy = [file_slice(at, at + 1, limits.TASK_MIN_BYTES) for at in range(6)]
+    heavy = [file_slice(at, at + 1, TASK_MIN_BYTES) for at in range(6)]
     assert len(tasks.pack(heavy, parallelism=4, row_groups=dense)) == 6
-    file = file_slice(0, 2, limits.TASK_MIN_BYTES * 3 // 4)
+    file = file_slice(0, 2, TASK_MIN_BYTES * 3 // 4)
     halves = [msgspec.structs.replace(file, end=1), msgspec.structs.replace(file, first=1)]
     assert len(tasks.pack(halves, parallelism=4, row_groups=dense)) == 1
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.sources import reader
 from sparklog.sources.options import LogLocation
 from sparklog.storage.objects import DelayedStore, MemoryStore
+from sparklog.storage.read import SMALL_FILES_AT_ONCE
 from sparklog.storage.snapshot import ReadSource, Slice
 from sparklog.storage.table import data_path
 from tests.support import tables
@@ -64,7 +65,7 @@ def test_neighbours_are_read_together(store: MemoryStore, monkeypatch: pytest.Mo
     bucket = DelayedStore(store, 0.05, SystemClock())
     use(monkeypatch, bucket)
     assert read(slices) == [(0, list(range(60))), (1, list(range(60)))]
-    assert 4 < bucket.most_at_once <= limits.SMALL_FILES_AT_ONCE
+    assert 4 < bucket.most_at_once <= SMALL_FILES_AT_ONCE
     assert bucket.requests == {"get_range": 40}
 
 

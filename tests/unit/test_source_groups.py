@@ -28,7 +28,7 @@ from sparklog.sources.reader import read_slices, view_of
 from sparklog.sources.selection import Selection
 from sparklog.sources.sql_functions import group_lag
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, OfGroup
-from sparklog.sources.stream import EarlierStreamReader, StreamReader
+from sparklog.sources.stream import GROUP_REPORT_LAST_SECONDS, EarlierStreamReader, StreamReader
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore, ObjectMissing
 from sparklog.storage.read import read_slice
@@ -443,8 +443,8 @@ def test_a_query_waits_for_its_last_commits_so_long_in_all(told: Group) -> None:
         for _ in range(20):
             end = reader.latestOffset(start, ReadAllAvailable())
             assert end["t"]["offsets"] == {"0": 3, "1": 2}
-    assert asked[0] == limits.GROUP_REPORT_LAST_SECONDS
-    assert sum(each / 2 for each in asked) <= limits.GROUP_REPORT_LAST_SECONDS
+    assert asked[0] == GROUP_REPORT_LAST_SECONDS
+    assert sum(each / 2 for each in asked) <= GROUP_REPORT_LAST_SECONDS
     reader.stop()
 
 

@@ -33,7 +33,14 @@ from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import scan
 from sparklog.sources.selection import Selection
-from sparklog.sources.stream import EarlierStreamReader, StreamReader
+from sparklog.sources.stream import (
+    POLL_BLOCKS_SECONDS,
+    STREAM_LOOK_SECONDS,
+    STREAM_WAIT_MAX_SECONDS,
+    STREAM_WAIT_MIN_SECONDS,
+    EarlierStreamReader,
+    StreamReader,
+)
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
 from tests.support.roots import payload
@@ -81,9 +88,9 @@ def test_an_idle_stream_waits_longer_and_longer() -> None:
         waits.append(clock.monotonic() - began)
         clock.advance(0.1)
     assert waits == pytest.approx(sorted(waits))
-    assert waits[0] == pytest.approx(limits.STREAM_WAIT_MIN_SECONDS)
-    assert waits[-1] == pytest.approx(limits.STREAM_WAIT_MAX_SECONDS)
-    assert max(clock.slept_seconds) == limits.STREAM_LOOK_SECONDS
+    assert waits[0] == pytest.approx(STREAM_WAIT_MIN_SECONDS)
+    assert waits[-1] == pytest.approx(STREAM_WAIT_MAX_SECONDS)
+    assert max(clock.slept_seconds) == STREAM_LOOK_SECONDS
 
 
 def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
@@ -266,7 +273,7 @@ def test_a_long_poll_interval_holds_no_query_up() -> None:
     stream.latestOffset(start, ReadAllAvailable())
     world.append(1)
     assert where(stream.latestOffset(start, ReadAllAvailable())) == AT_START
-    assert clock.slept_seconds == [limits.POLL_BLOCKS_SECONDS]
+    assert clock.slept_seconds == [POLL_BLOCKS_SECONDS]
     clock.advance(600)
     assert where(stream.latestOffset(start, ReadAllAvailable())) != AT_START
 
@@ -330,7 +337,7 @@ def test_the_first_batch_is_read_once_however_often_its_end_comes() -> None:
 
 def test_a_partition_of_a_stream_is_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition stays in one ordered task at any size, unless the user asks for more tasks."""
-    monkeypatch.setattr(limits, "TASK_MIN_BYTES", 1)
+    monkeypatch.setattr("sparklog.sources.tasks.TASK_MIN_BYTES", 1)
     world, clock = World(), WatchedClock()
     for _ in range(9):
         world.append(3, 2)

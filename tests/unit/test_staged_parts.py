@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from sparklog import errors, limits
+from sparklog.broker.log.janitor import SWEEP_EVERY_SECONDS
+from sparklog.broker.log.spark_batches import APPEND_STAGED_SECONDS, SINGLE_APPEND_STAGED_SECONDS
 from sparklog.client.connection import Backoff, Retry
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic, AppendStaged, AppendStagedReply
@@ -18,6 +20,7 @@ from sparklog.storage import manifest
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import BatchId, BatchKind
+from sparklog.storage.staging_sweep import PARTS_KEPT_SECONDS
 from tests.support.brokers import Rig, RigOptions, payload, rows_of_table
 
 MEMBER = RigOptions(is_member=True)
@@ -252,8 +255,8 @@ def test_a_topic_that_is_created_again_gets_the_batch(
         driver.commit({0: "named"}, query="n", kind=BatchKind.NAMED)
     assert rows(members) == {0: [b"a", b"named"], **{n: [b"a"] for n in range(1, partitions)}}
     driver.commit(whole, batch=1)
-    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
-    sweep(members, clock, limits.PARTS_KEPT_SECONDS + limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, 2 * SWEEP_EVERY_SECONDS)
+    sweep(members, clock, PARTS_KEPT_SECONDS + SWEEP_EVERY_SECONDS)
     driver.commit(whole, batch=1)
     assert rows(members)[0] == [b"a", b"named", b"a"]
 
@@ -493,7 +496,7 @@ def test_a_batch_that_one_broker_appended_stays_whole(
     move(second, first, *_led(second))
     first.broker.staged._has_others = lambda: False
     driver.commit({0: "a"})
-    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, 2 * SWEEP_EVERY_SECONDS)
     assert driver.files() == []
     move(first, second, 2, 3)
     late = driver.decide({2: "late"})
@@ -513,9 +516,9 @@ def test_a_batch_that_one_broker_appended_is_swept_after_a_move(
     first.publish()
     for _ in range(3):
         first.confirmer.confirm()
-        clock.advance(limits.PARTS_KEPT_SECONDS / 2)
+        clock.advance(PARTS_KEPT_SECONDS / 2)
     move(first, second, 0, 1)
-    sweep(members, clock, limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, SWEEP_EVERY_SECONDS)
     assert driver.files() == ["appended.json", "manifest.json"]  # of the last batch of the query
     assert rows(members) == {0: [b"a", b"b"], 1: [], 2: [], 3: []}
 
@@ -571,8 +574,8 @@ def test_what_another_leader_would_refuse_is_refused_first(
 @pytest.mark.parametrize(
     ("kind", "seconds"),
     [
-        (BatchKind.NUMBERED, limits.APPEND_STAGED_SECONDS),
-        (BatchKind.NAMED, limits.SINGLE_APPEND_STAGED_SECONDS),
+        (BatchKind.NUMBERED, APPEND_STAGED_SECONDS),
+        (BatchKind.NAMED, SINGLE_APPEND_STAGED_SECONDS),
     ],
 )
 def test_an_old_part_is_refused(
@@ -592,8 +595,8 @@ def test_a_partition_refuses_parts_that_it_would_forget(
     members: Members, driver: Driver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It refuses those of more queries and writes than it remembers, until the old ones expire."""
-    monkeypatch.setattr(limits, "QUERIES_REMEMBERED", 2)
-    monkeypatch.setattr(limits, "PARTS_REMEMBERED", 2)
+    monkeypatch.setattr("sparklog.broker.log.spark_batches.QUERIES_REMEMBERED", 2)
+    monkeypatch.setattr("sparklog.broker.log.spark_batches.PARTS_REMEMBERED", 2)
     for kind in (BatchKind.NUMBERED, BatchKind.NAMED):
         for number in range(2):
             driver.commit({0: "a"}, query=f"{kind.name}{number}", kind=kind)
@@ -618,9 +621,9 @@ def test_a_decision_stays_while_it_may_be_asked_for(
     """Rows go an hour after all leaders have them, the manifest when a later batch is staged."""
     driver.commit(_everywhere("a"))
     members[0].janitor.tick()  # it sweeps first after a time
-    sweep(members, clock, limits.PARTS_KEPT_SECONDS / 2)
+    sweep(members, clock, PARTS_KEPT_SECONDS / 2)
     assert driver.files() == ["appended.json", "manifest.json", "rows"]
-    sweep(members, clock, limits.PARTS_KEPT_SECONDS)
+    sweep(members, clock, PARTS_KEPT_SECONDS)
     assert driver.files() == ["appended.json", "manifest.json"]
     driver.commit(_everywhere("x"))  # as a query does that begins again after a month
     assert driver.files() == ["appended.json", "manifest.json"]
@@ -639,7 +642,7 @@ def test_batches_that_are_kept_cost_no_requests(
     """A sweep lists all of them, and reads those that have changed, or are of a deleted topic."""
     for number in range(5):
         driver.commit(_everywhere("a"), query=f"q{number}")
-    sweep(members, clock, 2 * limits.PARTS_KEPT_SECONDS)
+    sweep(members, clock, 2 * PARTS_KEPT_SECONDS)
     assert driver.files() == ["appended.json"] * 5 + ["manifest.json"] * 5
     asked: list[str] = []
     for name in ("get", "stat", "list_after", "folders"):
@@ -650,19 +653,19 @@ def test_batches_that_are_kept_cost_no_requests(
             return of_store(store, path, *rest)
 
         monkeypatch.setattr(MemoryStore, name, note)
-    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, 2 * SWEEP_EVERY_SECONDS)
     members[1].janitor._staging._sweeps_receipts = lambda: False  # as no controller
     members[1].janitor.tick()
     assert [path for path in asked if path != "staging"] == []
     driver.commit(_everywhere("b"), query="q3", batch=1)
     asked.clear()
-    sweep(members, clock, 2 * limits.SWEEP_EVERY_SECONDS)
+    sweep(members, clock, 2 * SWEEP_EVERY_SECONDS)
     assert asked
     assert {path.split("/")[1] for path in asked} == {"q3"}
     members[0].broker.topics.delete("t")
     for _ in range(2):
         members[0].reconciler.tick()
-        sweep(members, clock, 2 * limits.PARTS_KEPT_SECONDS)
+        sweep(members, clock, 2 * PARTS_KEPT_SECONDS)
     assert driver.files() == []
 
 
@@ -691,10 +694,10 @@ def test_rows_stay_until_all_leaders_have_published_them(
     assert "rows" in driver.files()
     driver.commit(_everywhere("x"))
     first.publish()
-    clock.advance(2 * limits.PARTS_KEPT_SECONDS)
+    clock.advance(2 * PARTS_KEPT_SECONDS)
     first.janitor.tick()
     assert "rows" in driver.files()
-    sweep(members, clock, limits.PARTS_KEPT_SECONDS)
+    sweep(members, clock, PARTS_KEPT_SECONDS)
     assert "rows" not in driver.files()
     assert rows(members) == _each_once(b"a")
 
@@ -706,7 +709,7 @@ def test_a_deleted_topic_keeps_nothing(
     driver.commit(_everywhere("a"))
     members[0].broker.topics.delete("t")
     members[0].janitor.tick()
-    clock.advance(2 * limits.PARTS_KEPT_SECONDS)
+    clock.advance(2 * PARTS_KEPT_SECONDS)
     members[0].janitor.tick()
     assert "rows" not in driver.files()
 

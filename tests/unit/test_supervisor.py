@@ -6,8 +6,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sparklog import limits
-from sparklog.broker.supervisor import Ended, Event, Serves, StopRequested, Supervisor
+from sparklog.broker.supervisor import (
+    PROCESS_RETRY_MAX_SECONDS,
+    PROCESS_RETRY_SECONDS,
+    PROCESS_STEADY_SECONDS,
+    PROCESS_STOP_SECONDS,
+    Ended,
+    Event,
+    Serves,
+    StopRequested,
+    Supervisor,
+)
 from sparklog.clock import ManualClock
 
 BROKERS = (1, 2, 3)
@@ -155,10 +164,10 @@ def test_a_steady_broker_is_forgiven(serving: Machine) -> None:
     for _ in range(3):
         for broker in (1, 2):
             serving.end(broker, 1)
-            serving.clock.advance(limits.PROCESS_RETRY_MAX_SECONDS)
+            serving.clock.advance(PROCESS_RETRY_MAX_SECONDS)
             serving.supervisor.tick()
     serving.serve(2)
-    serving.clock.advance(limits.PROCESS_STEADY_SECONDS)
+    serving.clock.advance(PROCESS_STEADY_SECONDS)
     serving.end(2, 1)
     serving.end(1, 1)  # it has run for as long, and has not served
     assert serving.starts == [4, 5, 1]
@@ -192,11 +201,11 @@ def test_a_process_that_cannot_be_created_again_is_retried(serving: Machine) -> 
     """A broker that has served waits until the machine can start processes again."""
     serving.refused = {2}
     serving.end(2, -9)
-    serving.clock.advance(limits.PROCESS_RETRY_SECONDS)
+    serving.clock.advance(PROCESS_RETRY_SECONDS)
     serving.supervisor.tick()
     serving.refused = set()
     assert serving.starts == [1, 1, 1]
-    serving.clock.advance(limits.PROCESS_RETRY_MAX_SECONDS)
+    serving.clock.advance(PROCESS_RETRY_MAX_SECONDS)
     serving.supervisor.tick()
     assert serving.starts == [1, 2, 1]
     assert serving.supervisor.exit_code is None
@@ -250,7 +259,7 @@ def test_a_broker_that_does_not_stop_is_killed(serving: Machine) -> None:
     """Nothing waits for it for ever, also without a second signal."""
     serving.stop()
     serving.end(1, 0)
-    serving.clock.advance(limits.PROCESS_STOP_SECONDS - 1.0)
+    serving.clock.advance(PROCESS_STOP_SECONDS - 1.0)
     serving.supervisor.tick()
     assert serving.calls[1] == ["stop"]
     serving.clock.advance(1.0)
@@ -267,7 +276,7 @@ def test_a_stop_before_all_serve(machine: Machine) -> None:
     for code in (1, 1):
         machine.end(1, code)
     machine.stop()
-    machine.clock.advance(limits.PROCESS_RETRY_MAX_SECONDS)
+    machine.clock.advance(PROCESS_RETRY_MAX_SECONDS)
     machine.supervisor.tick()
     assert machine.starts == [2, 1, 1]
     assert [machine.calls[1], machine.calls[2]] == [["stop"], ["stop"]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits
-from sparklog.broker.log.writer import WriterLimits
+from sparklog import errors
+from sparklog.broker.log.writer import KAFKA_RECORD_ERRORS, WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage import manifest
@@ -110,10 +110,10 @@ def test_times_beyond_an_int64_are_refused(rig: Rig, base_ms: int) -> None:
 def test_so_many_refused_records_are_named(rig: Rig) -> None:
     """A batch may have a million, and an answer must not."""
     create(rig, message_timestamp_before_max_ms="1")
-    given = [Record(1, b"k", b"v")] * (limits.KAFKA_RECORD_ERRORS + 1)
+    given = [Record(1, b"k", b"v")] * (KAFKA_RECORD_ERRORS + 1)
     with pytest.raises(errors.BadTimestamp) as refused:
         append_kafka(rig, *given)
-    assert len(refused.value.records) == limits.KAFKA_RECORD_ERRORS
+    assert len(refused.value.records) == KAFKA_RECORD_ERRORS
 
 
 # ------------------------------------------------------------------------------ sizes

@@ -25,8 +25,10 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     SyncFailed,
 )
+from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.memory import Moment, Operation
 from sparklog.storage.snapshot import (
+    COMPRESSION_EXPECTED,
     BatchId,
     Encoding,
     Entry,
@@ -143,7 +145,7 @@ def test_an_entry_of_before_its_size_was_kept_is_read() -> None:
     assert found == entry
     assert found.memory_bytes == 1_000 + limits.ROW_BYTES
     packed = msgspec.structs.replace(found, encoding=Encoding.KAFKA)
-    assert packed.memory_bytes == 1_000 * limits.COMPRESSION_EXPECTED + limits.ROW_BYTES
+    assert packed.memory_bytes == 1_000 * COMPRESSION_EXPECTED + limits.ROW_BYTES
     staged = msgspec.structs.replace(found, staged=StagedRef("f", 0, 5_000, 0))
     assert staged.memory_bytes == 5_000 + limits.ROW_BYTES
     known = msgspec.structs.replace(packed, decoded_bytes=7_000)
@@ -367,13 +369,13 @@ def test_a_refusal_after_a_long_silence_proves_nothing_about_earlier_tries(
             self.puts = 0
 
         def before(self, operation: Operation, path: str) -> None:
-            if operation == "get" and self.puts <= limits.CLAIM_ATTEMPTS + 1:
+            if operation == "get" and self.puts <= CLAIM_ATTEMPTS + 1:
                 raise errors.StorageUnavailable(operation="get", path=path, reason="down")
             if operation == "put_new":
                 self.puts += 1
-                if self.puts == limits.CLAIM_ATTEMPTS + 1:
+                if self.puts == CLAIM_ATTEMPTS + 1:
                     raise refusal
-                if 1 < self.puts <= limits.CLAIM_ATTEMPTS:
+                if 1 < self.puts <= CLAIM_ATTEMPTS:
                     raise UNRESOLVED
 
         def after(self, operation: Operation, path: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.broker.log import partitions, takeover
 from sparklog.broker.log.partitions import Partition, Topic
-from sparklog.broker.log.wal_cleaner import WalCleanerLimits
+from sparklog.broker.log.wal_cleaner import CLOSED_EPOCHS, INHERITED_EPOCHS, WalCleanerLimits
 from sparklog.broker.log.writer import CarriedEntry, WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions
@@ -731,7 +731,7 @@ def test_no_upkeep_changes_the_log(kinds: list[str], taken: list[tuple[str, int,
 
     Also where the logs of consecutive brokers are of different kinds.
     """
-    with mock.patch.object(limits, "SEGMENT_BYTES", 5 * BLOCK_BYTES):
+    with mock.patch("sparklog.storage.wal.segments.SEGMENT_BYTES", 5 * BLOCK_BYTES):
         run_steps([WalKind(each) for each in kinds], taken)
 
 
@@ -780,8 +780,8 @@ def test_brokers_that_live_for_seconds_free_their_epochs(clock: ManualClock) -> 
         most_open = max(most_open, len(open_ids(rig.meta)))
         folders = [paths(rig.store, f"wal/1/{name}") for name in rig.store.folders("wal/1")]
         most_kept = max(most_kept, sum(len(names) > 1 for names in folders))  # a fence stays
-    assert most_open <= limits.INHERITED_EPOCHS + 2
-    assert most_kept <= most_open + limits.CLOSED_EPOCHS + 2
+    assert most_open <= INHERITED_EPOCHS + 2
+    assert most_kept <= most_open + CLOSED_EPOCHS + 2
     assert [value for _, value in rig.read()] == [b"%d" % life for life in range(40)]
 
 
@@ -799,8 +799,8 @@ def test_a_start_deletes_no_epoch_that_was_just_closed(clock: ManualClock, close
     rig.publish()
     rig.wal_cleaner.tick()
     left = [len(paths(rig.store, f"wal/1/{name}")) > 1 for name in rig.store.folders("wal/1")]
-    assert sum(left) >= min(closed, limits.CLOSED_EPOCHS)
-    assert len(left) - sum(left) <= max(closed - limits.CLOSED_EPOCHS, 0)
+    assert sum(left) >= min(closed, CLOSED_EPOCHS)
+    assert len(left) - sum(left) <= max(closed - CLOSED_EPOCHS, 0)
 
 
 @pytest.mark.parametrize(("seconds", "confirmed"), [((11.0, 1.0), 1), ((1.0, 1.0), 0)])

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
 from sparklog.storage.objects import (
@@ -29,6 +29,7 @@ from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import Entry, EntryKind, WalKind
 from sparklog.storage.wal.base import read_payload, segment_path
 from sparklog.storage.wal.objects import ObjectWal
+from sparklog.storage.wal.segment_appender import SEGMENT_ALLOCATED_BYTES
 from sparklog.storage.wal.segments import SegmentWal
 from tests.support.brokers import flip, paths, payload
 
@@ -846,7 +847,7 @@ def test_upkeep_prepares_the_next_segment(tmp_path: Path) -> None:
     ours.append([records("a")])
     ours.tend()
     assert names(store) == ["00000000.seg", "00000001.seg"]
-    assert (tmp_path / FIRST).stat().st_blocks * 512 >= limits.SEGMENT_ALLOCATED_BYTES
+    assert (tmp_path / FIRST).stat().st_blocks * 512 >= SEGMENT_ALLOCATED_BYTES
     ours.tend()
     for number in range(6):
         ours.append([records(str(number))])

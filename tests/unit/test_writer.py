@@ -14,7 +14,19 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WriterLimits
+from sparklog.broker.log.flush_pace import (
+    QUICK_FLUSH_SECONDS,
+    SLOW_FLUSH_PAUSE_SECONDS,
+    SLOW_FLUSH_SECONDS,
+)
+from sparklog.broker.log.writer import (
+    FREE_SPACE_SECONDS,
+    QUICK_FLUSH_BYTES,
+    Append,
+    AppendResult,
+    PendingAppend,
+    WriterLimits,
+)
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import CREATE_TIME, TIMESTAMP, conform_payload
@@ -136,10 +148,10 @@ def is_flushed_by_a_loop(rig: Rig, rows: Sequence[str] = ("a",)) -> bool:
 
 def test_a_loop_leads_small_flushes_to_a_fast_disk(rig: Rig, clock: ManualClock) -> None:
     """It leads while flushes take little on average, and leaves the first one to a thread."""
-    puts = SlowPuts(clock, limits.QUICK_FLUSH_SECONDS / 2)
+    puts = SlowPuts(clock, QUICK_FLUSH_SECONDS / 2)
     faulty(rig, puts)
     assert [is_flushed_by_a_loop(rig) for _ in range(3)] == [False, True, True]
-    puts.seconds = limits.QUICK_FLUSH_SECONDS * 2
+    puts.seconds = QUICK_FLUSH_SECONDS * 2
     turns = [is_flushed_by_a_loop(rig) for _ in range(16)]
     assert not turns[-1]
     assert turns == sorted(turns, reverse=True)
@@ -152,18 +164,18 @@ def test_a_loop_does_not_lead_after_a_slow_flush(rig: Rig, clock: ManualClock) -
     puts = SlowPuts(clock, 0.0)
     faulty(rig, puts)
     rig.append(["a"])
-    puts.seconds = limits.SLOW_FLUSH_SECONDS * 2
+    puts.seconds = SLOW_FLUSH_SECONDS * 2
     assert is_flushed_by_a_loop(rig)
     puts.seconds = 0.0
     assert not is_flushed_by_a_loop(rig)
-    clock.advance(limits.SLOW_FLUSH_PAUSE_SECONDS)
+    clock.advance(SLOW_FLUSH_PAUSE_SECONDS)
     assert is_flushed_by_a_loop(rig)
 
 
 def test_a_loop_leads_no_large_flush(rig: Rig) -> None:
     """Bytes take their time on any disk."""
     rig.append(["a"])
-    assert not is_flushed_by_a_loop(rig, ["a" * limits.QUICK_FLUSH_BYTES])
+    assert not is_flushed_by_a_loop(rig, ["a" * QUICK_FLUSH_BYTES])
 
 
 def test_a_loop_does_not_linger(store: MemoryStore, clock: ManualClock) -> None:
@@ -875,7 +887,7 @@ def test_free_space_is_seldom_looked_at_while_there_is_much(clock: ManualClock) 
     rig.append(["a"])
     disk.free = 999
     rig.append(["b"])
-    clock.advance(2 * limits.FREE_SPACE_SECONDS)
+    clock.advance(2 * FREE_SPACE_SECONDS)
     with pytest.raises(errors.StorageFull):
         rig.append(["c"])
     disk.free = 1_999

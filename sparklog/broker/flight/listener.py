@@ -39,6 +39,11 @@ from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 
+_OTHER_CALLS = 256  # of all clients, beside streams and actions that wait
+BESIDE_BYTES = 1 * limits.MIB  # of a message beside its batch
+_REQUEST_BYTES = 16 * limits.MIB  # of an action or another request
+_DICTIONARY_BYTES = 32 * limits.MIB  # of columns that foreign clients send with dictionaries
+
 
 class _Append(NamedTuple):
     """A pending append, or the error with which it was refused; `looks` is from when it came."""
@@ -142,13 +147,13 @@ class FlightListener:
         """Actions that are logged with the address of their client."""
         self.calls = 0
         self.open_calls = 0
-        batch_bytes = max_batch_bytes + limits.FLIGHT_BESIDE_BYTES
+        batch_bytes = max_batch_bytes + BESIDE_BYTES
         methods = {
             "DoPut": (self.do_put, batch_bytes),
-            "DoGet": (self.do_get, limits.FLIGHT_REQUEST_BYTES),
-            "DoExchange": (self.do_exchange, limits.FLIGHT_REQUEST_BYTES),
-            "DoAction": (self.do_action, limits.FLIGHT_REQUEST_BYTES),
-            "ListActions": (self.list_actions, limits.FLIGHT_REQUEST_BYTES),
+            "DoGet": (self.do_get, _REQUEST_BYTES),
+            "DoExchange": (self.do_exchange, _REQUEST_BYTES),
+            "DoAction": (self.do_action, _REQUEST_BYTES),
+            "ListActions": (self.list_actions, _REQUEST_BYTES),
         }
         self._server = Server(
             listening,
@@ -161,9 +166,7 @@ class FlightListener:
                 )
                 for name, (serve, message_bytes) in methods.items()
             },
-            ServerBounds(
-                calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + limits.FLIGHT_OTHER_CALLS
-            ),
+            ServerBounds(calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + _OTHER_CALLS),
             tick=self._streams.tick,
             clock=clock,
         )
@@ -450,7 +453,7 @@ class FlightListener:
             self._broker.regain_sight()
 
     def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
-        if limit_bytes == limits.FLIGHT_REQUEST_BYTES:
+        if limit_bytes == _REQUEST_BYTES:
             reason = f"a request has {size_bytes:,} bytes; the limit is {limit_bytes:,}"
             return _status(errors.BadRequest(reason=reason))
         return _status(errors.BatchTooLarge(bytes=size_bytes, limit_bytes=self._max_batch_bytes))
@@ -544,7 +547,7 @@ class _Dictionaries:
     def keep(self, size_bytes: int) -> None:
         """Counts a dictionary. Raises `BadRequest` if the limit is reached."""
         with self._lock:
-            if self._held_bytes + size_bytes > limits.FLIGHT_DICTIONARY_BYTES:
+            if self._held_bytes + size_bytes > _DICTIONARY_BYTES:
                 raise errors.BadRequest(
                     reason="dictionaries take too much memory: send columns without dictionaries"
                 )

@@ -18,6 +18,9 @@ import structlog
 from sparklog import errors, limits
 from sparklog.clock import Clock
 
+_HELD_BYTES = 256 * limits.MIB  # of rows that clients requested and do not read
+_PRESSED_SECONDS = 5.0  # after a refusal, streams count as scarce so long
+
 _log = structlog.get_logger("sparklog.flight")
 _FREED = 16
 """While streams are short, idle ones are ended until one of so many is free."""
@@ -28,10 +31,10 @@ class StreamBounds:
     """The limits of `OpenStreams`; `pressed_seconds` is how long a refusal counts as a shortage."""
 
     streams: int = limits.FLIGHT_STREAMS
-    held_bytes: int = limits.FLIGHT_HELD_BYTES
+    held_bytes: int = _HELD_BYTES
     idle_seconds: float = limits.FLIGHT_IDLE_SECONDS
     idle_short_seconds: float = limits.FLIGHT_IDLE_SHORT_SECONDS
-    pressed_seconds: float = limits.FLIGHT_PRESSED_SECONDS
+    pressed_seconds: float = _PRESSED_SECONDS
 
 
 class OpenStream:

@@ -29,6 +29,11 @@ from sparklog.broker.flight.streams import OpenStream
 from sparklog.clock import ThreadClock
 from sparklog.formats import flight_messages
 
+TAIL_READERS = 4  # threads that read records for tails which are not in memory
+TAIL_STEP_BYTES = 1 * limits.MIB  # that a tail sends before the next one has its turn
+TAILS_KEEPING = 8  # that wait for their clients and keep the rows of later messages
+TAIL_SECONDS = 0.0002  # from the step of one tail to that of the next, on average
+
 _PAUSE_SECONDS: Final = 0.001
 """The shortest pause between two steps; before it, some are taken without one."""
 _CACHED_MESSAGES: Final = 64
@@ -94,7 +99,7 @@ class Tails:
         self._is_over = False
         self._cache: OrderedDict[Any, tuple[int, Sequence[Bytes]]] = OrderedDict()
         """Messages by what they contain, each with the offset behind it."""
-        self._readers = ThreadPoolExecutor(limits.FLIGHT_TAIL_READERS, "sparklog-tail-read")
+        self._readers = ThreadPoolExecutor(TAIL_READERS, "sparklog-tail-read")
         self._thread: threading.Thread | None = None
         self.steps = 0
         """Steps that were taken by the sending thread, with and without records."""
@@ -164,7 +169,7 @@ class Tails:
             self.steps += 1
             self._step(served)
             now = self._clock.monotonic()
-            next_step = max(next_step, now) + limits.FLIGHT_TAIL_SECONDS
+            next_step = max(next_step, now) + TAIL_SECONDS
             if next_step - now >= _PAUSE_SECONDS:
                 self._clock.sleep(next_step - now)
 
@@ -222,7 +227,7 @@ class Tails:
                     self._rest(served)
                     return
                 sent_bytes += sum(map(len, message))
-                if sent_bytes >= limits.FLIGHT_TAIL_STEP_BYTES:
+                if sent_bytes >= TAIL_STEP_BYTES:
                     self.wake(served)
                     self._rest(served)
                     return
@@ -312,7 +317,7 @@ class Tails:
         several times as long, so a few tails keep them: those of clients that read all the time.
         """
         with self._changed:
-            if served.is_sending and len(self._keeping) < limits.FLIGHT_TAILS_KEEPING:
+            if served.is_sending and len(self._keeping) < TAILS_KEEPING:
                 self._keeping.add(served)
             return not served.is_sending or served in self._keeping
 

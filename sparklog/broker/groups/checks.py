@@ -5,11 +5,13 @@ The order of the checks is Kafka's: it decides which error a client gets.
 
 from __future__ import annotations
 
+from sparklog import limits
 from sparklog.broker.groups.group_data import GroupData
 from sparklog.broker.groups.members import MEMBER_BYTES, Member
 from sparklog.broker.groups.messages import GroupError, GroupState, JoinRequest, SyncRequest
-from sparklog.limits import GROUP_MEMBER_BYTES
 from sparklog.settings import GroupSettings
+
+GROUP_MEMBER_BYTES = 4 * limits.MIB  # of a member's subscriptions, for all assignors that it offers
 
 
 def group_error(group: GroupData) -> GroupError | None:

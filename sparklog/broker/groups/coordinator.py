@@ -74,6 +74,11 @@ from sparklog.formats.consumer_offsets import (
 )
 from sparklog.settings import GroupSettings
 
+GROUPS_MEMBERS_BYTES = 64 * limits.MIB  # of all groups' members: subscriptions, assignments, names
+OFFSETS_RETENTION_CHECK_SECONDS = 600.0
+OFFSET_METADATA_LENGTH = 4_096  # in characters of UTF-16, as Kafka's offset.metadata.max.bytes
+_GROUPS_STEP = 256  # groups that are visited at a time under the lock
+
 _log = structlog.get_logger("sparklog.groups")
 _T = TypeVar("_T")
 _LOAD_AGAIN_SECONDS: Final = 0.5
@@ -86,7 +91,7 @@ _REMOVE_GONE_MS: Final = 1_000
 _DUE_KEPT: Final = 1_000
 """Times of groups that are gone, which wait in the heap beside as many as there are groups."""
 """The least time between two searches for members that are gone."""
-_SWEEP_MS: Final = round(limits.OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
+_SWEEP_MS: Final = round(OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
 """The error of each partition, or None."""
@@ -168,7 +173,7 @@ class Coordinator:
         self._clock = clock
         self._new_uuid = new_uuid
         self._lock = threading.Lock()
-        self._memory = MemberMemory(limits.GROUPS_MEMBERS_BYTES)
+        self._memory = MemberMemory(GROUPS_MEMBERS_BYTES)
         self._is_short = False
         """A request found too little memory, so members that are gone have to be removed."""
         self._remove_gone_ms = self._now_ms()
@@ -411,7 +416,7 @@ class Coordinator:
         commit_ms = self._wall_ms()
         for topic_partition, commit in offsets.items():
             topic_id = topics.id_of(topic_partition)
-            if _java_length(commit.metadata) > limits.OFFSET_METADATA_LENGTH:
+            if _java_length(commit.metadata) > OFFSET_METADATA_LENGTH:
                 refusals[topic_partition] = GroupError.OFFSET_METADATA_TOO_LARGE
             elif topic_id is None or commit.topic_id not in ("", topic_id):
                 refusals[topic_partition] = GroupError.UNKNOWN_TOPIC_OR_PARTITION
@@ -545,11 +550,11 @@ class Coordinator:
             if self._due_to_load(self._topic.led()):
                 return GroupError.COORDINATOR_LOAD_IN_PROGRESS
             entries = list(self._groups.values())
-        for first in range(0, len(entries), limits.GROUPS_STEP):
+        for first in range(0, len(entries), _GROUPS_STEP):
             with self._lock:
                 found += [
                     each.group.describe(with_members=False)
-                    for each in entries[first : first + limits.GROUPS_STEP]
+                    for each in entries[first : first + _GROUPS_STEP]
                     if each.group.state is not GroupState.DEAD
                 ]
         return found

@@ -16,7 +16,9 @@ import msgspec
 from sparklog import limits
 from sparklog.broker.groups.messages import JoinRequest, Token
 from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
-from sparklog.limits import GROUP_GONE_SECONDS, NEW_MEMBER_JOIN_TIMEOUT_MS
+
+GROUP_GONE_SECONDS = 10.0  # after which a silent, disconnected member may be removed for others
+_NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # for a member that has never been in a generation
 
 CANCELLED: Final = object()
 """Replaces the token of a request whose caller no longer waits for the reply."""
@@ -218,7 +220,7 @@ class Members:
         member.heard_ms = now_ms
         timeout_ms = member.request.session_timeout_ms
         self.expire_at(
-            member, now_ms + (NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else timeout_ms)
+            member, now_ms + (_NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else timeout_ms)
         )
 
     def expire_at(self, member: Member, deadline_ms: int) -> None:

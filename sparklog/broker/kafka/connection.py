@@ -25,6 +25,16 @@ from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import WRONG_PORT
 
+_PIPELINED = 16  # replies of a connection that may wait while requests are read
+_CONNECTION_BYTES = 32 * limits.MIB  # of the requests of one; a larger single request is read alone
+STEP_BYTES = 64 * limits.KIB  # of an arriving request; then as much as has arrived
+_REPLY_BYTES = 32 * limits.MIB  # of one reply without records
+_ITEM_BYTES = 1_000  # of memory for one item until it is answered
+STALLED_SECONDS = 30  # that a client may leave its replies unread
+STALLED_SHORT_SECONDS = 1  # while others wait for memory
+SLOWEST_BYTES_PER_SECOND = 1 * limits.MIB  # the slowest rate at which a large request may arrive
+IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
+
 _log = structlog.get_logger("sparklog.kafka")
 _OUR_CLIENT: Final = b"PRI "
 """The first bytes of HTTP/2, as sparklog's clients send them. As a length they exceed any limit."""
@@ -101,12 +111,12 @@ class KafkaConnection:
         self._memory = memory
         self._request_max_bytes = request_max_bytes
         self._clock = clock
-        self._unanswered = MemoryPool(limits.KAFKA_CONNECTION_BYTES)
+        self._unanswered = MemoryPool(_CONNECTION_BYTES)
         """The requests that are not answered yet, so that no connection takes all the memory."""
         self._allowance = FreeAllowance()
         self._disconnected = _DisconnectFlag()
         self._grants: set[MemoryGrant] = set()
-        self._replies: asyncio.Queue[_QueuedReply] = asyncio.Queue(limits.KAFKA_PIPELINED)
+        self._replies: asyncio.Queue[_QueuedReply] = asyncio.Queue(_PIPELINED)
         self._unsent = 0
         """The number of replies that `_send` has not written yet."""
         self._in_progress: tuple[ServedApi, MemoryGrant] | None = None
@@ -168,8 +178,8 @@ class KafkaConnection:
         """Ends the connection if it has made no progress for too long; called periodically.
 
         A client that does not read its replies, or stops within a request, has
-        `KAFKA_STALLED_SECONDS`, or `KAFKA_STALLED_SHORT_SECONDS` while other requests wait for
-        memory. A client without open requests has `KAFKA_IDLE_SECONDS`, as in Kafka.
+        `STALLED_SECONDS`, or `STALLED_SHORT_SECONDS` while other requests wait for
+        memory. A client without open requests has `IDLE_SECONDS`, as in Kafka.
 
         Args:
             passed_seconds: since the last call, without the time in which the event loop was busy
@@ -189,9 +199,9 @@ class KafkaConnection:
         if self._sending_bytes:
             self._sending_seconds += passed_seconds
         is_short = self._memory.is_short
-        patience_seconds: float = limits.KAFKA_STALLED_SECONDS
+        patience_seconds: float = STALLED_SECONDS
         if is_short:
-            patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
+            patience_seconds = STALLED_SHORT_SECONDS
         if self._incoming is not None and self._late_seconds > patience_seconds:
             received, seconds = self._incoming_bytes, self._late_seconds
             self._end(f"a request is {seconds:.0f} s late after its first {received} bytes")
@@ -204,7 +214,7 @@ class KafkaConnection:
         ):
             seconds = self._idle_seconds
             self._end(f"{unread_bytes} bytes of replies were not read for {seconds:.0f} s")
-        elif not self._grants and self._idle_seconds >= limits.KAFKA_IDLE_SECONDS:
+        elif not self._grants and self._idle_seconds >= IDLE_SECONDS:
             self._stream.transport.abort()
 
     def cut(self) -> None:
@@ -269,7 +279,7 @@ class KafkaConnection:
             return frame
         parts: list[bytes | bytearray] = []
         while self._incoming_bytes < size:
-            step = max(self._incoming_bytes, limits.KAFKA_STEP_BYTES)
+            step = max(self._incoming_bytes, STEP_BYTES)
             step = min(step, size - self._incoming_bytes)
             self._stream.check(step)
             await grant.grow_request(step, is_all=step == size)
@@ -350,7 +360,7 @@ class KafkaConnection:
         except ManyItems:
             checked = await self._check_large(frame)
         if checked.items > limits.KAFKA_LITTLE_ITEMS:
-            await grant.take_parsed(len(frame) + checked.items * limits.KAFKA_ITEM_BYTES)
+            await grant.take_parsed(len(frame) + checked.items * _ITEM_BYTES)
         if checked.items > limits.KAFKA_QUICK_ITEMS:
             request = await self._context.run_blocking(
                 WorkerPool.LARGE_REQUEST, messages.parse_request, checked, host, grant, is_gone
@@ -480,10 +490,10 @@ class KafkaConnection:
             await _take_reply_memory(grant, writer.written_bytes - records_bytes)
             return writer.finish()
         async with self._context.large_reply_lock:
-            await grant.take_reply(limits.KAFKA_REPLY_BYTES)
+            await grant.take_reply(_REPLY_BYTES)
             async for _ in steps:
-                if writer.written_bytes - records_bytes > limits.KAFKA_REPLY_BYTES:
-                    most = limits.KAFKA_REPLY_BYTES
+                if writer.written_bytes - records_bytes > _REPLY_BYTES:
+                    most = _REPLY_BYTES
                     reason = f"the reply has more than {most} bytes: request fewer items"
                     raise errors.BadRequest(reason=reason)
             grant.shrink_reply(writer.written_bytes)
@@ -509,4 +519,4 @@ async def _take_reply_memory(grant: MemoryGrant, size: int) -> None:
 
 def _allowed_seconds(size: int) -> float:
     """Returns the time in which so many bytes have to be transferred."""
-    return size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
+    return size / SLOWEST_BYTES_PER_SECOND

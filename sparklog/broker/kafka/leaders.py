@@ -19,7 +19,8 @@ from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.kafka.messages import Fields
 from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
 from sparklog.broker.kafka.topics import nodes
-from sparklog.limits import MOVE_WAIT_SECONDS
+
+MOVE_WAIT_SECONDS = 0.25  # for which a request waits for a partition that is just moving
 
 
 class Leader(NamedTuple):
@@ -36,7 +37,7 @@ class Leader(NamedTuple):
 async def settle(context: HandlerContext, partitions: Collection[TopicPartition]) -> None:
     """Waits until it is known who leads partitions that this broker does not serve.
 
-    Returns after `limits.MOVE_WAIT_SECONDS` in any case: other partitions of the request wait too.
+    Returns after `MOVE_WAIT_SECONDS` in any case: other partitions of the request wait too.
     Where all of them were just given to others, their leaders are known without a look.
     """
     broker = context.broker

@@ -37,20 +37,21 @@ from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.refused_work import Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.limits import (
-    KAFKA_CHANGE_THREADS,
-    KAFKA_CHECK_THREADS,
     KAFKA_CONNECTIONS,
     KAFKA_CONNECTIONS_PER_ADDRESS,
-    KAFKA_CONTROL_THREADS,
     KAFKA_LITTLE_ITEMS,
-    KAFKA_OTHER_FILES,
-    KAFKA_READ_THREADS,
-    KAFKA_SEEK_THREADS,
-    KAFKA_WAKE_SECONDS,
-    KAFKA_WATCHED_PARTITIONS,
-    KAFKA_WOKEN_FETCHES,
     LISTEN_BACKLOG,
 )
+
+_OTHER_FILES = 1_024  # open files of the process beside connections
+_CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
+_CHANGE_THREADS = 2
+_CHECK_THREADS = 2
+READ_THREADS = 8
+_SEEK_THREADS = 2
+WOKEN_FETCHES = 8  # that are woken in one turn of the event loop
+WAKE_SECONDS = 0.0002  # from one such fetch to the next: about twice the time that it takes
+_WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except for those of a few partitions
 
 _T = TypeVar("_T")
 _CHECK_SECONDS: Final = 1.0
@@ -64,11 +65,11 @@ _MEASURE_WEIGHT: Final = 0.02
 _LOGGED_CLOSED: Final = 8
 """The number of closed connections that are logged one by one between two checks."""
 _THREADS: Final[Mapping[WorkerPool, int]] = {
-    WorkerPool.CONTROL: KAFKA_CONTROL_THREADS,
-    WorkerPool.CHANGE: KAFKA_CHANGE_THREADS,
-    WorkerPool.CHECK: KAFKA_CHECK_THREADS,
-    WorkerPool.READ: KAFKA_READ_THREADS,
-    WorkerPool.SEEK: KAFKA_SEEK_THREADS,
+    WorkerPool.CONTROL: _CONTROL_THREADS,
+    WorkerPool.CHANGE: _CHANGE_THREADS,
+    WorkerPool.CHECK: _CHECK_THREADS,
+    WorkerPool.READ: READ_THREADS,
+    WorkerPool.SEEK: _SEEK_THREADS,
     WorkerPool.PROOF: 1,
     WorkerPool.LARGE_REQUEST: 1,
 }
@@ -267,7 +268,7 @@ class KafkaListener:
         is_small = len(seen) <= KAFKA_LITTLE_ITEMS
         if not is_small:
             await self.scheduler.wait_turn()
-            if self._watched + len(seen) > KAFKA_WATCHED_PARTITIONS:
+            if self._watched + len(seen) > _WATCHED_PARTITIONS:
                 return False
         try:
             watch = self.broker.watch_growth(seen, lacking_bytes, lambda: self._wake_later(waiter))
@@ -311,11 +312,11 @@ class KafkaListener:
 
     def _takes_turn(self, now: float) -> bool:
         """Takes the turn of the next fetch, if its time has come."""
-        spare_seconds = (KAFKA_WOKEN_FETCHES - 1) * KAFKA_WAKE_SECONDS
+        spare_seconds = (WOKEN_FETCHES - 1) * WAKE_SECONDS
         self._next_wake = max(self._next_wake, now - spare_seconds)
         if self._next_wake > now:
             return False
-        self._next_wake += KAFKA_WAKE_SECONDS
+        self._next_wake += WAKE_SECONDS
         return True
 
     async def wait_fetch_turn(self) -> bool:
@@ -447,7 +448,7 @@ def _limit_to_open_files(connections: int) -> int:
     Raises the process's limit of open files first, if it is too low for `connections`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + KAFKA_OTHER_FILES
+    needed = connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with suppress(OSError, ValueError):
@@ -455,7 +456,7 @@ def _limit_to_open_files(connections: int) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
-    allowed = max(soft - KAFKA_OTHER_FILES, soft // 2)
+    allowed = max(soft - _OTHER_FILES, soft // 2)
     _log.warning(
         "fewer connections are accepted: the process may open too few files",
         max_connections=connections,

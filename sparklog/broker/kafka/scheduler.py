@@ -1,7 +1,7 @@
 """Cooperative scheduling of long work in the event loop of the Kafka listener.
 
 Work on more than `KAFKA_LITTLE_ITEMS` items waits for a turn in one queue. In each round of the
-event loop the first task of the queue has a turn of at most `KAFKA_TURN_SECONDS`; a task that needs
+event loop the first task of the queue has a turn of at most `TURN_SECONDS`; a task that needs
 more time queues again, behind the others. So a round is delayed by one turn at most, however many
 connections have long work. Work on fewer items does not queue.
 """
@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Iterable, Sized
 from typing import TypeVar
 
 from sparklog.clock import Clock
-from sparklog.limits import KAFKA_LITTLE_ITEMS, KAFKA_TURN_SECONDS
+from sparklog.limits import KAFKA_LITTLE_ITEMS
+
+TURN_SECONDS = 0.003  # that one request occupies the event loop
 
 _T = TypeVar("_T")
 
@@ -39,7 +41,7 @@ class LoopScheduler:
         """
         if not isinstance(items, Sized) or len(items) > KAFKA_LITTLE_ITEMS:
             await self.wait_turn()
-        turn_end = self._turn_end if self._owns_turn else self._monotonic() + KAFKA_TURN_SECONDS
+        turn_end = self._turn_end if self._owns_turn else self._monotonic() + TURN_SECONDS
         for item in items:
             if self._monotonic() >= turn_end:
                 await self.wait_turn()
@@ -59,7 +61,7 @@ class LoopScheduler:
             self._is_active = True
             loop.call_soon(self._next_round)
         self._owner = asyncio.current_task()
-        self._turn_end = self._monotonic() + KAFKA_TURN_SECONDS
+        self._turn_end = self._monotonic() + TURN_SECONDS
 
     @property
     def _owns_turn(self) -> bool:

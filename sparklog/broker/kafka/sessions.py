@@ -9,8 +9,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from sparklog import limits
 from sparklog.clock import Clock
+
+FETCH_SESSIONS = 1_000  # Kafka's max.incremental.fetch.session.cache.slots
+FETCH_SESSION_PARTITIONS = 100_000  # of all sessions together
+FETCH_SESSION_KEPT_SECONDS = 120.0  # that an idle session is not evicted
 
 Key: TypeAlias = tuple[object, int]
 """A topic (its name or its id, as the request's version has it) and a partition."""
@@ -50,7 +53,7 @@ class FetchSessions:
     """All fetch sessions of a listener, bounded in number and in partitions.
 
     Where they are full, a new session replaces the least recently used one, provided that it has
-    not been used for `KAFKA_FETCH_SESSION_KEPT_SECONDS`.
+    not been used for `FETCH_SESSION_KEPT_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -63,7 +66,7 @@ class FetchSessions:
     def has_capacity(self, more_partitions: int) -> bool:
         """Returns whether the sessions may name so many partitions more, all together."""
         count = sum(len(session.partitions) for session in self._sessions.values())
-        return count + more_partitions <= limits.KAFKA_FETCH_SESSION_PARTITIONS
+        return count + more_partitions <= FETCH_SESSION_PARTITIONS
 
     def find(self, session_id: int) -> FetchSession | None:
         return self._sessions.get(session_id)
@@ -78,7 +81,7 @@ class FetchSessions:
 
     def open(self, partitions: dict[Key, Any]) -> FetchSession | None:
         """Returns a new session with these partitions, or None if there is no capacity for it."""
-        if len(self._sessions) >= limits.KAFKA_FETCH_SESSIONS and not self._evict():
+        if len(self._sessions) >= FETCH_SESSIONS and not self._evict():
             return None
         while not self.has_capacity(len(partitions)):
             if not self._sessions or not self._evict():
@@ -96,7 +99,7 @@ class FetchSessions:
         """Closes the least recently used session. Returns False if it was used recently."""
         oldest = min(self._sessions.values(), key=lambda session: session.last_used_seconds)
         idle_seconds = self._clock.monotonic() - oldest.last_used_seconds
-        if idle_seconds < limits.KAFKA_FETCH_SESSION_KEPT_SECONDS:
+        if idle_seconds < FETCH_SESSION_KEPT_SECONDS:
             return False
         del self._sessions[oldest.session_id]
         return True

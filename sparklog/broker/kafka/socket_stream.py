@@ -1,6 +1,6 @@
 """The bytes of one Kafka connection, as a stream with bounded read-ahead.
 
-At most `KAFKA_READ_BYTES` are buffered before they are asked for; asyncio's own streams exceed
+At most `READ_BYTES` are buffered before they are asked for; asyncio's own streams exceed
 their limit by as much as the socket has. A large part of a request is read directly into the buffer
 that `read` returns.
 """
@@ -12,8 +12,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from sparklog import limits
 from sparklog.broker.kafka.messages import Raw
-from sparklog.limits import KAFKA_READ_BYTES
+
+READ_BYTES = 32 * limits.KIB  # that are read ahead from a connection
 
 
 class SocketStream(asyncio.BufferedProtocol):
@@ -27,7 +29,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._buffer = bytearray(KAFKA_READ_BYTES)
+        self._buffer = bytearray(READ_BYTES)
         self._first = self._last = 0
         """The range of the buffer with bytes that `read` has not returned yet."""
         self._is_paused = False

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from sparklog.limits import QUICK_FLUSH_SECONDS, SLOW_FLUSH_PAUSE_SECONDS, SLOW_FLUSH_SECONDS
+QUICK_FLUSH_SECONDS = 0.000_5  # that recent flushes took on average, at most,
+SLOW_FLUSH_SECONDS = 0.005  # while none of them took longer
+SLOW_FLUSH_PAUSE_SECONDS = 1.0  # within this time
+
 
 _WEIGHT: Final = 0.125
 """The share of the newest flush in the average."""

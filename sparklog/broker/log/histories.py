@@ -15,11 +15,12 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.metadata import Epoch
 from sparklog.storage.objects import Store
+
+HISTORY_ENTRIES = 100_000  # of other brokers' logs, which a member keeps to read them once
 
 History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
 """The newest checkpoint of an epoch, and every flush that still counts."""
@@ -28,7 +29,7 @@ History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
 class Histories:
     """Reads logs, and keeps what may be needed again. One caller at a time.
 
-    It keeps at most `limits.HISTORY_ENTRIES` entries. A log with which there would be more is read
+    It keeps at most `HISTORY_ENTRIES` entries. A log with which there would be more is read
     again.
     """
 
@@ -103,7 +104,7 @@ class Histories:
         ahead = (each.values() for each in self._ahead.values())
         fenced = (each for _, each in self._fenced.values())
         flushes = itertools.chain(objects, *ahead, *fenced)
-        return sum(len(each.located) for each in flushes) <= limits.HISTORY_ENTRIES
+        return sum(len(each.located) for each in flushes) <= HISTORY_ENTRIES
 
     def _follower(self, epoch: Epoch) -> wal.Follower:
         known: Mapping[int, wal.WalObject] = self._ahead.get(epoch.id, {})

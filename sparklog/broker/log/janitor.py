@@ -57,6 +57,23 @@ from sparklog.storage.staging_sweep import StagingSweep
 from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
+UPKEEP_SECONDS = 1.0  # after which a tick leaves the other topics to the next one
+_UPKEEP_ROUND_SECONDS = 60.0  # in which each topic has its turn
+UPKEEP_TOPICS = 20  # that have their turn in each tick, if there are no more
+_TABLE_LOG_LEAST_VERSIONS = 1_000  # of a table, where those of all tables of a broker are more than
+_TABLE_LOGS_VERSIONS = 200_000
+_DELETED_TOPICS_LEARNT = 20  # in a sweep, of those that were deleted before the start
+_BUSY_BYTES_PER_SECOND = 48 * limits.MIB
+BUSY_AFTER_TAKEOVER_SECONDS = 10.0
+_FILES_BEFORE_PATIENCE_ENDS = 2_000
+COMPACT_SETTLED_SECONDS = 3600.0
+SWEEP_EVERY_SECONDS = 300.0
+SETTLE_EVERY_SECONDS = 60.0
+UPKEEP_RETRY_SECONDS = 30.0
+UPKEEP_RETRY_MAX_SECONDS = 600.0  # between attempts after repeated failures
+RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 minutes
+TEMPORARY_KEPT_SECONDS = 3600.0  # longer than any put takes
+
 _log = structlog.get_logger("sparklog.janitor")
 _FOLDERS: Final = ("heartbeats", "meta", manifest.FOLDER, "topics", "wal")
 """The folders with frequent puts. Other folders of a root may belong to other programs."""
@@ -166,7 +183,7 @@ class Janitor:
         self._share_removed_files()
         self._try_settle_doubts()
         self._choose_topics()
-        deadline = self._clock.monotonic() + limits.UPKEEP_SECONDS
+        deadline = self._clock.monotonic() + UPKEEP_SECONDS
 
         def is_over() -> bool:
             return should_stop() or self._clock.monotonic() >= deadline
@@ -180,7 +197,7 @@ class Janitor:
             if is_over():
                 break
         if self._clock.monotonic() >= self._staging_due and not should_stop():
-            self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
+            self._staging_due = self._clock.monotonic() + SWEEP_EVERY_SECONDS
             self._sweep_staging(should_stop)
             self._sweep_deleted(should_stop)
             if self._is_controller():
@@ -207,13 +224,13 @@ class Janitor:
                 state.commits += count
                 if state.commits >= enough:
                     self._ready[topic_id] = None
-        share = limits.UPKEEP_ROUND_SECONDS / self._settings.interval_seconds
-        for _ in range(max(limits.UPKEEP_TOPICS, math.ceil(len(self._rotation) / share))):
+        share = _UPKEEP_ROUND_SECONDS / self._settings.interval_seconds
+        for _ in range(max(UPKEEP_TOPICS, math.ceil(len(self._rotation) / share))):
             if not self._rotation or len(self._ready) >= len(self._rotation):
                 break
             self._rotation.rotate(-1)
             self._ready[self._rotation[-1]] = None
-        if len(self._rotation) <= limits.UPKEEP_TOPICS:
+        if len(self._rotation) <= UPKEEP_TOPICS:
             self._ready |= dict.fromkeys(self._rotation)
 
     def _look_at(
@@ -285,20 +302,20 @@ class Janitor:
         now, written = self._clock.monotonic(), self._partition_table.written_bytes
         seconds = max(now - self._measured_at, 1e-3)
         rate = (written - self._measured_bytes) / seconds
-        is_new = now - self._partition_table.taken_seconds < limits.BUSY_AFTER_TAKEOVER_SECONDS
-        self._is_busy = is_new or rate > limits.BUSY_BYTES_PER_SECOND
+        is_new = now - self._partition_table.taken_seconds < BUSY_AFTER_TAKEOVER_SECONDS
+        self._is_busy = is_new or rate > _BUSY_BYTES_PER_SECOND
         self._measured_at, self._measured_bytes = now, written
 
     def _log_versions(self) -> int:
         """Returns how many versions each table may keep in its Delta log."""
-        share = limits.TABLE_LOGS_VERSIONS // max(len(self._rotation), 1)
-        least = limits.TABLE_LOG_LEAST_VERSIONS
+        share = _TABLE_LOGS_VERSIONS // max(len(self._rotation), 1)
+        least = _TABLE_LOG_LEAST_VERSIONS
         return least if self._is_short_of_space() else max(share, least)
 
     def _share_removed_files(self) -> None:
         now = self._clock.monotonic()
         if self._removed_files is not None and now >= self._share_due:
-            self._share_due = now + limits.SWEEP_EVERY_SECONDS
+            self._share_due = now + SWEEP_EVERY_SECONDS
             counts = (topic.table.removed_count for topic in self._partition_table.topics())
             self._removed_files.files = removed_files.fair_number(counts)
 
@@ -315,8 +332,8 @@ class Janitor:
         if found is None:
             backoff = RetrySchedule(
                 self._clock,
-                first_seconds=limits.UPKEEP_RETRY_SECONDS,
-                most_seconds=limits.UPKEEP_RETRY_MAX_SECONDS,
+                first_seconds=UPKEEP_RETRY_SECONDS,
+                most_seconds=UPKEEP_RETRY_MAX_SECONDS,
             )
             found = self._topics[topic.topic_id] = _TopicMaintenance(topic.table, backoff)
             found.due["sweep"] = self._first_sweep(f"topics/{topic.name}")
@@ -329,7 +346,7 @@ class Janitor:
         because embedded brokers may never live so long, and each would leave its files behind.
         """
         share = crc32c.crc32c(f"{folder} {self._clock.now_us()}".encode()) / 2**32
-        return self._clock.monotonic() + share * limits.SWEEP_EVERY_SECONDS
+        return self._clock.monotonic() + share * SWEEP_EVERY_SECONDS
 
     def _try(
         self,
@@ -405,7 +422,7 @@ class Janitor:
                 table, each, should_stop=should_stop, on_commit=self._counts.add_merged
             )
         if is_settling:
-            state.due["settle keys"] = now + limits.SETTLE_EVERY_SECONDS
+            state.due["settle keys"] = now + SETTLE_EVERY_SECONDS
 
     def _sweep(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
@@ -414,7 +431,7 @@ class Janitor:
         if not (is_due or is_full) or table.refresh().topic_id is None:
             return
         if is_due:
-            state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+            state.due["sweep"] = now + SWEEP_EVERY_SECONDS
         maintenance.sweep_replaced(table, is_retained=not is_short)
         if is_due:
             maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
@@ -423,7 +440,7 @@ class Janitor:
         table, now = state.table, self._clock.monotonic()
         if now < state.due.get("retention", 0.0) or table.refresh().topic_id is None:
             return
-        state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
+        state.due["retention"] = now + RETENTION_EVERY_SECONDS
         self._settle_config(table.topic)
         retention.retain(table)
         retention.sweep_below(table)
@@ -474,7 +491,7 @@ class Janitor:
             state.merged = snapshot
             self._sort_files(state, since, should_stop)
             if is_settling:
-                state.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
+                state.due["settle"] = now + SETTLE_EVERY_SECONDS
 
     def _sort_files(
         self,
@@ -522,10 +539,10 @@ class Janitor:
         merging goes ahead all the same.
         """
         files = sum(len(each) for each in snapshot.files)
-        return not self._is_busy or files > limits.FILES_BEFORE_PATIENCE_ENDS
+        return not self._is_busy or files > _FILES_BEFORE_PATIENCE_ENDS
 
     def _settled_before_us(self) -> int:
-        return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)
+        return self._clock.now_us() - round(COMPACT_SETTLED_SECONDS * 1e6)
 
     def _sweep_deleted(self, should_stop: Callable[[], bool]) -> None:
         try:
@@ -536,7 +553,7 @@ class Janitor:
             self._known |= live
             deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
             # A start has all that were ever deleted before it.
-            self._known.update(sorted(deleted - self._known)[: limits.DELETED_TOPICS_LEARNT])
+            self._known.update(sorted(deleted - self._known)[:_DELETED_TOPICS_LEARNT])
             deleted &= self._known
         except SyncFailed:
             raise
@@ -661,7 +678,7 @@ class Janitor:
         return self._partition_table.by_id(known.topic_id)
 
     def _sweep_temporaries(self) -> None:
-        older_than_us = self._clock.now_us() - round(limits.TEMPORARY_KEPT_SECONDS * 1e6)
+        older_than_us = self._clock.now_us() - round(TEMPORARY_KEPT_SECONDS * 1e6)
         try:
             for folder in _FOLDERS:
                 self._store.sweep_temporaries(folder, older_than_us)

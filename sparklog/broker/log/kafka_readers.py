@@ -27,6 +27,14 @@ from sparklog.clock import Clock
 if TYPE_CHECKING:
     from sparklog.formats.record_batch import Raw
 
+BATCH_BYTES = 256 * limits.KIB  # of a batch encoded from rows; a larger record has its own
+MADE_BYTES = 1 * limits.MIB  # of such batches that are encoded at a time
+AHEAD_BYTES = 128 * limits.MIB  # of such batches that are kept for sequential readers
+CURSORS_KEPT = 4  # sequential readers whose place in a file is kept between two fetches
+_PORTION_BATCHES = 512  # that are read at a time, unchanged
+_FEW_BATCHES = 32  # so many are sent without joining, whatever their size
+_SMALL_PIECE_BYTES = 1 * limits.KIB  # smaller parts of batches are joined; a batch has two
+
 
 _FEW_ROWS: Final = 8_192
 """Rows that are read at once if the cache has no space for their batches."""
@@ -50,7 +58,7 @@ class KafkaReader:
         self._reader = reader
         self._partition_table = partition_table
         self._hot = hot
-        self._cache = BatchCache(limit_bytes=limits.KAFKA_AHEAD_BYTES, clock=clock)
+        self._cache = BatchCache(limit_bytes=AHEAD_BYTES, clock=clock)
         self._cursors = _Cursors(clock)
         self.read_bytes = 0
         """Bytes of rows that were read to be encoded."""
@@ -166,7 +174,7 @@ class KafkaReader:
             rows=end - offset,
             limit_bytes=limit_bytes,
             only_kafka=True,
-            most_batches=limits.KAFKA_PORTION_BATCHES,
+            most_batches=_PORTION_BATCHES,
         )
         pieces: list[Raw] = []
         for entry, records in run:
@@ -174,8 +182,8 @@ class KafkaReader:
             pieces += record_batch.placed(
                 records, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
             )
-        are_small = sum(map(len, pieces)) < len(pieces) * limits.KAFKA_SMALL_PIECE_BYTES
-        if are_small and len(run) > limits.KAFKA_FEW_BATCHES:
+        are_small = sum(map(len, pieces)) < len(pieces) * _SMALL_PIECE_BYTES
+        if are_small and len(run) > _FEW_BATCHES:
             pieces = [b"".join(pieces)]  # one object takes less memory than many
         return Fetched(pieces, run[-1].entry.end) if run else None
 
@@ -199,7 +207,7 @@ class KafkaReader:
                     encoded = self._encode_ahead(topic, partition, offset, limit_bytes)
                     self._cache.put(of_partition, offset, encoded)
                     return _within(encoded, limit_bytes)
-                with self._cache.reserve(limits.KAFKA_MADE_BYTES) as free_bytes:
+                with self._cache.reserve(MADE_BYTES) as free_bytes:
                     least_bytes = max(limit_bytes, free_bytes)
                     encoded = cursor.take(least_bytes) if cursor is not None else ()
                     if not encoded:  # a kept cursor ends where the partition ended before
@@ -223,7 +231,7 @@ class KafkaReader:
             is_free = free_bytes >= limits.ROW_GROUP_BYTES
             batch_rows = limits.SCAN_BATCH_ROWS if is_free else _FEW_ROWS
             cursor = _Cursor(self._batches(topic, partition, offset, batch_rows))
-            least_bytes = max(limit_bytes, min(free_bytes, limits.KAFKA_MADE_BYTES))
+            least_bytes = max(limit_bytes, min(free_bytes, MADE_BYTES))
             return cursor.take(least_bytes, max(limit_bytes, free_bytes))
 
     def _batches(
@@ -318,14 +326,14 @@ class _Cursors:
     def has_room(self) -> bool:
         """Returns whether another cursor would be kept."""
         with self._lock:
-            return len(self._cursors) < limits.KAFKA_CURSORS
+            return len(self._cursors) < CURSORS_KEPT
 
     def put(self, key: tuple[str, int, int], cursor: _Cursor) -> None:
         """Keeps a cursor; drops the oldest if there are too many."""
         with self._lock:
             self._cursors[key] = cursor, self._clock.monotonic()
             self._cursors.move_to_end(key)
-            while len(self._cursors) > limits.KAFKA_CURSORS:
+            while len(self._cursors) > CURSORS_KEPT:
                 self._cursors.popitem(last=False)
 
 
@@ -340,9 +348,7 @@ def _encoded(read: ReadBatch, topic: Topic, leader_epoch: int) -> Iterator[bytea
     if read.rows.num_rows == 0:
         yield record_batch.gap(read.first, read.end, leader_epoch=leader_epoch)
         return
-    batches = record_batch.encode(
-        read.rows, leader_epoch=leader_epoch, limit_bytes=limits.KAFKA_BATCH_BYTES
-    )
+    batches = record_batch.encode(read.rows, leader_epoch=leader_epoch, limit_bytes=BATCH_BYTES)
     wanted = topic.compression
     if wanted is None:
         yield from batches

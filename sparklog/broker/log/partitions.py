@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.config import topic_config
 from sparklog.broker.counts import TopicCounts
 from sparklog.broker.log.growth import Growth
@@ -50,6 +50,13 @@ from sparklog.storage.snapshot import (
 )
 from sparklog.storage.table import APPEND_ONLY_REASON, NO_TABLE, TopicTable
 from sparklog.storage.wal import WalObject
+
+_PRODUCER_EXPIRY_SECONDS = 24 * 3600.0  # idle idempotent producers; checked at each WAL checkpoint
+PRODUCERS_PER_PARTITION = 20_000  # the least recently active ones are dropped first
+PRODUCERS_IN_ALL = 100_000  # of all partitions together: ~1 kB each
+_PRODUCERS_FORGOTTEN = 2_000  # expired producers that a checkpoint drops at most
+LEADER_EPOCHS_REMEMBERED = 32  # of a partition, with their first offsets
+_DELETED_NAME_SECONDS = 1.0  # in which no client's mention creates a deleted topic again
 
 _OVERHEAD_BYTES = 640
 """Memory of a waiting entry beside its records, measured on 300,000 entries."""
@@ -137,7 +144,7 @@ class Partition:
         """Records where a leader epoch begins. Entries come in the order of their offsets."""
         if not self.epochs or self.epochs[-1][0] < entry.leader_epoch:
             self.epochs.append((entry.leader_epoch, entry.base_offset))
-            del self.epochs[: -limits.LEADER_EPOCHS_REMEMBERED]
+            del self.epochs[:-LEADER_EPOCHS_REMEMBERED]
 
     def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
         """Returns (leader epoch, end offset) of that epoch, or of the last known one before it.
@@ -494,7 +501,7 @@ class PartitionTable:
         self._waiting_partitions = 0
         """The number of partitions with an unpublished entry, of all topics."""
         self._removed: dict[str, float] = {}
-        """When topics were removed, in monotonic seconds by name; of `DELETED_NAME_SECONDS`."""
+        """When topics were removed, in monotonic seconds by name; of `_DELETED_NAME_SECONDS`."""
         self.topics_version = 0
         """Rises when a topic is added or removed."""
         self.on_leaders: Callable[[], None] = lambda: None
@@ -555,10 +562,10 @@ class PartitionTable:
         self._removed[name] = now  # the newest last
 
     def was_just_removed(self, name: str) -> bool:
-        """Returns whether a topic of that name was removed within `DELETED_NAME_SECONDS`."""
+        """Returns whether a topic of that name was removed within `_DELETED_NAME_SECONDS`."""
         removed = self._removed.get(name)
         now = self._clock.monotonic()
-        return removed is not None and now - removed < limits.DELETED_NAME_SECONDS
+        return removed is not None and now - removed < _DELETED_NAME_SECONDS
 
     def by_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
@@ -1183,11 +1190,11 @@ class PartitionTable:
         self._producers[key] = topic.topic_id
         self._producers.move_to_end(key)
         self._state_changed[partition] = topic.topic_id
-        if len(partition.producers) > limits.PRODUCERS_PER_PARTITION:
+        if len(partition.producers) > PRODUCERS_PER_PARTITION:
             oldest = partition.producers.oldest()
             assert oldest is not None
             self._drop_producer(partition, oldest)
-        if len(self._producers) > limits.PRODUCERS_IN_ALL:
+        if len(self._producers) > PRODUCERS_IN_ALL:
             self._drop_producer(*next(iter(self._producers)))
 
     def _drop_producer(self, partition: Partition, producer_id: int) -> None:
@@ -1199,7 +1206,7 @@ class PartitionTable:
 
         Drops a bounded number per call, because other threads wait for the lock.
         """
-        for _ in range(limits.PRODUCERS_FORGOTTEN):
+        for _ in range(_PRODUCERS_FORGOTTEN):
             oldest = next(iter(self._producers), None)
             if oldest is None:
                 return
@@ -1220,7 +1227,7 @@ class PartitionTable:
         """
         now_ms = self._now_ms()
         with self.lock:
-            self.expire_producers(now_ms - round(limits.PRODUCER_EXPIRY_SECONDS * 1e3))
+            self.expire_producers(now_ms - round(_PRODUCER_EXPIRY_SECONDS * 1e3))
             for partition, topic in list(self._with_batches.items()):
                 if partition.batches.expire(now_us, published=partition.published):
                     self._state_changed[partition] = topic.topic_id

@@ -33,6 +33,10 @@ import msgspec
 
 from sparklog import errors, limits
 
+PRODUCERS_PER_BLOCK = 256  # of neighbouring ids, that a checkpoint encodes together
+PRODUCER_REFUSAL_SECONDS = 120.0  # of repeats of a refused batch: Kafka's delivery.timeout.ms
+PRODUCER_REFUSALS = 10_000  # refused batches that are remembered
+
 NO_PRODUCER: Final = -1
 _SEQUENCES: Final = 2**31
 
@@ -163,7 +167,7 @@ class Producers:
         return iter(self._order)
 
     def get(self, producer_id: int) -> ProducerState | None:
-        block = self._blocks.get(producer_id // limits.PRODUCERS_PER_BLOCK)
+        block = self._blocks.get(producer_id // PRODUCERS_PER_BLOCK)
         return None if block is None else block.get(producer_id)
 
     def put(self, producer_id: int, state: ProducerState) -> None:
@@ -182,7 +186,7 @@ class Producers:
         return next(iter(self._order), None)
 
     def _writable(self, producer_id: int) -> dict[int, ProducerState]:
-        number = producer_id // limits.PRODUCERS_PER_BLOCK
+        number = producer_id // PRODUCERS_PER_BLOCK
         self._changed.add(number)
         if number not in self._unshared:
             self._unshared.add(number)
@@ -236,9 +240,9 @@ class Refusals:
             and _comes_after(sequence, known[1])
         ):
             sequence = known[1]
-        until = now_seconds + limits.PRODUCER_REFUSAL_SECONDS
+        until = now_seconds + PRODUCER_REFUSAL_SECONDS
         self._refused[key] = producer_sequence.epoch, sequence, until
-        if len(self._refused) > limits.PRODUCER_REFUSALS:
+        if len(self._refused) > PRODUCER_REFUSALS:
             self._refused.popitem(last=False)
 
     def check(

@@ -20,6 +20,9 @@ from sparklog.clock import Clock
 from sparklog.settings import PublisherSettings
 from sparklog.storage.objects import PutUnresolved
 
+_PUBLISH_TOPICS_TOGETHER = 64  # that are published together
+_PUBLISH_SHARE_PROCESS = 0.5  # of the time, for a process of its own, which shares only the disk
+
 _log = structlog.get_logger("sparklog.broker")
 
 
@@ -93,7 +96,7 @@ class PublishLoop:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
         self._publisher.warm_up()
         waiting = self._partition_table.waiting_objects
-        share = limits.PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
+        share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         due = self._publisher.due(
             interval_seconds=self._pace.interval_seconds(waiting, share),
             publish_bytes=self._settings.publish_bytes,
@@ -240,8 +243,7 @@ def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
     for topic in topics:
         count += _partitions(topic)
         if some and (
-            len(some) == limits.PUBLISH_TOPICS_TOGETHER
-            or count > limits.PUBLISH_PARTITIONS_TOGETHER
+            len(some) == _PUBLISH_TOPICS_TOGETHER or count > limits.PUBLISH_PARTITIONS_TOGETHER
         ):
             yield some
             some, count = [], _partitions(topic)

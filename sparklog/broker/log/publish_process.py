@@ -47,6 +47,18 @@ from sparklog.storage.objects import Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
 from sparklog.version import VERSION
 
+_WANTED_OBJECTS = 160  # files and commits that wait, from which on a process is started
+_WANTED_PARTITIONS = 1_000  # of a broker, from which on it has a process before they wait
+_WANTED_AFTER_SECONDS = 5.0  # for which it has so many of either, before it is started
+_START_SECONDS = 60.0
+REQUEST_SECONDS = 20.0  # for one request
+REQUEST_RUNS = 512  # that one request writes; each is a file or more
+_REQUEST_BYTES = 16 * limits.MIB  # of Kafka's batches in one request; others are read by it
+_END_SECONDS = 1.0  # in which it may end by itself, before it is killed
+STDERR_BYTES = 64 * limits.KIB  # the last ones are logged; a pipe has as many
+RETRY_MAX_SECONDS = 600.0  # the longest pause before another process is started
+_STEADY_SECONDS = 60.0  # after which a lost process counts as the first one
+
 _log = structlog.get_logger("sparklog.publisher")
 _MODULE: Final = "sparklog.broker.log.publish_worker"
 
@@ -101,7 +113,7 @@ class WorkerProcess:
         self._readable = select.poll()  # `select` itself knows the first 1,024 descriptors only
         self._readable.register(self._connection, select.POLLIN)
         self._is_ready = False
-        self._ready_by = time.monotonic() + limits.PUBLISH_PROCESS_START_SECONDS
+        self._ready_by = time.monotonic() + _START_SECONDS
 
     @property
     def pid(self) -> int:
@@ -116,10 +128,10 @@ class WorkerProcess:
         return self._is_ready
 
     def ask(self, request: WriteTogether | PutAll) -> Answer:
-        deadline = time.monotonic() + limits.PUBLISH_PROCESS_SECONDS
+        deadline = time.monotonic() + REQUEST_SECONDS
         self._read_stderr()
         try:
-            self._connection.settimeout(limits.PUBLISH_PROCESS_SECONDS)
+            self._connection.settimeout(REQUEST_SECONDS)
             self._connection.sendall(encode(request))
             return decode_answer(receive(self._connection, deadline))
         except (OSError, msgspec.MsgspecError) as error:
@@ -128,10 +140,10 @@ class WorkerProcess:
     def end(self) -> None:
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be writing a traceback
-            self._process.wait(limits.PUBLISH_PROCESS_END_SECONDS)
+            self._process.wait(_END_SECONDS)
         self._process.kill()
         try:
-            self._process.wait(limits.PUBLISH_PROCESS_SECONDS)
+            self._process.wait(REQUEST_SECONDS)
         except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
             _log.warning("the publishing process does not end", pid=self._process.pid)
         self._read_stderr()
@@ -141,8 +153,8 @@ class WorkerProcess:
             _log.warning("the publishing process has written", pid=self._process.pid, text=text)
 
     def _read_stderr(self) -> None:
-        data = self._stderr.read(limits.PUBLISH_PROCESS_STDERR_BYTES) or b""
-        self._written = (self._written + data)[-limits.PUBLISH_PROCESS_STDERR_BYTES :]
+        data = self._stderr.read(STDERR_BYTES) or b""
+        self._written = (self._written + data)[-STDERR_BYTES:]
 
 
 class PublishProcess:
@@ -157,9 +169,9 @@ class PublishProcess:
         start: Callable[[], PublishingWorker],
         *,
         clock: Clock,
-        objects: int = limits.PUBLISH_PROCESS_OBJECTS,
-        partitions: int = limits.PUBLISH_PROCESS_PARTITIONS,
-        after_seconds: float = limits.PUBLISH_PROCESS_AFTER_SECONDS,
+        objects: int = _WANTED_OBJECTS,
+        partitions: int = _WANTED_PARTITIONS,
+        after_seconds: float = _WANTED_AFTER_SECONDS,
         interval_seconds: float = limits.PUBLISH_INTERVAL_SECONDS,
     ) -> None:
         """Starts a process once `objects` files and commits have waited for `after_seconds`.
@@ -184,9 +196,7 @@ class PublishProcess:
         self._clock = clock
         self._started_at = 0.0
         """When the present process was started, in monotonic seconds."""
-        self._backoff = RetrySchedule(
-            clock, first_seconds=1.0, most_seconds=limits.PUBLISH_PROCESS_RETRY_SECONDS
-        )
+        self._backoff = RetrySchedule(clock, first_seconds=1.0, most_seconds=RETRY_MAX_SECONDS)
         self.starts = 0
         """The number of times that a process was started."""
         self._ended_cpu_seconds = self._cpu_seconds = 0.0
@@ -284,7 +294,7 @@ class PublishProcess:
     def _batches(self, topics: Sequence[Sequence[WrittenRun]]) -> list[bytes | None]:
         """Returns Kafka batches from the hot tail; the process reads the other entries."""
         found: list[bytes | None] = []
-        left = limits.PUBLISH_PROCESS_BYTES
+        left = _REQUEST_BYTES
         for located in (each for runs in topics for run in runs for each in run.run.entries):
             hot = self._hot.find(located.entry)
             if hot is None or isinstance(hot.records, pa.RecordBatch) or len(hot.records) > left:
@@ -317,7 +327,7 @@ class PublishProcess:
             self._note_failure(reason)
 
     def _note_failure(self, reason: str) -> None:
-        if self._clock.monotonic() - self._started_at > limits.PUBLISH_PROCESS_STEADY_SECONDS:
+        if self._clock.monotonic() - self._started_at > _STEADY_SECONDS:
             self._backoff.succeeded("")
         self._backoff.failed("")
         _log.warning(
@@ -348,7 +358,7 @@ def _for_requests(
     for runs in topics:
         count += len(runs)
         size += sum(each.run.memory_bytes for each in runs)
-        if some and (count > limits.PUBLISH_PROCESS_RUNS or size > limits.PUBLISH_ENCODED_BYTES):
+        if some and (count > REQUEST_RUNS or size > limits.PUBLISH_ENCODED_BYTES):
             yield some
             some, count = [], len(runs)
             size = sum(each.run.memory_bytes for each in runs)

@@ -57,6 +57,11 @@ from sparklog.storage.table import (
     query_app_id,
 )
 
+PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
+PUBLISH_IN_PARALLEL_BYTES = 4 * limits.MIB
+PUBLISH_QUIET_SECONDS = 0.25
+PUBLISH_PRESSED_BYTES = 3 * limits.GIB
+
 _log = structlog.get_logger("sparklog.publisher")
 
 
@@ -611,7 +616,7 @@ class Publisher:
             chosen.sort(key=lambda each: each.number)
             firsts = [each.published for each in chosen]
             # Copies only the beginning of a long backlog.
-            heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
+            heads = [each.unpublished[:PUBLISH_MAX_ENTRIES] for each in chosen]
             batches = [dict(each.unpublished_batches) for each in (*chosen, *blocked)]
         if not chosen:
             return []
@@ -682,13 +687,13 @@ class Publisher:
         if not self._store.is_local:
             return True
         entries = [located.entry for each in written for located in each.run.entries]
-        if sum(entry.memory_bytes for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
+        if sum(entry.memory_bytes for entry in entries) < PUBLISH_IN_PARALLEL_BYTES:
             return False
         partitions = [topic.partitions.get(each.run.partition) for each in written]
         newest = [found for each in partitions if each for found in each.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
-        is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
-        return is_quiet or self._partition_table.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
+        is_quiet = self._clock.now_us() - newest_us > PUBLISH_QUIET_SECONDS * 1e6
+        return is_quiet or self._partition_table.unpublished_bytes > PUBLISH_PRESSED_BYTES
 
     def _discard(self, pending: _PendingCommit) -> None:
         """Removes files that no commit has or will have.

@@ -13,9 +13,11 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.readers import LogReader
+
+_RECORD_TIMES_REMEMBERED = 65_536
 
 RecordKey: TypeAlias = tuple[str, str, int, int]
 """A record: topic, topic id, partition and offset."""
@@ -73,5 +75,5 @@ class RecordTimes:
 
     def _remember(self, key: RecordKey, timestamp_us: int) -> None:
         self._known[key] = timestamp_us
-        if len(self._known) > limits.RECORD_TIMES_REMEMBERED:
+        if len(self._known) > _RECORD_TIMES_REMEMBERED:
             self._known.popitem(last=False)

@@ -26,6 +26,8 @@ from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Located, TableFile
 from sparklog.storage.table import data_path
 
+PUBLISH_TOGETHER_BYTES = 1 * limits.MIB  # of Kafka's batches that are decoded together
+
 
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Entries of one partition for the next commit. `first`: the end of its table now."""
@@ -297,7 +299,7 @@ class RunWriter:
                 batch is None
                 or isinstance(batch.records, pa.RecordBatch)
                 or each.entry.timestamp_type == LOG_APPEND_TIME
-                or (found and size > limits.PUBLISH_TOGETHER_BYTES)
+                or (found and size > PUBLISH_TOGETHER_BYTES)
             ):
                 break
             found.append(batch.records)

@@ -30,13 +30,22 @@ import msgspec
 from sparklog import limits
 from sparklog.storage.snapshot import BatchId, BatchKind, Entry
 
+BATCHES_REMEMBERED = 16  # of a query, with their offsets
+QUERIES_REMEMBERED = 1_000  # of a partition
+SINGLES_REMEMBERED = 256  # published writes of a partition outside queries
+PARTS_REMEMBERED = 4_096  # of a partition, of writes outside queries to several leaders
+SINGLE_MEMORY_SECONDS = 24 * 3600.0  # a driver repeats within a minute, unless it was suspended
+APPEND_STAGED_SECONDS = limits.BATCH_MEMORY_SECONDS - 24 * 3600.0  # a write with a key
+SINGLE_APPEND_STAGED_SECONDS = SINGLE_MEMORY_SECONDS - 12 * 3600.0  # a write without a name
+_BATCHES_FORGOTTEN = 1_000  # dropped at a time
+
 _Value = TypeVar("_Value")
 
 
 def memory_seconds(kind: BatchKind) -> float:
     """Returns for how long a write without a batch number is known."""
     unnamed = kind is BatchKind.UNNAMED
-    return limits.SINGLE_MEMORY_SECONDS if unnamed else limits.BATCH_MEMORY_SECONDS
+    return SINGLE_MEMORY_SECONDS if unnamed else limits.BATCH_MEMORY_SECONDS
 
 
 def append_within_seconds(kind: BatchKind) -> float:
@@ -45,8 +54,8 @@ def append_within_seconds(kind: BatchKind) -> float:
     The rest of the time for which the batch is known allows for clocks that differ.
     """
     if kind in (BatchKind.UNNAMED, BatchKind.UNNAMED_PART, BatchKind.NAMED_PART):
-        return limits.SINGLE_APPEND_STAGED_SECONDS
-    return math.inf if kind is BatchKind.NUMBERED else limits.APPEND_STAGED_SECONDS
+        return SINGLE_APPEND_STAGED_SECONDS
+    return math.inf if kind is BatchKind.NUMBERED else APPEND_STAGED_SECONDS
 
 
 class SparkBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +107,7 @@ class PartitionSparkBatches:
             known = self._numbered.pop(batch_id.query, ())
             if known and known[-1].batch_id == batch_id:
                 known, batch = known[:-1], _extended(known[-1], entry)
-            self._numbered[batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
+            self._numbered[batch_id.query] = (*known, batch)[-BATCHES_REMEMBERED:]
             self._drop_queries()
             return
         of_kind = self._parts if entry.batch_kind.is_part else self._single
@@ -106,7 +115,7 @@ class PartitionSparkBatches:
         if before is not None and before.batch_id == batch_id:
             batch = _extended(before, entry)
         of_kind[batch_id.query] = batch
-        while len(self._single) > limits.SINGLES_REMEMBERED:
+        while len(self._single) > SINGLES_REMEMBERED:
             oldest = next(iter(self._single.values()))
             if oldest.end > published:
                 break
@@ -114,7 +123,7 @@ class PartitionSparkBatches:
 
     def _drop_queries(self) -> None:
         """Forgets the longest silent queries, if there are too many, except those in parts."""
-        if len(self._numbered) > limits.QUERIES_REMEMBERED:
+        if len(self._numbered) > QUERIES_REMEMBERED:
             for query, batches in self._numbered.items():
                 if not batches[-1].kind.is_part:
                     del self._numbered[query]
@@ -134,21 +143,21 @@ class PartitionSparkBatches:
             if batch_id.query in self._numbered:
                 return True
             of_parts = sum(each[-1].kind.is_part for each in self._numbered.values())
-            return of_parts < limits.QUERIES_REMEMBERED
-        return batch_id.query in self._parts or len(self._parts) < limits.PARTS_REMEMBERED
+            return of_parts < QUERIES_REMEMBERED
+        return batch_id.query in self._parts or len(self._parts) < PARTS_REMEMBERED
 
     def expire(self, now_us: int, *, published: int) -> bool:
         """Forgets batches that are too old, a bounded number per call. Returns whether it did."""
         count = 0
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
-        for batches in list(islice(self._numbered.values(), limits.BATCHES_FORGOTTEN)):
+        for batches in list(islice(self._numbered.values(), _BATCHES_FORGOTTEN)):
             if batches[-1].arrival_us >= horizon_us:
                 break
             del self._numbered[batches[-1].batch_id.query]
             count += 1
-        horizon_us = now_us - round(limits.SINGLE_MEMORY_SECONDS * 1e6)
+        horizon_us = now_us - round(SINGLE_MEMORY_SECONDS * 1e6)
         for of_kind in (self._single, self._parts):
-            for batch in list(islice(of_kind.values(), limits.BATCHES_FORGOTTEN)):
+            for batch in list(islice(of_kind.values(), _BATCHES_FORGOTTEN)):
                 if batch.arrival_us >= horizon_us or batch.end > published:
                     break
                 del of_kind[batch.batch_id.query]
@@ -230,7 +239,7 @@ class TopicSparkBatches:
         if not self._keys:
             return  # most topics have none, and the caller asks all of them under the lock
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
-        for query, at_us in list(islice(self._keys.items(), limits.BATCHES_FORGOTTEN)):
+        for query, at_us in list(islice(self._keys.items(), _BATCHES_FORGOTTEN)):
             if at_us >= horizon_us:
                 break
             del self._keys[query]

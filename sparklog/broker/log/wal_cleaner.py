@@ -37,6 +37,11 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import EntryKind, Located, WalPosition
 
+_CHECKPOINT_EVERY_OBJECTS = 1_000
+INHERITED_EPOCHS = 4  # from which on a new broker puts its first checkpoint at once
+CLOSED_EPOCHS = 8  # whose files stay for the grace; those of older ones go at the start
+_CARRY_AFTER_SECONDS = 300.0
+
 _log = structlog.get_logger("sparklog.wal")
 _OBJECTS_AT_ONCE = 256
 """The cleaner searches at most so many of our oldest objects for entries to carry."""
@@ -44,10 +49,10 @@ _OBJECTS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalCleanerLimits:
-    checkpoint_every_objects: int = limits.CHECKPOINT_EVERY_OBJECTS
+    checkpoint_every_objects: int = _CHECKPOINT_EVERY_OBJECTS
     checkpoint_every_seconds: float = limits.CHECKPOINT_EVERY_SECONDS
     trim_grace_seconds: float = limits.TRIM_GRACE_SECONDS
-    carry_after_seconds: float = limits.CARRY_AFTER_SECONDS
+    carry_after_seconds: float = _CARRY_AFTER_SECONDS
     carry_bytes: int = limits.FLUSH_MAX_BYTES
 
 
@@ -171,7 +176,7 @@ class WalCleaner:
         done = self._newest.sequence if self._newest else -1
         if self._partition_table.applied_sequence <= done:
             return False
-        if self._newest is None and len(self._inherited) >= limits.INHERITED_EPOCHS:
+        if self._newest is None and len(self._inherited) >= INHERITED_EPOCHS:
             return True
         seconds = self._clock.monotonic() - self._checkpoint_at
         return seconds >= self._bounds.checkpoint_every_seconds or (
@@ -244,7 +249,7 @@ class WalCleaner:
     def _delete_crowd(self) -> None:
         if self._is_first_tick:
             self._is_first_tick = False
-            self._delete(keep_newest=limits.CLOSED_EPOCHS)
+            self._delete(keep_newest=CLOSED_EPOCHS)
 
     def _delete_closed(self) -> None:
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:

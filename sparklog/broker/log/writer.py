@@ -67,6 +67,16 @@ from sparklog.storage.snapshot import (
 if TYPE_CHECKING:
     from sparklog.formats.record_batch import CheckedBatch
 
+_FLUSH_INTERVAL_REMOTE_SECONDS = 0.01  # between two puts under way: 8.6 million a day at most
+QUICK_FLUSH_BYTES = 64 * limits.KIB  # of a flush that the Kafka listener's event loop leads itself
+_TOPIC_HELD_BYTES = 1 * limits.GIB
+_TOPIC_HELD_STAGED_BYTES = 8 * limits.GIB
+FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
+PRODUCER_MOVE_SECONDS = 15.0  # after a partition has come, in which refused batches come again
+KAFKA_QUICK_BYTES = 32 * limits.KIB  # of a compressed batch that is checked on the event loop
+KAFKA_QUICK_RECORDS_BYTES = 256 * limits.KIB  # the same, decompressed
+KAFKA_RECORD_ERRORS = 1_000  # invalid records of a batch that an error names
+
 _Found = TypeVar("_Found")
 
 NO_TIMESTAMP: Final = -1
@@ -300,7 +310,7 @@ class _Flush:
     ) -> None:
         """Raises `EarlierBatchMissing` if the batch before may have been refused during a move."""
         since_seconds = self._now_seconds - partition.taken_seconds
-        if since_seconds < limits.PRODUCER_MOVE_SECONDS and skips(state, producer_sequence):
+        if since_seconds < PRODUCER_MOVE_SECONDS and skips(state, producer_sequence):
             raise errors.EarlierBatchMissing(
                 topic=append.topic,
                 partition=append.partition,
@@ -461,9 +471,9 @@ def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: i
         raise WouldBlock
     if codec == record_batch.Codec.NONE and len(data) <= limits.LARGE_BYTES:
         return record_batch.check(data, limit_bytes=limit_bytes)
-    if len(data) > limits.KAFKA_QUICK_BYTES:
+    if len(data) > KAFKA_QUICK_BYTES:
         raise WouldBlock
-    quick_bytes = min(limits.KAFKA_QUICK_RECORDS_BYTES, limit_bytes)
+    quick_bytes = min(KAFKA_QUICK_RECORDS_BYTES, limit_bytes)
     try:
         return record_batch.check(data, limit_bytes=quick_bytes)
     except errors.BatchTooLarge:
@@ -487,7 +497,7 @@ def _check_times(topic: Topic, batch: CheckedBatch, now_us: int) -> None:
     refused = ((stamps_ms < first_ms) | (stamps_ms > last_ms)) & (stamps_ms != NO_TIMESTAMP)
     records = [
         (index, f"{stamps_ms[index]} ms is not within {first_ms} to {last_ms} ms")
-        for index in refused.nonzero()[0][: limits.KAFKA_RECORD_ERRORS].tolist()
+        for index in refused.nonzero()[0][:KAFKA_RECORD_ERRORS].tolist()
     ]
     # Timestamps beyond an int64 wrap around in the array; only the bounds show them.
     if records or high_ms > last_ms or low_ms < min(first_ms, NO_TIMESTAMP):
@@ -506,8 +516,7 @@ def _refuse_keyless(topic: Topic, partition: int, batch: CheckedBatch) -> NoRetu
         partition=partition,
         count=batch.header.record_count - batch.keys,
         records=[
-            (index, reason)
-            for index in (~has_key).nonzero()[0][: limits.KAFKA_RECORD_ERRORS].tolist()
+            (index, reason) for index in (~has_key).nonzero()[0][:KAFKA_RECORD_ERRORS].tolist()
         ],
     )
 
@@ -529,13 +538,13 @@ class WriterLimits:
     linger_seconds: float = 0.0
     flushes_at_once: int = 1
     """More than 1 only if the appender can plan flushes."""
-    flush_interval_seconds: float = limits.FLUSH_INTERVAL_REMOTE_SECONDS
+    flush_interval_seconds: float = _FLUSH_INTERVAL_REMOTE_SECONDS
     """The time between two flushes that are under way together."""
     queue_bytes: int = limits.QUEUE_BYTES
     unpublished_bytes: int = limits.UNPUBLISHED_BYTES
     staged_bytes: int = limits.STAGED_BYTES
-    topic_held_bytes: int = limits.TOPIC_HELD_BYTES
-    topic_held_staged_bytes: int = limits.TOPIC_HELD_STAGED_BYTES
+    topic_held_bytes: int = _TOPIC_HELD_BYTES
+    topic_held_staged_bytes: int = _TOPIC_HELD_STAGED_BYTES
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     max_batch_bytes: int = limits.MAX_BATCH_BYTES
     free_space_reserve_bytes: int = limits.FREE_SPACE_RESERVE_BYTES
@@ -915,7 +924,7 @@ class Writer:
             if (
                 self._bounds.linger_seconds
                 or self._under_way
-                or self._queued_bytes > limits.QUICK_FLUSH_BYTES
+                or self._queued_bytes > QUICK_FLUSH_BYTES
                 or not self._pace.is_quick(self._clock.monotonic())
                 or not self._takes_lead()
             ):
@@ -1171,7 +1180,7 @@ class Writer:
             return
         free = self.check_space()
         if free is not None and free >= 2 * self._bounds.free_space_reserve_bytes:
-            self._space_until = now + limits.FREE_SPACE_SECONDS
+            self._space_until = now + FREE_SPACE_SECONDS
 
     # -------------------------------------------------------------------------- ending
 

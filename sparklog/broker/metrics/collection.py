@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import (
     Budget,
@@ -40,6 +40,10 @@ from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
+
+LAG_SECONDS = 1.0  # of one collection, to read timestamps of records in tables
+LINES_AT_ONCE = 4_096  # lines that are made at once, before other threads may run
+_PAUSE_SECONDS = 1e-4  # after which the next lines are made
 
 
 class KafkaFigures(Protocol):
@@ -117,15 +121,15 @@ def age_seconds(since_us: int | None, now_us: int) -> float:
 class Pacer:
     """Lets other threads run after every few hundred values."""
 
-    def __init__(self, pause_seconds: float = limits.METRICS_PAUSE_SECONDS) -> None:
+    def __init__(self, pause_seconds: float = _PAUSE_SECONDS) -> None:
         self._pause_seconds = pause_seconds
-        self._left = limits.METRICS_LINES
+        self._left = LINES_AT_ONCE
 
     def spend(self, values: int) -> None:
         """Counts values that were made, and pauses if they are enough."""
         self._left -= values
         if self._left <= 0:
-            self._left = limits.METRICS_LINES
+            self._left = LINES_AT_ONCE
             time.sleep(self._pause_seconds)
 
 
@@ -485,7 +489,7 @@ class Collector:
 
     def read_ages(self, offsets: Sequence[GroupOffset]) -> int:
         """Reads the ages of positions that have none; returns how many were not read in time."""
-        deadline = time.monotonic() + limits.METRICS_LAG_SECONDS
+        deadline = time.monotonic() + LAG_SECONDS
         first = self._turn % len(offsets) if offsets else 0
         unread = 0
         for each in itertools.chain(offsets[first:], offsets[:first]):

@@ -16,6 +16,9 @@ from sparklog.formats.flight_messages import (
 )
 from sparklog.storage.identity import Ask
 
+_LAG_LEADERS = 16  # that are asked at the same time
+LAG_ASK_SECONDS = 0.5  # of one collection, to ask leaders
+
 
 def lags(
     ask: Ask, positions: Mapping[str, Collection[GroupPosition]]
@@ -29,7 +32,7 @@ def lags(
     Returns:
         The answers that came in time; none from a leader that is gone or silent.
     """
-    deadline = time.monotonic() + limits.LAG_ASK_SECONDS
+    deadline = time.monotonic() + LAG_ASK_SECONDS
 
     def ask_leader(address: str) -> dict[GroupPosition, PositionLag]:
         found: dict[GroupPosition, PositionLag] = {}
@@ -56,7 +59,7 @@ def lags(
     if not positions:
         return {}
     with ThreadPoolExecutor(
-        min(len(positions), limits.LAG_LEADERS), thread_name_prefix="sparklog-lag"
+        min(len(positions), _LAG_LEADERS), thread_name_prefix="sparklog-lag"
     ) as pool:
         found = list(pool.map(ask_leader, positions))
     return {position: lag for of_leader in found for position, lag in of_leader.items()}

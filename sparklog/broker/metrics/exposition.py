@@ -20,12 +20,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.registry import CollectorRegistry
 
-from sparklog import limits
 from sparklog.broker.counts import Distribution, TopicCounts
 from sparklog.broker.metrics.collection import Collector, GroupOffset, Sums, TopicState, age_seconds
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.refused_work import Work
 from sparklog.version import VERSION
+
+_PARTITIONS_AT_ONCE = 64  # of one topic, whose lines are made at once
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -147,8 +148,8 @@ class Exposition:
             for name, value_of in _OF_TOPICS.items():
                 lines[name].append(f'{name}{{topic="{topic.name}"}} {value_of(topic, now_us)}\n')
             # A portion of partitions at a time, because other threads wait meanwhile.
-            for first in range(0, len(topic.ends), limits.METRICS_PARTITIONS):
-                span = slice(first, first + limits.METRICS_PARTITIONS)
+            for first in range(0, len(topic.ends), _PARTITIONS_AT_ONCE):
+                span = slice(first, first + _PARTITIONS_AT_ONCE)
                 labels = topic.labels[span]
                 for name, values_of in _OF_PARTITIONS.items():
                     values = values_of(topic)[span]

@@ -16,6 +16,8 @@ from sparklog.broker.metrics.collection import (
 )
 from sparklog.formats import flight_messages
 
+_FIGURES_KEPT_SECONDS = 0.5  # between two collections for `sparklog top`
+
 
 class BrokerOverview:
     """Collects the figures for clients, which share those of the same second. Thread-safe."""
@@ -33,7 +35,7 @@ class BrokerOverview:
                 began = time.monotonic()
                 found = self._collect()
                 now = time.monotonic()
-                kept_seconds = max(limits.FIGURES_KEPT_SECONDS, 10 * (now - began))
+                kept_seconds = max(_FIGURES_KEPT_SECONDS, 10 * (now - began))
                 self._kept = now + kept_seconds, found
             return self._kept[1]
 

@@ -26,6 +26,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sparklog import limits
 from sparklog.broker.metrics.exposition import CONTENT_TYPE
 
+METRICS_CONNECTIONS = 32  # open at a time; further ones are closed at once
+METRICS_CONNECTION_SECONDS = 15.0  # from the connect until the response is read
+_REQUEST_BYTES = 16 * limits.KIB
+_KEPT_SECONDS = 1.0  # the least time between two collections, however often it is scraped
+
 _log = structlog.get_logger("sparklog.metrics")
 _SHARE: Final = 0.1
 """The greatest share of time in which figures are collected, however often they are scraped."""
@@ -52,7 +57,7 @@ class MetricsServer:
         collect: Callable[[], Sequence[bytes] | None],
         is_healthy: Callable[[], bool],
         is_ready: Callable[[], bool],
-        kept_seconds: float = limits.METRICS_KEPT_SECONDS,
+        kept_seconds: float = _KEPT_SECONDS,
     ) -> None:
         self._listening = listening
         self._collect = collect
@@ -80,7 +85,7 @@ class MetricsServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                h11_max_incomplete_event_size=limits.METRICS_REQUEST_BYTES,
+                h11_max_incomplete_event_size=_REQUEST_BYTES,
                 timeout_graceful_shutdown=1,
             )
         )
@@ -159,11 +164,11 @@ class _BoundedConnection(H11Protocol):
     """A connection of bounded time, one of a bounded number."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= limits.METRICS_CONNECTIONS:
+        if len(self.connections) >= METRICS_CONNECTIONS:
             transport.abort()
             return
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(limits.METRICS_CONNECTION_SECONDS, transport.abort)
+        self._deadline = self.loop.call_later(METRICS_CONNECTION_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self.connections:

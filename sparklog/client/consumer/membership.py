@@ -34,6 +34,8 @@ from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, describe
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
+_GROUP_ANSWER_SECONDS = 30.0  # beyond the time that members have to join
+
 _log = logging.getLogger(__name__)
 
 
@@ -518,7 +520,7 @@ class Membership:
             ],
             member_id_required=True,
         )
-        patience_seconds = options.max_poll_interval_seconds + limits.GROUP_ANSWER_SECONDS
+        patience_seconds = options.max_poll_interval_seconds + _GROUP_ANSWER_SECONDS
         joined: flight_messages.JoinedGroup = self._attempt(
             "groups.join", request, patience_seconds
         )

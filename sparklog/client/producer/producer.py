@@ -45,6 +45,8 @@ from sparklog.formats.partitioner import NO_KEY
 from sparklog.formats.record import check_record_sizes, conform_payload
 from sparklog.formats.topic_names import check_topic_name
 
+_TABLE_BATCH_BYTES = 4 * limits.MIB
+
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 Partitioner = Callable[[str, bytes | None, int], int]
 """Returns the partition for topic, key and number of partitions."""
@@ -495,9 +497,9 @@ def _batches(data: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields `batch` in pieces of at most `TABLE_BATCH_ROWS` and `TABLE_BATCH_BYTES`."""
+    """Yields `batch` in pieces of at most `TABLE_BATCH_ROWS` and `_TABLE_BATCH_BYTES`."""
     rows = batch.num_rows
-    is_small = rows <= limits.TABLE_BATCH_ROWS and batch.nbytes <= limits.TABLE_BATCH_BYTES
+    is_small = rows <= limits.TABLE_BATCH_ROWS and batch.nbytes <= _TABLE_BATCH_BYTES
     if is_small or rows == 1:
         if rows:
             yield batch

@@ -22,10 +22,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.client.producer.batch import PartitionBatch
 from sparklog.client.producer.partition_queue import Failed, PartitionQueue
 from sparklog.formats import flight_messages
+
+STREAM_IDLE_SECONDS = 30.0
 
 NEVER: Final = float("inf")
 _GIVE_UP_CHECK_SECONDS: Final = 0.1
@@ -248,7 +250,7 @@ class SendSchedule(Generic[S]):
             idle_since: when the last round ended.
         """
         if not (is_signalled or has_undecided):
-            idle_at = idle_since + limits.STREAM_IDLE_SECONDS
+            idle_at = idle_since + STREAM_IDLE_SECONDS
             return Stop() if is_ending or idle_at <= now else Sleep(idle_at)
         if not is_signalled:
             wake_at = self._wake_at(open_due)

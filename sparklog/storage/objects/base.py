@@ -26,6 +26,11 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.clock import Clock
 
+CLAIM_ATTEMPTS = 8
+CLAIM_BACKOFF_SECONDS = 0.1  # doubled after each attempt
+CLAIM_BACKOFF_MAX_SECONDS = 2.0
+_RANGE_READ_BYTES = 256 * limits.KIB
+
 Piece: TypeAlias = bytes | memoryview | pa.Buffer
 Payload: TypeAlias = Piece | Sequence[Piece]
 """The content of an object: one buffer, or several that are written one after another."""
@@ -249,7 +254,7 @@ def claim(
     data: Payload,
     *,
     clock: Clock,
-    attempts: int = limits.CLAIM_ATTEMPTS,
+    attempts: int = CLAIM_ATTEMPTS,
     doubtful: bool = False,
     is_refused: bool = False,
 ) -> bool:
@@ -353,8 +358,8 @@ _REFUSALS = (errors.StorageFull, errors.StorageUnavailable, errors.RootNotWritab
 def backoff_seconds(attempt: int) -> float:
     """Returns the pause before the try of a put that follows `attempt` others."""
     doublings = min(attempt - 1, 16)  # many tries would exceed a float
-    most_seconds = limits.CLAIM_BACKOFF_MAX_SECONDS
-    return min(limits.CLAIM_BACKOFF_SECONDS * 2.0**doublings, most_seconds)
+    most_seconds = CLAIM_BACKOFF_MAX_SECONDS
+    return min(CLAIM_BACKOFF_SECONDS * 2.0**doublings, most_seconds)
 
 
 def _is_equal(found: pa.Buffer, data: Payload) -> bool:
@@ -397,7 +402,7 @@ class _RangedFile:
         count = left if count < 0 else min(count, left)
         start = self._position - self._window_start
         if start < 0 or start + count > self._window.size:
-            asked = min(max(count, limits.RANGE_READ_BYTES), left)
+            asked = min(max(count, _RANGE_READ_BYTES), left)
             self._window = self._store.get_range(self._path, self._position, asked)
             self._window_start, start = self._position, 0
         found = self._window.slice(start, min(count, self._window.size - start))

@@ -24,12 +24,14 @@ import numpy.typing as npt
 
 from sparklog import limits
 
+_DIRECT_BUFFERS_KEPT = 4
+
 _BLOCK_BYTES: Final = 4_096
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _BUFFERS_PER_CALL: Final = os.sysconf("SC_IOV_MAX")
 
 _Bytes = npt.NDArray[np.uint8]
-_idle: deque[_Bytes] = deque(maxlen=limits.DIRECT_BUFFERS_KEPT)
+_idle: deque[_Bytes] = deque(maxlen=_DIRECT_BUFFERS_KEPT)
 
 
 def write(file: int, views: list[memoryview]) -> None:

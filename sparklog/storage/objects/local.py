@@ -49,6 +49,11 @@ from sparklog.storage.objects.base import (
 from sparklog.storage.objects.files import LogFiles
 from sparklog.storage.objects.local_files import LocalFiles
 
+_FLUSH_THREADS = 16  # that flush the files of a joint put; more share no more of a disk's flush
+_PUTS_TOGETHER = 128  # objects of a joint put that are open at a time
+LOCAL_PUT_ATTEMPTS = 3  # if the folder is removed meanwhile
+LOCAL_FOLDERS_REMEMBERED = 65_536
+
 _Item = TypeVar("_Item")
 
 _MakeVisible: TypeAlias = Callable[[int, str, str, str], None]
@@ -97,7 +102,7 @@ class LocalStore:
     def _put(self, path: str, data: Payload, make_visible: _MakeVisible, *, durable: bool) -> None:
         folder, _, name = checked_path(path).rpartition("/")
         try:
-            for _ in range(limits.LOCAL_PUT_ATTEMPTS):
+            for _ in range(LOCAL_PUT_ATTEMPTS):
                 descriptor = -1
                 try:
                     descriptor = self._open_folder(self._absolute(folder))
@@ -139,7 +144,7 @@ class LocalStore:
             # An existing root may lie in a folder that we must not read.
             if inside or created:
                 raise
-        if len(self._durable_folders) >= limits.LOCAL_FOLDERS_REMEMBERED:
+        if len(self._durable_folders) >= LOCAL_FOLDERS_REMEMBERED:
             self._durable_folders.clear()
         self._durable_folders.add(full_path)
 
@@ -172,8 +177,8 @@ class LocalStore:
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         found: list[Exception | None] = []
-        for first in range(0, len(objects), limits.PUTS_TOGETHER):
-            found += self._put_together(objects[first : first + limits.PUTS_TOGETHER])
+        for first in range(0, len(objects), _PUTS_TOGETHER):
+            found += self._put_together(objects[first : first + _PUTS_TOGETHER])
         return found
 
     def _put_together(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
@@ -235,7 +240,7 @@ class LocalStore:
 
         self._in_parallel(flush, sorted(set(map(os.path.dirname, created))))
         created = [each for each in created if os.path.dirname(each) not in failed]
-        if len(self._durable_folders) + len(created) > limits.LOCAL_FOLDERS_REMEMBERED:
+        if len(self._durable_folders) + len(created) > LOCAL_FOLDERS_REMEMBERED:
             self._durable_folders.clear()
         self._durable_folders.update(created)
 
@@ -267,7 +272,7 @@ class LocalStore:
         """Returns the threads that flush; a process that was forked from ours has others."""
         process, pool = self._flush_pool
         if pool is None or process != os.getpid():
-            pool = ThreadPoolExecutor(limits.FLUSH_THREADS, thread_name_prefix="sparklog-flush")
+            pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="sparklog-flush")
             # Two threads may do so at once: each then uses a pool of its own, the first time.
             self._flush_pool = os.getpid(), pool
         return pool
@@ -277,7 +282,7 @@ class LocalStore:
 
         A `SyncFailed` comes before any other.
         """
-        count = min(limits.FLUSH_THREADS, len(items))
+        count = min(_FLUSH_THREADS, len(items))
         if count <= 1:
             for each in items:
                 work(each)

@@ -48,6 +48,9 @@ from sparklog.storage.objects.base import (
 )
 from sparklog.storage.objects.parallel import in_parallel
 
+REMOTE_RETRIES = 10
+_REMOTE_RETRY_SECONDS = 10.0
+
 _CLIENT_OPTIONS: Final = {
     "allow_http",
     "allow_invalid_certificates",
@@ -107,8 +110,8 @@ class RemoteStore:
         self._secrets = _secrets({**config, **client})
         provider = _provider(config.pop(_PROVIDER, None))
         retry_config: Any = {
-            "max_retries": limits.REMOTE_RETRIES,
-            "retry_timeout": timedelta(seconds=limits.REMOTE_RETRY_SECONDS),
+            "max_retries": REMOTE_RETRIES,
+            "retry_timeout": timedelta(seconds=_REMOTE_RETRY_SECONDS),
         }
         try:
             self._store = from_url(

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, backoff_seconds, claim, in_parallel
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
@@ -44,6 +44,8 @@ from sparklog.storage.wal.base import (
 )
 from sparklog.storage.wal.indexed import frame, read_index
 from sparklog.storage.wal.payloads import Payload, joined
+
+_FLUSHES_AT_ONCE_MAX = 8  # objects that a broker of any release may have put from its fence on
 
 _MAGIC: Final = b"SLWAL001"
 
@@ -94,7 +96,7 @@ class ObjectWal:
 
     def _fence_of(self, broker: int, epoch: int, names: Sequence[str]) -> Sequence[str]:
         """Finds the fence of a closed epoch. Its broker may have put some objects beyond it."""
-        last = names[-limits.FLUSHES_AT_ONCE_MAX :]
+        last = names[-_FLUSHES_AT_ONCE_MAX:]
         if len(names) > 1:
             for name in reversed(last):
                 with contextlib.suppress(ObjectMissing, errors.Corrupt):

@@ -33,6 +33,8 @@ from sparklog.storage.wal.segment_files import (
     claimed,
 )
 
+SEGMENT_ALLOCATED_BYTES = 4 * limits.MIB  # that are reserved at a time ahead of the log's end
+
 _ATTEMPTS: Final = 8
 """Appends of one frame that may land behind the junk of others."""
 
@@ -244,7 +246,7 @@ class SegmentAppender:
         """Allocates space up to `end`. Raises `StorageFull`; nothing is written then."""
         if end <= self._allocated_end:
             return
-        step = limits.SEGMENT_ALLOCATED_BYTES
+        step = SEGMENT_ALLOCATED_BYTES
         with self._lock:
             try:
                 self._allocate(segment, -(-end // step) * step)
@@ -278,7 +280,7 @@ class SegmentAppender:
         with contextlib.suppress(errors.Retriable, errors.RootNotWritable, OSError):
             if end >= self._segment_bytes // 2:
                 self._prepare_next(segment)
-            step = limits.SEGMENT_ALLOCATED_BYTES
+            step = SEGMENT_ALLOCATED_BYTES
             with self._lock:
                 is_short = self._allocated_end - end < step // 2 and end < self._segment_bytes
                 if is_short and segment is self._segment:

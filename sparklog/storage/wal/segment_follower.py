@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors
 from sparklog.storage.objects import ObjectMissing, SyncFailed
 from sparklog.storage.objects.base import pieces as views_of
 from sparklog.storage.objects.files import Access
@@ -15,6 +15,8 @@ from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal import frames
 from sparklog.storage.wal.base import NOTHING_KNOWN, Checkpoint, WalObject
 from sparklog.storage.wal.segment_files import BEGINNING, EpochFiles, Place, Segment
+
+_FENCE_ATTEMPTS = 100  # while a living broker ends its segments
 
 
 class SegmentFollower:
@@ -234,7 +236,7 @@ class SegmentFollower:
         found: list[WalObject] = []
         self._epoch.unshare()
         self._leave_segment()  # it may be another file now, with the same bytes
-        for _ in range(limits.FENCE_ATTEMPTS):
+        for _ in range(_FENCE_ATTEMPTS):
             if not self.fenced:
                 self._put_fence_at_end()
             found += self.poll(relist=True)

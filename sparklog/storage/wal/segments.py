@@ -32,6 +32,8 @@ from sparklog.storage.wal.segment_appender import SegmentAppender
 from sparklog.storage.wal.segment_files import EpochFiles
 from sparklog.storage.wal.segment_follower import SegmentFollower
 
+SEGMENT_BYTES = 64 * limits.MIB  # of a segment, and between two checkpoints
+
 
 class SegmentWal:
     """Implements `Wal` on files that grow."""
@@ -47,7 +49,7 @@ class SegmentWal:
         self._store = store
         self._files = files
         self._clock = clock
-        self._segment_bytes = segment_bytes or limits.SEGMENT_BYTES
+        self._segment_bytes = segment_bytes or SEGMENT_BYTES
 
     def appender(
         self, broker: int, epoch: int, *, stopping: Callable[[], bool] = lambda: False

@@ -39,6 +39,13 @@ from sparklog.broker.flight.grpc.status import (
 from sparklog.broker.flight.grpc.threads import CallThreads
 from sparklog.clock import Clock, SystemClock
 
+CONNECTIONS = 2_000
+CONNECTIONS_PER_ADDRESS = 1_000
+CONNECTION_IDLE_SECONDS = 600.0  # without a call
+UNSERVED_CALLS = 256  # of all clients, that have sent no message yet
+_ARRIVING_BYTES = 128 * limits.MIB  # of large messages that are arriving
+PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
+
 _log = structlog.get_logger("sparklog.flight")
 
 _READ_BYTES: Final = 256 * limits.KIB
@@ -55,18 +62,18 @@ _CLOSE_SECONDS: Final = 9.0
 class ServerBounds:
     """The limits of a server's memory, connections, calls and waiting times."""
 
-    arriving_bytes: int = limits.FLIGHT_ARRIVING_BYTES
-    connections: int = limits.FLIGHT_CONNECTIONS
-    connections_per_address: int = limits.FLIGHT_CONNECTIONS_PER_ADDRESS
+    arriving_bytes: int = _ARRIVING_BYTES
+    connections: int = CONNECTIONS
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS
     connection_calls: int = limits.FLIGHT_CONNECTION_CALLS
-    unserved_calls: int = limits.FLIGHT_UNSERVED_CALLS
+    unserved_calls: int = UNSERVED_CALLS
     calls: int = limits.FLIGHT_STREAMS + limits.FLIGHT_WAITING_ACTIONS
     patience_seconds: float = limits.FLIGHT_IDLE_SHORT_SECONDS
     """The time for a message that holds memory which others wait for, plus 1 s per MiB."""
     stall_seconds: float = limits.FLIGHT_IDLE_SECONDS
     """The time for a client to read a message."""
-    connection_idle_seconds: float = limits.FLIGHT_CONNECTION_IDLE_SECONDS
-    preface_seconds: float = limits.FLIGHT_PREFACE_SECONDS
+    connection_idle_seconds: float = CONNECTION_IDLE_SECONDS
+    preface_seconds: float = PREFACE_SECONDS
     """The time for the first bytes of a connection, and for the first message of a call."""
 
 

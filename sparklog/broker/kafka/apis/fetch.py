@@ -2,7 +2,7 @@
 
 A request that finds less than `min.bytes` waits until its partitions have grown, or for `max.wait`.
 Differences from Kafka: there is no other replica to read from, and no transaction, so
-`read_committed` returns the same records. Limits: `KAFKA_FETCH_BYTES` per response, and
+`read_committed` returns the same records. Limits: `FETCH_BYTES` per response, and
 `KAFKA_WAIT_SECONDS` of waiting.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.broker import Fetched
 from sparklog.broker.kafka import leaders
 from sparklog.broker.kafka.error_codes import code_of
@@ -31,15 +31,16 @@ from sparklog.broker.kafka.sessions import FetchSession, Key
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import identity_fields, topic_name_of_id
 from sparklog.limits import (
-    KAFKA_FETCH_BYTES,
     KAFKA_LITTLE_ITEMS,
     KAFKA_QUICK_ITEMS,
-    KAFKA_READ_AHEAD_PARTITIONS,
-    KAFKA_READ_SECONDS,
-    KAFKA_READ_TOGETHER,
     KAFKA_SHORT_RECORDS_BYTES,
     KAFKA_WAIT_SECONDS,
 )
+
+READ_AHEAD_PARTITIONS = 64  # of a fetch that are looked at before the first is sent
+READ_SECONDS = 2.0  # after which a fetch is answered with the partitions that are read by then
+READ_TOGETHER = 4  # partitions of a fetch that are read from storage at the same time
+FETCH_BYTES = 8 * limits.MIB  # of records in one reply; a larger batch has its own reply
 
 _READ_COMMITTED: Final = 1
 _REFUSED_BEFORE_READING: Final = {
@@ -170,7 +171,7 @@ async def _collect(
     as possible, and records that were read are dropped while the request waits for more.
     """
     body = request.body
-    most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
+    most_bytes = max(min(getattr(body, "max_bytes", FETCH_BYTES), FETCH_BYTES), 0)
     min_bytes = min(body.min_bytes, most_bytes)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     has_turn = False
@@ -287,7 +288,7 @@ async def _read(
     would get no further.
     """
     size, is_full, has_error = 0, False, False
-    deadline = time.monotonic() + KAFKA_READ_SECONDS
+    deadline = time.monotonic() + READ_SECONDS
     ahead = _ReadAhead(context, partitions, deadline)
     async for index, partition in _numbered(context, partitions):
         partition.size = 0
@@ -347,7 +348,7 @@ class _ReadAhead:
         """Reads a partition and the next ones, unless that was done, or it is in memory."""
         if index < self._end or len(self._partitions) == 1 or self._is_late():
             return
-        self._end = index + KAFKA_READ_AHEAD_PARTITIONS
+        self._end = index + READ_AHEAD_PARTITIONS
         fetches: list[tuple[int, partial[Fetched | None]]] = []
         for number, each in enumerate(self._partitions[index : self._end], index):
             if each.code or each.offset >= each.end:
@@ -363,7 +364,7 @@ class _ReadAhead:
                     fetches.append((number, fetch))
         if len(fetches) < 2:
             return  # there is nothing to do at the same time
-        threads = min(len(fetches), KAFKA_READ_TOGETHER)
+        threads = min(len(fetches), READ_TOGETHER)
         places = [fetch.args for _, fetch in fetches]
         groups = iter([places[first::threads] for first in range(threads)])
         unread = iter(fetches)  # gives each item to one thread, as `groups` does

@@ -1,7 +1,7 @@
 """Metadata (3): the brokers, the topics and the leaders of their partitions.
 
 Missing topics are created if the broker's and the request's
-settings allow it, up to `KAFKA_CREATED_TOPICS` per request; for the others the client asks again.
+settings allow it, up to `CREATED_TOPICS` per request; for the others the client asks again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, se
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes, topic_fields, topic_name_of_id
 from sparklog.formats.topic_names import check_topic_name
-from sparklog.limits import KAFKA_CREATED_TOPICS
+
+CREATED_TOPICS = 16  # that one Metadata request creates; repeated requests create more
 
 
 @serves(3, "metadata", max_version=13, is_repeatable=True)
@@ -70,7 +71,7 @@ class _Created(NamedTuple):
 
 
 async def _create(context: HandlerContext, topics: Sequence[Any], request: Request) -> _Created:
-    """Creates missing topics, if that is allowed, and not more than `KAFKA_CREATED_TOPICS`."""
+    """Creates missing topics, if that is allowed, and not more than `CREATED_TOPICS`."""
     refused: dict[str, ErrorCode] = {}
     attempts = 0
     allowed = getattr(request.body, "allow_auto_topic_creation", True)
@@ -84,7 +85,7 @@ async def _create(context: HandlerContext, topics: Sequence[Any], request: Reque
             check_topic_name(name)
         except errors.SparklogError:
             continue  # the topic's entry in the reply has this error
-        if attempts == KAFKA_CREATED_TOPICS:
+        if attempts == CREATED_TOPICS:
             return _Created(refused, are_all=False)
         attempts += 1
         try:
