@@ -59,7 +59,7 @@ from sparklog.formats.flight_messages import AppendHeader
 from sparklog.settings import load_settings
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved
-from sparklog.storage.objects.memory import Operation as StoreOperation
+from sparklog.storage.objects.faults import Operation as StoreOperation
 
 __all__ = ["Broker", "ConnectionCut", "Operation", "Request", "broker"]
 

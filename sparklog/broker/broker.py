@@ -33,9 +33,9 @@ from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic, payload_bytes
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
-from sparklog.broker.log.readers import LogReader, ReadBatch
+from sparklog.broker.log.readers import LogReader
 from sparklog.broker.log.record_times import RecordTimes
-from sparklog.broker.log.tailing import Tail
+from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
 from sparklog.broker.position_lag import LagAnswers

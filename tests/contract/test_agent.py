@@ -50,8 +50,8 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.objects.files import BLOCK_BYTES
-from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import object_path, segment_path
 from tests.support import preloaded

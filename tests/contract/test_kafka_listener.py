@@ -40,7 +40,7 @@ from sparklog.settings import (
     WriterSettings,
 )
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.batches import Record, built
 from tests.support.brokers import rows_of_root
 from tests.support.kafkamessages import Plain

@@ -51,7 +51,7 @@ from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFailed
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind
 from sparklog.storage.table import TopicTable
 from tests.support.brokers import payload

@@ -25,7 +25,7 @@ from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.objects.memory import NoFaults, Operation
+from sparklog.storage.objects.faults import NoFaults, Operation
 from sparklog.storage.removed_files import REMOVED_FILES, REMOVED_FILES_OF_TABLE
 from tests.support.waiting import wait_until
 

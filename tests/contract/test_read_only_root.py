@@ -19,7 +19,8 @@ from sparklog import connecting, errors
 from sparklog.cli import app
 from sparklog.storage import objects
 from sparklog.storage.objects import MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation, named_store
+from sparklog.storage.objects.faults import Operation
+from sparklog.storage.objects.memory import named_store
 
 _NUMBERS: Final = itertools.count()
 _WRITES: Final = ("put_new", "put", "delete", "append")

@@ -39,7 +39,7 @@ from sparklog.settings import (
     WriterSettings,
 )
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.brokers import payload
 from tests.support.flights import BrokerClient, Stream
 from tests.support.waiting import wait_until

@@ -31,7 +31,7 @@ from sparklog.settings import (
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.flights import BrokerClient
 from tests.support.kafkarequests import (
     batch,

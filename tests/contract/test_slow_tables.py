@@ -13,7 +13,7 @@ from sparklog.broker.agent import Agent
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage.objects import MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.brokers import Rig, RigOptions, payload
 from tests.support.flights import BrokerClient
 

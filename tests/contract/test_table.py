@@ -26,7 +26,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Store,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     NO_TABLE,

@@ -31,7 +31,8 @@ import pyarrow as pa
 from sparklog import errors
 from sparklog.storage.objects import MemoryStore, ObjectExists, Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
-from sparklog.storage.objects.memory import MemoryObject, Moment, Operation
+from sparklog.storage.objects.faults import Moment, Operation
+from sparklog.storage.objects.memory_files import MemoryObject
 from sparklog.storage.snapshot import TableFile
 from tests.simulation import log_files
 from tests.simulation.scheduler import Crashed, Process, Scheduler

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, Appended
-from sparklog.storage.objects.memory import MemoryObject
-from sparklog.storage.objects.memory_files import MemoryFile, MemoryFiles
+from sparklog.storage.objects.memory_files import MemoryFile, MemoryFiles, MemoryObject
 
 if TYPE_CHECKING:
     from tests.simulation.faults import ProcessStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from sparklog.storage.objects import NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 
 OURS = "wal/1/0000000001"
 """The folder of the first epoch of broker 1."""

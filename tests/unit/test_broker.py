@@ -36,7 +36,7 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
-from sparklog.storage.objects.memory import Faults, Operation
+from sparklog.storage.objects.faults import Faults, Operation
 from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
 from sparklog.storage.table import (
     PARTITIONS,

@@ -11,7 +11,7 @@ from sparklog.storage.cluster import open_cluster, raise_format
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.brokers import paths
 
 

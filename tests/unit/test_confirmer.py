@@ -13,7 +13,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import TOMBSTONE_SECONDS, TableChange, TopicTable
 from tests.support.brokers import Rig, RigOptions, paths, rows_of_root, rows_of_table

@@ -8,7 +8,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, RigOptions, flip, rows_followed
 

@@ -22,7 +22,7 @@ from sparklog.storage.identity import Answer, ask_broker, place_of
 from sparklog.storage.liveness import Heartbeat, Leader
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
-from sparklog.storage.objects.memory import Fault, NoFaults, Operation, ScriptedFaults
+from sparklog.storage.objects.faults import Fault, NoFaults, Operation, ScriptedFaults
 from sparklog.storage.processes import Process
 from tests.support.waiting import wait_until
 

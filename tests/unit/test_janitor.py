@@ -41,7 +41,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     SyncFailed,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind, TableFile, WalKind
 from sparklog.storage.table import TableChange, TopicTable, data_path
 from sparklog.storage.wal import choice

@@ -27,7 +27,7 @@ from sparklog.storage.liveness import (
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.objects.memory import NoFaults, Operation
+from sparklog.storage.objects.faults import NoFaults, Operation
 from sparklog.storage.processes import Process, this_process
 
 DEAD_AFTER_SECONDS = 5.0

@@ -28,7 +28,7 @@ from sparklog.storage import data_file, file_compaction, log_compaction
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.log_compaction import CompactionPolicy, choose, compact, policy_of
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.read import first_since, read_slice
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import (

@@ -29,7 +29,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Stat,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.processes import Process
 from tests.support.brokers import paths
 

@@ -20,7 +20,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     claim,
 )
-from sparklog.storage.objects.memory import Moment, Operation
+from sparklog.storage.objects.faults import Moment, Operation
 
 
 class Crash(BaseException):

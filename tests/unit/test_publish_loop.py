@@ -20,7 +20,7 @@ from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings
 from sparklog.storage import retention
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.table import TableChange, TopicTable, end_app_id
 from tests.support.brokers import Rig, rows_of_table
 

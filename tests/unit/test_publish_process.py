@@ -34,7 +34,7 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, rows_of_table
 

@@ -36,7 +36,7 @@ from sparklog.storage.objects import (
     Store,
 )
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchId, TableSnapshot
 from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
 from tests.support.batches import Record, built

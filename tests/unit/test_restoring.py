@@ -11,7 +11,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage import file_compaction, log_compaction, maintenance, restoring, retention
 from sparklog.storage.objects import MemoryStore, NoFaults
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import TableChange, TopicTable, create_change, tombstones_app_id
 from tests.support import engines, tables

@@ -23,7 +23,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     SyncFailed,
 )
-from sparklog.storage.objects.memory import Moment
+from sparklog.storage.objects.faults import Moment
 from sparklog.storage.retention import (
     DELETE_ATTEMPTS,
     RetentionCut,

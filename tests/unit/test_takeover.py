@@ -27,7 +27,7 @@ from sparklog.storage.metadata_format import (
 )
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults, Store, SyncFailed
-from sparklog.storage.objects.memory import Moment, Operation
+from sparklog.storage.objects.faults import Moment, Operation
 from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable

@@ -26,7 +26,7 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
-from sparklog.storage.objects.memory import Moment, Operation
+from sparklog.storage.objects.faults import Moment, Operation
 from sparklog.storage.snapshot import (
     COMPRESSION_EXPECTED,
     BatchId,

@@ -18,7 +18,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     mounts,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal import choice
 

@@ -24,8 +24,8 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, files_of
-from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import Entry, EntryKind, WalKind
 from sparklog.storage.wal.base import read_payload, segment_path
 from sparklog.storage.wal.objects import ObjectWal

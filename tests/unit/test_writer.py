@@ -40,7 +40,7 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
 from tests.support.landing import OURS, Landing

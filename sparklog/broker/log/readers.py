@@ -20,7 +20,7 @@ from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
-from sparklog.broker.log.tailing import Tail
+from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, between, rows_of_run
 from sparklog.storage import plan, wal
@@ -32,18 +32,6 @@ from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slic
 _PLAN_ATTEMPTS: Final = 5
 
 _Found = TypeVar("_Found")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBatch:
-    """Rows of one partition for a reader; `end` is the next offset to ask for."""
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-    high_watermark: int
-    rows: pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

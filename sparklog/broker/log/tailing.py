@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import pyarrow as pa
 
 from sparklog import errors
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 
-if TYPE_CHECKING:
-    from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
-    from sparklog.broker.log.readers import ReadBatch
 
-NextBatches = Callable[["Topic", "Partition", int, int], tuple[Iterator["ReadBatch"], bool]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """Rows of one partition for a reader; `end` is the next offset to ask for."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    high_watermark: int
+    rows: pa.RecordBatch
+
+
+NextBatches = Callable[[Topic, Partition, int, int], tuple[Iterator[ReadBatch], bool]]
 """Returns batches of a partition from an offset up to an end, and whether they are few rows in
 memory, so that reading them neither waits nor takes long."""
 

@@ -26,17 +26,9 @@ from sparklog.storage.objects.base import (
     put_together,
     shortage,
 )
+from sparklog.storage.objects.faults import DelayFaults, Fault, Faults, NoFaults, ScriptedFaults
 from sparklog.storage.objects.local import LocalStore
-from sparklog.storage.objects.memory import (
-    DelayedStore,
-    DelayFaults,
-    Fault,
-    Faults,
-    MemoryStore,
-    NoFaults,
-    ScriptedFaults,
-    named_store,
-)
+from sparklog.storage.objects.memory import DelayedStore, MemoryStore, named_store
 from sparklog.storage.objects.parallel import in_parallel
 
 __all__ = [

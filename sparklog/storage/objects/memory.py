@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -35,137 +33,19 @@ from sparklog.storage.objects.base import (
     open_by_ranges,
     pieces,
 )
-from sparklog.storage.objects.memory_files import MemoryFiles, cut_power
+from sparklog.storage.objects.faults import Faults, NoFaults, Operation
+from sparklog.storage.objects.memory_files import MemoryFiles, MemoryObject, cut_power
 from sparklog.storage.objects.parallel import in_parallel
 
-Operation: TypeAlias = Literal[
-    "put_new",
-    "put",
-    "get",
-    "get_range",
-    "open",
-    "stat",
-    "list_after",
-    "folders",
-    "walk",
-    "delete",
-    "sync_folder",
-    "sync_files",
-    "append",
-    "sync",
-]
-Moment: TypeAlias = Literal["before", "between", "after"]
 _Listed = TypeVar("_Listed")
 _PAGE: Final = 1_000
 """Objects in one answer of a bucket to a listing, and in one request to delete."""
-
-# ------------------------------------------------------------------------------ faults
-
-
-class Faults(Protocol):
-    """Hooks into the operations of a store. `path` is the object, or the listed folder."""
-
-    def before(self, operation: Operation, path: str, /) -> None:
-        """Runs before any effect: the moment for `StorageUnavailable` or `StorageFull`."""
-        ...
-
-    def between(self, operation: Operation, path: str, /) -> None:
-        """Runs during puts: the object is visible, but a power cut would remove it."""
-        ...
-
-    def after(self, operation: Operation, path: str, /) -> None:
-        """Runs after the effect, before the caller learns it: the moment for `PutUnresolved`."""
-        ...
-
-
-class NoFaults:
-    """Hooks that do nothing; also the base of hooks for a single moment."""
-
-    def before(self, _operation: Operation, _path: str, /) -> None: ...
-
-    def between(self, _operation: Operation, _path: str, /) -> None: ...
-
-    def after(self, _operation: Operation, _path: str, /) -> None: ...
-
-
-class DelayFaults(NoFaults):
-    """Delays every operation by `seconds` of the clock before its effect."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._seconds = seconds
-
-    def before(self, _operation: Operation, _path: str, /) -> None:
-        self._clock.sleep(self._seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Raises `error` the `count`-th time that `operation` reaches `moment` below `prefix`."""
-
-    operation: Operation
-    error: BaseException
-    moment: Moment = "before"
-    count: int = 1
-    prefix: str = ""
-
-
-class ScriptedFaults:
-    """Raises each error of the script once."""
-
-    def __init__(self, *script: Fault) -> None:
-        self._script = script
-        self._reached = Counter[int]()
-
-    def before(self, operation: Operation, path: str) -> None:
-        self._reach("before", operation, path)
-
-    def between(self, operation: Operation, path: str) -> None:
-        self._reach("between", operation, path)
-
-    def after(self, operation: Operation, path: str) -> None:
-        self._reach("after", operation, path)
-
-    def _reach(self, moment: Moment, operation: Operation, path: str) -> None:
-        due = None
-        for number, fault in enumerate(self._script):
-            here = (fault.moment, fault.operation) == (moment, operation)
-            if here and path.startswith(fault.prefix):
-                self._reached[number] += 1
-                if self._reached[number] == fault.count:
-                    due = due or fault.error
-        if due:
-            raise due
-
 
 # ------------------------------------------------------------------------------ the store
 
 
 def _folder_of(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-@dataclass(slots=True)
-class MemoryObject:
-    """An object of a `MemoryStore`."""
-
-    data: pa.Buffer
-    modified_us: int
-    durable: bool = False
-    flushed: bool = True
-    """True if its bytes are durable; otherwise a power cut may leave it empty."""
-    replaced: MemoryObject | None = None
-    """The durable object that a power cut restores."""
-    number: int = field(default_factory=itertools.count().__next__)
-    """Its identity, as the number of an inode."""
-    durable_bytes: bytes | None = None
-    """The durable content of a file that has grown since the last power cut; None: all."""
-    failed_syncs: int = 0
-    lost: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of bytes that a failed sync has lost, and that are still visible."""
-
-    def make_durable(self) -> None:
-        self.durable, self.replaced = True, None
 
 
 class MemoryStore:

@@ -10,17 +10,39 @@ not.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from sparklog.storage.objects.base import ObjectMissing, SyncFailed, checked_path
+from sparklog.storage.objects.faults import Faults
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, Appended, FileId
 
-if TYPE_CHECKING:
-    from sparklog.storage.objects.memory import Faults, MemoryObject
+
+@dataclass(slots=True)
+class MemoryObject:
+    """An object of a `MemoryStore`."""
+
+    data: pa.Buffer
+    modified_us: int
+    durable: bool = False
+    flushed: bool = True
+    """True if its bytes are durable; otherwise a power cut may leave it empty."""
+    replaced: MemoryObject | None = None
+    """The durable object that a power cut restores."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Its identity, as the number of an inode."""
+    durable_bytes: bytes | None = None
+    """The durable content of a file that has grown since the last power cut; None: all."""
+    failed_syncs: int = 0
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of bytes that a failed sync has lost, and that are still visible."""
+
+    def make_durable(self) -> None:
+        self.durable, self.replaced = True, None
 
 
 class MemoryFiles:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from sparklog import limits
+from sparklog.broker.flight.grpc.message_memory import MessageMemory
 from sparklog.broker.flight.grpc.status import (
     DEADLINE_EXCEEDED,
     RESOURCE_EXHAUSTED,
@@ -28,9 +30,7 @@ from sparklog.broker.flight.grpc.status import (
     GrpcError,
     PeerGone,
 )
-
-if TYPE_CHECKING:
-    from sparklog.broker.flight.grpc.connection import GrpcConnection
+from sparklog.clock import Clock
 
 Bytes: TypeAlias = bytes | memoryview
 Serve: TypeAlias = Callable[["Call"], None]
@@ -88,13 +88,42 @@ class Message(NamedTuple):
         return self.buffer[self.start :]
 
 
+class Connection(Protocol):
+    """The connection of a call, which sends its messages and updates its window."""
+
+    peer: str
+    lock: threading.Lock
+    peer_window: int
+    """The initial window of a stream, as the client has set it."""
+    served: int
+    """The number of threads that serve its calls."""
+    calls: dict[int, Call]
+    """Its open calls, by stream."""
+
+    def send(self, call: Call, pieces: list[memoryview], size: int) -> None: ...
+
+    def send_soon(self, call: Call, pieces: list[memoryview], size: int) -> bool: ...
+
+    def update_window(self, call: Call) -> None: ...
+
+    def release_read(self, call: Call) -> None: ...
+
+    def refuse(self, call: Call) -> None: ...
+
+    def end(
+        self, call: Call, code: int, message: str, trailers: Iterable[tuple[str, bytes]]
+    ) -> None: ...
+
+
 class Call:
     """One call of a client. The thread that serves it reads messages and writes responses."""
 
     __slots__ = (
         "_assembling",
+        "_clock",
         "_filled",
         "_handed_bytes",
+        "_memory",
         "_messages",
         "_method",
         "_occupied_bytes",
@@ -124,8 +153,18 @@ class Call:
         "window",
     )  # fmt: skip
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, method: Method) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream_id: int,
+        method: Method,
+        *,
+        memory: MessageMemory,
+        clock: Clock,
+    ) -> None:
         self.connection = connection
+        self._memory = memory
+        self._clock = clock
         self.peer = connection.peer
         """The client's `host:port`."""
         self.stream_id = stream_id
@@ -159,7 +198,7 @@ class Call:
         self.held_bytes = 0
         """The bytes of `message_memory` for the message being received and the one not released."""
         self._queued_large = False
-        self.began = self.connection.server.clock.monotonic()
+        self.began = self._clock.monotonic()
         """When the call, or the message that is being received, began."""
         self.outgoing: deque[memoryview] = deque()
         """The unsent part of the message that is being sent."""
@@ -198,7 +237,7 @@ class Call:
             if self._handed_bytes < 0:
                 self._queued_large = False
         if self.wants_grant:
-            self.connection.server.message_memory.request_step(self)
+            self._memory.request_step(self)
         return message
 
     def write(self, parts: Iterable[Bytes]) -> None:
@@ -303,7 +342,7 @@ class Call:
         # Small at first: a large page for each message that has only begun would be too much.
         buffer = memoryview(bytearray(self._start + min(size, FREE_BYTES)))
         self.size, self._filled, self._assembling = size, 0, buffer
-        self.began = self.connection.server.clock.monotonic()
+        self.began = self._clock.monotonic()
         self.wants_grant = is_large
         return buffer
 
@@ -345,6 +384,17 @@ class Call:
         """Records that the client has half-closed its stream."""
         self.has_ended = True
         self._messages.put(None)
+
+    # ---------------------------------------------------------------------- memory
+
+    @property
+    def lock(self) -> threading.Lock:
+        """The lock of the connection."""
+        return self.connection.lock
+
+    def on_grant(self) -> None:
+        """Lets the client send what was granted."""
+        self.connection.update_window(self)
 
     # ---------------------------------------------------------------------- windows, under the lock
 

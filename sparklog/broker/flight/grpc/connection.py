@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import hpack
 
@@ -23,10 +23,9 @@ from sparklog import limits
 from sparklog.broker import http1
 from sparklog.broker.flight.grpc import http2
 from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method, Refusal
+from sparklog.broker.flight.grpc.message_memory import MessageMemory
 from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, GrpcError, PeerGone
-
-if TYPE_CHECKING:
-    from sparklog.broker.flight.grpc.server import Server
+from sparklog.clock import Clock
 
 _MAX_BLOCK_BYTES: Final = 16 * limits.KIB
 """The largest header block of a request."""
@@ -79,10 +78,32 @@ _UNKNOWN_METHOD: Final = Method(
 )
 
 
+class ConnectionServer(Protocol):
+    """The server of a connection: what it serves, counts and does in its reading thread."""
+
+    clock: Clock
+    methods: dict[bytes, Method]
+    message_memory: MessageMemory
+
+    def admit_call(self, call: Call) -> bool: ...
+
+    def end_excess(self) -> None: ...
+
+    def serve(self, call: Call) -> None: ...
+
+    def closed(self, call: Call, freed_bytes: int) -> None: ...
+
+    def write_later(self, connection: GrpcConnection) -> None: ...
+
+    def close_later(self, connection: GrpcConnection) -> None: ...
+
+    def log_limited(self, event: str, **facts: object) -> None: ...
+
+
 class GrpcConnection:
     """A client's connection. The reading thread calls `receive`; the calls' threads write."""
 
-    def __init__(self, server: Server, sock: socket.socket, host: str, port: int) -> None:
+    def __init__(self, server: ConnectionServer, sock: socket.socket, host: str, port: int) -> None:
         self.server = server
         self.socket = sock
         self.host = host
@@ -464,7 +485,13 @@ class GrpcConnection:
         length = http2.content_length(headers)
         refusal = _refusal(headers)
         method = _FOREIGN if refusal else server.methods.get(headers.get(b":path", b""))
-        call = Call(self, stream, method or _UNKNOWN_METHOD)
+        call = Call(
+            self,
+            stream,
+            method or _UNKNOWN_METHOD,
+            memory=server.message_memory,
+            clock=self._clock,
+        )
         call.length_left = length
         with self.lock:
             if not server.admit_call(call):

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from sparklog.broker.flight.grpc.call import Call
+
+class Receiver(Protocol):
+    """A call that receives a large message, and is granted memory for it step by step."""
+
+    is_dead: bool
+    granted: int
+    """The granted bytes of the message that is being received."""
+    held_bytes: int
+    """The bytes of this memory that the call holds."""
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held while `granted` and `held_bytes` change."""
+        ...
+
+    def next_step(self) -> int:
+        """Returns the bytes to grant next; 0 for none. Requires the lock."""
+        ...
+
+    def on_grant(self) -> None:
+        """Called without locks after a grant."""
+        ...
 
 
 class MessageMemory:
@@ -14,8 +36,8 @@ class MessageMemory:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._held_bytes = 0
-        self._waiting: dict[Call, None] = {}
-        self._overdrawn: Call | None = None
+        self._waiting: dict[Receiver, None] = {}
+        self._overdrawn: Receiver | None = None
         """The call that may exceed the limit, up to the end of its message."""
 
     @property
@@ -32,7 +54,7 @@ class MessageMemory:
     def limit_bytes(self) -> int:
         return self._limit_bytes
 
-    def request_step(self, call: Call) -> None:
+    def request_step(self, call: Receiver) -> None:
         """Grants the next step of a message, now or when memory is released."""
         with self._lock:
             # A message that has begun comes before messages that have not.
@@ -42,10 +64,10 @@ class MessageMemory:
             elif not call.is_dead:
                 self._waiting[call] = None
         if is_granted:
-            call.connection.update_window(call)
+            call.on_grant()
 
-    def _grant(self, call: Call) -> bool:
-        with call.connection.lock:
+    def _grant(self, call: Receiver) -> bool:
+        with call.lock:
             size = call.next_step()
             if size and self._held_bytes + size > self._limit_bytes:
                 if self._overdrawn is None:
@@ -57,7 +79,7 @@ class MessageMemory:
             call.granted += size
             return True
 
-    def release(self, size: int, closed: Call | None = None) -> None:
+    def release(self, size: int, closed: Receiver | None = None) -> None:
         """Returns the memory of a message that was read, or of a call that has ended."""
         granted_calls = []
         with self._lock:
@@ -75,4 +97,4 @@ class MessageMemory:
                 del self._waiting[call]
                 granted_calls.append(call)
         for call in granted_calls:
-            call.connection.update_window(call)
+            call.on_grant()
