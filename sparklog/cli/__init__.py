@@ -1,7 +1,7 @@
 """The command line, `sparklog`: brokers, topics, groups, records in and out, and diagnosis.
 
 A command that uses a log takes `--root URI` or `--bootstrap HOST:PORT`; the defaults are
-`SPARKLOG_ROOT` and `SPARKLOG_BOOTSTRAP`. Exit codes are those of `shared.ExitCode`:
+`SPARKLOG_ROOT` and `SPARKLOG_BOOTSTRAP`. Exit codes are those of `terminal.commands.ExitCode`:
 
     0    success
     1    an error, printed as one line on standard error; or `check` found an anomaly
@@ -24,9 +24,9 @@ from sparklog.cli import broker, cluster, groups, jobs, maintenance, topics
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
-from sparklog.cli.shared import EXIT_CODES, Command, Commands
 from sparklog.cli.status import status
 from sparklog.cli.top import top
+from sparklog.terminal.commands import EXIT_CODES, PASS_ON, Command, Commands
 
 __all__ = ["app", "main"]
 
@@ -51,9 +51,7 @@ app.command(cls=Command)(status)
 app.command(cls=Command)(top)
 app.command(cls=Command)(maintenance.doctor)
 app.command(cls=Command)(check)
-app.command(cls=Command, context_settings=maintenance.PASS_ON, add_help_option=False)(
-    maintenance.bench
-)
+app.command(cls=Command, context_settings=PASS_ON, add_help_option=False)(maintenance.bench)
 app.command(cls=Command)(maintenance.version)
 
 

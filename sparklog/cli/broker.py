@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import ClusterRootOption, view
-from sparklog.cli.shared import BootstrapOption, Command, CommandGroup
 from sparklog.display import counted
 from sparklog.options import ROOT_VARIABLE
+from sparklog.terminal.commands import Command, CommandGroup
+from sparklog.terminal.options import BootstrapOption
 
 if TYPE_CHECKING:
     from msgspec import Struct

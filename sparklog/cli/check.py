@@ -9,7 +9,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from sparklog.cli.shared import ExitCode, JsonOption
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.options import JsonOption
 
 _Report: TypeAlias = Callable[[str, float, int, int], None]
 

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sparklog.cli.shared import (
-    BootstrapOption,
-    Command,
-    ExitCode,
-    JsonOption,
-    log_target,
-    print_columns,
-)
 from sparklog.display import counted
 from sparklog.options import ROOT_VARIABLE, STORAGE_PREFIX, check_bootstrap, storage_options
+from sparklog.terminal.commands import Command, ExitCode
+from sparklog.terminal.options import BootstrapOption, JsonOption, log_target
+from sparklog.terminal.printing import print_columns
 
 if TYPE_CHECKING:
     from sparklog.cluster import View

@@ -17,7 +17,13 @@ import typer
 
 from sparklog import errors
 from sparklog.cli.formats import OutputFormat
-from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
+from sparklog.terminal.options import (
+    BootstrapOption,
+    RootOption,
+    TopicArgument,
+    WaitOption,
+    open_log,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

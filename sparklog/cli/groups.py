@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import (
+from sparklog.display import counted
+from sparklog.terminal.commands import Command
+from sparklog.terminal.options import (
     CANNOT_ASK,
     BootstrapOption,
-    Command,
     JsonOption,
     RootOption,
     WaitOption,
     YesOption,
     open_log,
-    print_columns,
 )
-from sparklog.display import counted
+from sparklog.terminal.printing import print_columns
 
 if TYPE_CHECKING:
     from sparklog.client.lag import GroupLag, PartitionLag

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from sparklog import jobs
-from sparklog.cli.maintenance import PASS_ON
-from sparklog.cli.shared import Command, print_columns
+from sparklog.terminal.commands import PASS_ON, Command
+from sparklog.terminal.printing import print_columns
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
-from sparklog.cli.shared import ExitCode
 from sparklog.options import ROOT_VARIABLE, storage_options
-
-if TYPE_CHECKING:
-    from sparklog.doctor import CheckResult
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.printing import print_finding
 
 
 def doctor(
@@ -47,24 +45,6 @@ def doctor(
         print_finding(finding)
     if failed:
         raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def print_finding(finding: CheckResult) -> None:
-    """Prints the line of a check."""
-    state = typer.style(f"{finding.state:<5}", **_STYLES[finding.state])
-    advice = f": {finding.advice}" if finding.advice else ""
-    typer.echo(f"{state} {finding.check:<16} {finding.found}{advice}")
-
-
-_STYLES: Final[dict[str, dict[str, Any]]] = {
-    "ok": {"fg": "green"},
-    "warn": {"fg": "yellow"},
-    "fail": {"fg": "red", "bold": True},
-}
-
-
-PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""The context settings of a command that passes its arguments on."""
 
 
 def bench(context: typer.Context) -> None:

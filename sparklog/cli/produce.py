@@ -15,18 +15,24 @@ import typer
 
 from sparklog import errors
 from sparklog.cli.formats import Fields, InputFormat, format_of
-from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
 from sparklog.display import counted
+from sparklog.terminal.options import (
+    BootstrapOption,
+    RootOption,
+    TopicArgument,
+    WaitOption,
+    open_log,
+)
 
 if TYPE_CHECKING:
     from io import BufferedIOBase
 
     import pyarrow as pa
 
-    from sparklog.cli.meter import Meter
     from sparklog.cli.reading import Lines
     from sparklog.client.producer.batch import TableFuture
     from sparklog.client.producer.producer import Producer
+    from sparklog.terminal.meter import Meter
 
 _STDIN: Final = Path("-")
 _LINE_FORMATS: Final = (InputFormat.JSONL, InputFormat.TEXT)
@@ -319,7 +325,7 @@ def _meter(inputs: list[_Input]) -> Meter | None:
     is_typed = any(each.path == _STDIN for each in inputs) and sys.stdin.isatty()
     if is_typed or not sys.stderr.isatty():
         return None
-    from sparklog.cli.meter import Meter
+    from sparklog.terminal.meter import Meter
 
     return Meter([each.size_bytes for each in inputs])
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOption, log_target
 from sparklog.options import check_bootstrap, storage_options
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption, log_target
 
 if TYPE_CHECKING:
     from sparklog.formats.flight_messages import HeldBack, KeptRecords

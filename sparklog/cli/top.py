@@ -14,7 +14,8 @@ import typer
 
 from sparklog import errors
 from sparklog.cli.cluster import view
-from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOption
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption
 
 if TYPE_CHECKING:
     from sparklog.cli.top_picture import Member

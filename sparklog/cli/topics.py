@@ -11,10 +11,11 @@ import typer
 
 from sparklog import errors
 from sparklog.broker.config.topic_config import described
-from sparklog.cli.shared import (
+from sparklog.display import counted
+from sparklog.terminal.commands import Command
+from sparklog.terminal.options import (
     CANNOT_ASK,
     BootstrapOption,
-    Command,
     JsonOption,
     RootOption,
     TopicArgument,
@@ -23,10 +24,9 @@ from sparklog.cli.shared import (
     config_pairs,
     log_target,
     open_log,
-    print_columns,
     root_metadata,
 )
-from sparklog.display import counted
+from sparklog.terminal.printing import print_columns
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log

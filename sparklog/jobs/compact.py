@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.clock import SystemClock
 from sparklog.display import counted
 from sparklog.formats.topic_names import unknown_topic
@@ -36,6 +35,7 @@ from sparklog.storage.log_compaction import CompactionPass
 from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import APPEND_ONLY_REASON, TopicTable
+from sparklog.terminal.options import RootOption, root_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

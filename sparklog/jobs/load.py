@@ -24,17 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sparklog import limits
-from sparklog.cli.shared import (
-    BootstrapOption,
-    ExitCode,
-    JsonOption,
-    RootOption,
-    WaitOption,
-    open_log,
-)
 from sparklog.display import counted
 from sparklog.jobs.running import echo, run
 from sparklog.jobs.targets import PartitionsOption
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption, WaitOption, open_log
 
 if TYPE_CHECKING:
     from sparklog import errors

@@ -22,7 +22,6 @@ import typer
 
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
-from sparklog.cli.shared import RootOption, config_pairs, root_metadata
 from sparklog.display import counted
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
@@ -40,6 +39,7 @@ from sparklog.jobs.mirroring.verify import verify
 from sparklog.jobs.running import echo, run, spark_session
 from sparklog.jobs.targets import in_seconds, root_for_spark
 from sparklog.options import check_bootstrap, check_root
+from sparklog.terminal.options import RootOption, config_pairs, root_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import RootOption, config_pairs
 from sparklog.display import counted
 from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of, literal
 from sparklog.jobs.running import echo, progress, run, spark_session
@@ -32,6 +31,7 @@ from sparklog.jobs.targets import (
     last_line,
     root_for_spark,
 )
+from sparklog.terminal.options import RootOption, config_pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import sparklog
-from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
@@ -33,6 +32,7 @@ from sparklog.jobs.targets import (
     root_for_spark,
 )
 from sparklog.jobs.windows import Checkpoint, Window
+from sparklog.terminal.options import RootOption, root_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sparklog import errors
-from sparklog.cli.shared import Command, ExitCode, exit_codes
 from sparklog.display import counted
+from sparklog.terminal.commands import Command, ExitCode, exit_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

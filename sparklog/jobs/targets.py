@@ -10,7 +10,6 @@ import typer
 
 import sparklog
 from sparklog import errors
-from sparklog.cli.shared import root_metadata
 from sparklog.clock import SystemClock
 from sparklog.display import counted
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, check_root, storage_options
@@ -21,6 +20,7 @@ from sparklog.storage.identity import place_of
 from sparklog.storage.manifest import Destination, Manifest
 from sparklog.storage.objects import open_store
 from sparklog.storage.table import TopicTable, begun_app_id, key_app_id, query_app_id
+from sparklog.terminal.options import root_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter

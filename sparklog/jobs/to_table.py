@@ -30,7 +30,6 @@ import typer
 
 import sparklog
 from sparklog import arrow, errors
-from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
 from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_session
@@ -46,6 +45,7 @@ from sparklog.sources.json_inference import (
     with_new_fields,
 )
 from sparklog.sources.values import ValueFormat, ValueParser, json_type
+from sparklog.terminal.options import RootOption, root_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession

@@ -19,8 +19,6 @@ import pyarrow as pa
 import typer
 
 from sparklog import errors, limits
-from sparklog.cli.maintenance import print_finding
-from sparklog.cli.shared import ExitCode, RootOption, root_metadata
 from sparklog.clock import Clock, SystemClock
 from sparklog.display import counted
 from sparklog.doctor import CheckResult, CheckState
@@ -34,6 +32,9 @@ from sparklog.storage.liveness import Heartbeat, read_heartbeats
 from sparklog.storage.objects import Store, open_store
 from sparklog.storage.snapshot import GapCause, Slice, TableSnapshot
 from sparklog.storage.verify import SliceReport, check_slice
+from sparklog.terminal.commands import ExitCode
+from sparklog.terminal.options import RootOption, root_metadata
+from sparklog.terminal.printing import print_finding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,6 @@ from sparklog import doctor, errors, limits
 from sparklog import status as statuses
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.client.connection import Channel
 from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
@@ -35,6 +34,7 @@ from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.metadata_store import META_SNAPSHOT_EVERY, MetadataStore
 from sparklog.storage.objects.memory import named_store
 from sparklog.storage.overview import BrokerState
+from sparklog.terminal.commands import ExitCode
 from tests.contract.test_members import Members, settings, until, values, write
 from tests.support.standing import standing
 

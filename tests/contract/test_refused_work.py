@@ -25,7 +25,6 @@ from sparklog.broker.metrics.collection import Collector
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.refused_work import Work
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckState, check_broker
 from sparklog.formats.flight_messages import AppendHeader
@@ -40,6 +39,7 @@ from sparklog.settings import (
 )
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
+from sparklog.terminal.commands import ExitCode
 from tests.support.brokers import payload
 from tests.support.flights import BrokerClient, Stream
 from tests.support.waiting import wait_until

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 import sparklog
 from sparklog import doctor, limits
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckResult, CheckState
 from sparklog.status import of_address, requiring_kafka
 from sparklog.storage.objects import LocalStore
+from sparklog.terminal.commands import ExitCode
 from sparklog.version import VERSION
 from tests.support.standing import standing
 from tests.support.waiting import wait_until

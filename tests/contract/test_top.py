@@ -20,7 +20,6 @@ import sparklog
 from sparklog import errors, limits
 from sparklog import status as statuses
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.cli.top_picture import Member, picture
 from sparklog.formats.flight_messages import (
     BrokerDescription,
@@ -31,6 +30,7 @@ from sparklog.formats.flight_messages import (
     MemoryBudget,
     TopicFigures,
 )
+from sparklog.terminal.commands import ExitCode
 from tests.support.standing import standing
 from tests.support.waiting import wait_until
 

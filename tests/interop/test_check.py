@@ -25,9 +25,9 @@ from sparklog.broker.logging import configure
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import Workload, drive
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.client.log import Log
 from sparklog.settings import LogSettings
+from sparklog.terminal.commands import ExitCode
 from tests.support.kafkas import broker
 from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until

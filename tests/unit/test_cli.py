@@ -35,12 +35,12 @@ from sparklog.cli import app, json_rows
 from sparklog.cli.consume import _GroupBatches
 from sparklog.cli.formats import InputFormat
 from sparklog.cli.produce import _Acks, _Input, _meter
-from sparklog.cli.shared import ExitCode
 from sparklog.jobs.produce import produce as produce_job
 from sparklog.jobs.replay import replay
 from sparklog.jobs.running import app_of, signals_deferred
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
+from sparklog.terminal.commands import ExitCode
 from tests.support.live import LiveBroker
 
 

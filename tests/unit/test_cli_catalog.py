@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from sparklog import errors
 from sparklog.cli import app, catalog
-from sparklog.cli.shared import ExitCode
+from sparklog.terminal.commands import ExitCode
 
 
 @pytest.fixture(autouse=True)

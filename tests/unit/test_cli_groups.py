@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import sparklog
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.formats import record
+from sparklog.terminal.commands import ExitCode
 from tests.support.groups import join
 from tests.support.live import LiveBroker
 

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from sparklog import errors, jobs
 from sparklog.cli import app
-from sparklog.cli.shared import ExitCode
 from sparklog.display import counted
 from sparklog.formats.flight_messages import PartitionInfo, TopicInfo
 from sparklog.jobs.inputs import Input
@@ -31,6 +30,7 @@ from sparklog.jobs.replay import replay
 from sparklog.jobs.running import _quiet_start, app_of
 from sparklog.jobs.targets import in_seconds
 from sparklog.jobs.to_table import _check_readable, to_table
+from sparklog.terminal.commands import ExitCode
 from tests.support.waiting import wait_until
 
 _WITHOUT_SPARK = """
