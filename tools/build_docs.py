@@ -123,7 +123,7 @@ def settings() -> str:
 
 def topic_configs() -> str:
     """Every configuration key of a topic."""
-    from sparklog.broker.config.topic_config import KEYS
+    from sparklog.formats.topic_config import KEYS
 
     rows = [
         f"| `{name}` | `{key.default or '(empty)'}` ({key.rule.kind.value}) | {key.about} |"
@@ -133,7 +133,7 @@ def topic_configs() -> str:
         [
             "# Configuration of topics",
             "",
-            _NOTE.format(source="`sparklog/broker/config/topic_config.py`"),
+            _NOTE.format(source="`sparklog/formats/topic_config.py`"),
             (
                 "Keys, types and bounds are those of Kafka 4.1."
                 " [Kafka compatibility](../kafka.md#configuration-of-topics) describes how values"

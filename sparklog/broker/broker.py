@@ -15,11 +15,10 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from sparklog import errors, limits
+from sparklog.broker import described
 from sparklog.broker.cluster_admin import ClusterAdmin
-from sparklog.broker.config import described
-from sparklog.broker.config.described import ConfigEntry, ConfigSource
-from sparklog.broker.config.topic_config import ConfigType, Edit
 from sparklog.broker.counts import Budget, TopicCounts
+from sparklog.broker.described import ConfigEntry, ConfigSource
 from sparklog.broker.inspection import (
     ActiveProducer,
     ActiveProducers,
@@ -48,6 +47,7 @@ from sparklog.broker.topic_checks import INTERNAL_TOPICS, check_not_internal
 from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
+from sparklog.formats.topic_config import ConfigType, Edit
 from sparklog.settings import BrokerSettings
 from sparklog.storage import assign
 from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata

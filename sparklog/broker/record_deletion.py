@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparklog import errors
-from sparklog.broker.config import topic_config
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.publishing import Goal, PublishWaiter, publish_timed_out
 from sparklog.broker.topic_checks import check_not_internal
+from sparklog.formats import topic_config
 from sparklog.formats.flight_messages import DeleteRecords, LogStarts
 from sparklog.storage import retention
 

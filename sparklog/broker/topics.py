@@ -21,10 +21,9 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker import described
 from sparklog.broker.backoff import run_each
-from sparklog.broker.config import described, topic_config
-from sparklog.broker.config.described import ConfigEntry
-from sparklog.broker.config.topic_config import Edit
+from sparklog.broker.described import ConfigEntry
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
@@ -38,7 +37,7 @@ from sparklog.broker.topic_checks import (
     check_not_reserved,
 )
 from sparklog.clock import Clock
-from sparklog.formats import consumer_offsets
+from sparklog.formats import consumer_offsets, topic_config
 from sparklog.formats.flight_messages import (
     AddPartitions,
     AlterTopic,
@@ -46,6 +45,7 @@ from sparklog.formats.flight_messages import (
     PartitionInfo,
     TopicInfo,
 )
+from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import assign, file_compaction, log_compaction, retention

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors
-from sparklog.broker.config.topic_config import described
 from sparklog.display import counted
+from sparklog.formats.topic_config import described
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import (
     CANNOT_ASK,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors, limits
-from sparklog.broker.config import topic_config
 from sparklog.display import counted
+from sparklog.formats import topic_config
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Selection, named

@@ -35,10 +35,10 @@ from kio.schema.errors import ErrorCode
 import sparklog
 from sparklog import errors
 from sparklog.broker.agent import Agent
-from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka.topics import kafka_id
 from sparklog.broker.logging import configure
 from sparklog.formats import record_batch
+from sparklog.formats.topic_config import KEYS
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import LogSettings, TopicSettings, WriterSettings
 from tests.support.batches import Record, built, read

@@ -79,7 +79,8 @@ _LAST = (
         r"broker/kafka/(connection|listener|memory|messages|scheduler|socket_stream)",
         ("contract/test_hostile.py",),
     ),
-    (r"broker/(broker|config/|kafka/resources)", ("interop/test_kafka_admin.py",)),
+    (r"formats/topic_config", ("interop/test_kafka_admin.py",)),
+    (r"broker/(broker|described|kafka/resources)", ("interop/test_kafka_admin.py",)),
     (
         r"apis/(alter|api_versions|create|delete_t|describe|incremental|list_c|metadata|offset_for)",
         ("interop/test_kafka_admin.py",),

@@ -30,11 +30,11 @@ from typer.testing import CliRunner, Result
 
 import sparklog
 from sparklog import errors, jobs, limits
-from sparklog.broker.config.topic_config import KEYS
 from sparklog.cli import app, json_rows
 from sparklog.cli.consume import _GroupBatches
 from sparklog.cli.formats import InputFormat
 from sparklog.cli.produce import _Acks, _Input, _meter
+from sparklog.formats.topic_config import KEYS
 from sparklog.jobs.produce import produce as produce_job
 from sparklog.jobs.replay import replay
 from sparklog.jobs.running import app_of, signals_deferred

@@ -16,9 +16,9 @@ import yaml
 
 import sparklog
 from sparklog import errors, limits, sinks, sources
-from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka import apis  # noqa: F401  registers them
 from sparklog.broker.kafka.registry import APIS
+from sparklog.formats.topic_config import KEYS
 from sparklog.settings import BrokerSettings
 from tests.support import fences, links
 from tools import build_docs

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.broker.config.topic_config import Edit
 from sparklog.broker.log.kafka_readers import KafkaReader
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import LOG_APPEND_TIME, OFFSET
+from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.sinks.kept_offsets import covering, parse_ranges
 from sparklog.sources import tasks as spark_tasks

@@ -19,9 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.broker.config import topic_config
 from sparklog.clock import Clock, ManualClock
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, topic_config
 from sparklog.formats.record import FILE_SCHEMA, rows
 from sparklog.settings import JanitorSettings
 from sparklog.storage import data_file, file_compaction, log_compaction

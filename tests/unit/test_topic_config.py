@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.broker.config import topic_config
-from sparklog.broker.config.topic_config import KEYS, ConfigType, Edit
+from sparklog.formats import topic_config
+from sparklog.formats.topic_config import KEYS, ConfigType, Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
 INT = 2**31 - 1

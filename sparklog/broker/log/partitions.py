@@ -20,7 +20,6 @@ from typing import Final
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.config import topic_config
 from sparklog.broker.counts import TopicCounts
 from sparklog.broker.log.growth import Growth
 from sparklog.broker.log.producer_state import (
@@ -33,6 +32,7 @@ from sparklog.broker.log.producer_state import (
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, SparkBatch, TopicSparkBatches
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock, SystemClock
+from sparklog.formats import topic_config
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.storage import assign

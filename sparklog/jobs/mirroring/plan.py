@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sparklog import errors, limits
-from sparklog.broker.config import topic_config
 from sparklog.client.offsets import TopicPartition
 from sparklog.display import counted
+from sparklog.formats import topic_config
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.jobs.ranges import fair_shares
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from sparklog import errors, limits
-from sparklog.broker.config.topic_config import value_of
 from sparklog.client.offsets import TopicPartition
 from sparklog.clock import Clock, SystemClock
 from sparklog.display import counted
+from sparklog.formats.topic_config import value_of
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.jobs.mirroring.groups import GroupOffsets, GroupsCopied
 from sparklog.jobs.mirroring.plan import (

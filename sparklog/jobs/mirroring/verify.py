@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.broker.config.topic_config import is_compacted
 from sparklog.display import counted
+from sparklog.formats.topic_config import is_compacted
 from sparklog.jobs.mirroring.plan import Bounds, Pair, Range
 from sparklog.jobs.mirroring.sides import LogSource, Source
 

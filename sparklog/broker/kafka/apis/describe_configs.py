@@ -12,9 +12,8 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker import logging
+from sparklog.broker import described, logging
 from sparklog.broker.broker import ConfigEntry
-from sparklog.broker.config import described
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves

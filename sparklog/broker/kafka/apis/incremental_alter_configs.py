@@ -12,7 +12,7 @@ from typing import Any, Final
 from sparklog import errors
 from sparklog.broker import logging
 from sparklog.broker.broker import Edit
-from sparklog.broker.config.described import LOG_LEVELS, ROOT_LOGGER
+from sparklog.broker.described import LOG_LEVELS, ROOT_LOGGER
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.resources import DELETE, ResourceType, alter_resources

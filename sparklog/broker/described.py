@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from sparklog import limits
-from sparklog.broker.config.topic_config import KEYS, ConfigType, TopicKey
+from sparklog.formats.topic_config import KEYS, ConfigType, TopicKey
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings
 

@@ -1,1 +1,0 @@
-"""Topic and broker configuration under Kafka's names."""
