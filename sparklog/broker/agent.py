@@ -39,10 +39,11 @@ from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
@@ -764,7 +765,7 @@ class Agent:
     def _publish_loop(self) -> None:
         interval_seconds = self.settings.publisher.interval_seconds
         while not self._stopping.is_set():
-            waiting = self._partition_table.waiting_objects
+            waiting = self._partition_table.backlog.waiting_objects
             self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))
             self._publish_now.clear()
             self._publishing.tick()
@@ -893,11 +894,10 @@ class Agent:
 
         A large batch takes longer than a stop may, and the next broker would begin it again.
         """
-        waiting = [
-            each for each in self._partition_table.waiting() if each.waiting and not each.held_back
-        ]
+        backlog = self._partition_table.backlog
+        waiting = [each for each in backlog.waiting() if each.waiting and not each.held_back]
         for topic in waiting:
-            self._publisher.request(topic)
+            backlog.request(topic)
         if waiting:
             self._publish_now.set()
         return bool(waiting)

@@ -29,13 +29,15 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic, payload_bytes
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
 from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
@@ -359,7 +361,7 @@ class Broker:
             uptime_seconds=round(self.uptime_seconds, 3),
             topics=len(topics),
             partitions=self._partition_table.partition_count,
-            unpublished_bytes=self._partition_table.unpublished_bytes,
+            unpublished_bytes=self._partition_table.backlog.unpublished_bytes,
             held_back=held_back[: limits.STATUS_TOPICS],
             refused=[
                 flight_messages.Refused(work=work, reason=reason)
@@ -588,19 +590,11 @@ class Broker:
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
-        with self._partition_table.lock:
-            growths = [
-                (self._partition_table.topic(topic).partition(number).growth, before)
-                for (topic, number), before in seen.items()
-            ]
-            watch = GrowthWatch(growths, lacking_bytes, notify)
-            watch.start()
-        return watch
+        return self._partition_table.watch(seen, lacking_bytes, notify)
 
     def stop_watching(self, watch: GrowthWatch) -> None:
         """Ends a watch: its `notify` is not called any more."""
-        with self._partition_table.lock:
-            watch.stop()
+        self._partition_table.stop_watching(watch)
 
     def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
         """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
@@ -711,8 +705,7 @@ class Broker:
         `UnknownTopic`, `UnknownPartition`.
         """
         found = self._partition_table.topic(topic).partition(partition)
-        with self._partition_table.lock:
-            return found.epoch_end(leader_epoch)
+        return self._partition_table.epoch_end(found, leader_epoch)
 
     def producers(self, topic: str, partition: int) -> Collection[ActiveProducer]:
         """Returns the idempotent producers that a partition remembers now, by id.
@@ -720,9 +713,7 @@ class Broker:
         Each is created when it is accessed. Raises `UnknownTopic`, `UnknownPartition`.
         """
         found = self._partition_table.topic(topic).partition(partition)
-        with self._partition_table.lock:
-            blocks = found.producers.blocks()
-        return ActiveProducers(sorted(filter(None, blocks), key=min))
+        return ActiveProducers(sorted(self._partition_table.producers(found), key=min))
 
     def log_bytes(self) -> dict[str, dict[int, int]]:
         """Returns the bytes of each partition that this broker leads, by topic and number.
@@ -732,11 +723,7 @@ class Broker:
         found = {}
         for topic in self._partition_table.topics():
             files = topic.table.snapshot.files
-            with self._partition_table.lock:
-                sizes = {
-                    number: sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
-                    for number, each in topic.partitions.items()
-                }
+            sizes = self._partition_table.backlog.bytes_of(topic)
             for number, of_partition in enumerate(files):
                 if number in sizes:
                     sizes[number] += sum(file.size_bytes for file in of_partition)

@@ -27,8 +27,9 @@ import structlog
 
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
@@ -203,14 +204,9 @@ class Handovers:
                     topic.resigning -= {each.partition}
                 raise
             for topic, each in wanted:
-                with self._partition_table.lock:
-                    if self._partition_table.by_id(topic.topic_id) is not topic:
-                        continue
-                    if topic.partitions[each.partition].blocked is not None:  # just now
-                        topic.resigning -= {each.partition}
-                        continue
-                    self._doubtful.append((topic, each))  # before it can be released
-                    self._partition_table.give(topic, each.partition)
+                self._doubtful.append((topic, each))  # before it can be released
+                if not self._partition_table.give(topic, each.partition):
+                    self._doubtful.pop()
             sequence = self._save_states()
             resigned = {each: sequence for _, each in self._doubtful}
             changed = self._metadata.change(

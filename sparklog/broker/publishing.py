@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from sparklog import errors
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PublishNow
 
@@ -83,7 +84,7 @@ class PublishWaiter:
         self._check_open()
         behind = [topic for topic, ends in goals if not self._is_reached(topic, ends)]
         for topic in behind:
-            self._publisher.request(topic)
+            self._partition_table.backlog.request(topic)
         if behind:
             self.publish_now()
         return behind

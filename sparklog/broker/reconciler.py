@@ -23,9 +23,10 @@ from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.histories import Histories
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.storage import assign, leadership
@@ -212,7 +213,7 @@ class Reconciler:
         if topic.table.snapshot.partitions < known.partition_count:
             refusal = recovery.refusal_of(self._store, topic.table.refresh)
             if refusal is not None and self._leadership.broker in known.leaders:
-                self._partition_table.hold_back(topic, str(refusal) or repr(refusal))
+                self._partition_table.backlog.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
             self._partition_table.add_partitions(topic, snapshot, metadata)

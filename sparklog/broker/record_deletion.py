@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.publishing import Goal, PublishWaiter, publish_timed_out
 from sparklog.broker.topic_checks import check_not_internal
 from sparklog.formats import topic_config

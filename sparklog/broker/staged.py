@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import append_within_seconds
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Append, KeptOffsets, Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal
 from sparklog.clock import Clock
@@ -152,14 +153,14 @@ class StagedBatches:
         """Returns the topics that hold the whole batch, with the offsets that are remembered."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         for topic in self._partition_table.topics():
-            with self._partition_table.lock:  # per topic, because there may be many
-                if topic.spark_batches.has(batch_id):
-                    ranges[topic.name] = {}
-                for partition in topic.partitions.values():
-                    batch = partition.batches.find(batch_id)
-                    if batch is not None and not batch.kind.is_part:
-                        of_topic = ranges.setdefault(topic.name, {})
-                        of_topic[partition.number] = batch.base_offset, batch.count
+            found = self._partition_table.batches(topic.partitions.values(), batch_id)
+            whole = {
+                number: (each.base_offset, each.count)
+                for number, each in found.items()
+                if not each.kind.is_part
+            }
+            if whole or topic.spark_batches.has(batch_id):
+                ranges[topic.name] = whole
         return AppendStagedReply(ranges=ranges, skipped=True)
 
     # -------------------------------------------------------------------------- parts
@@ -173,25 +174,24 @@ class StagedBatches:
         batch_id = staged.batch_id
         for name in {section.topic for section in staged.sections}:
             topic = self._partition_table.topic(name)
-            with self._partition_table.lock:
-                partitions = topic.partitions
-                if len(partitions) < topic.count or topic.resigning:
-                    return True
-                if any(each.batches.find(batch_id) is not None for each in partitions.values()):
-                    return True  # a part: the whole would have been found
+            partitions = topic.partitions
+            if len(partitions) < topic.count or topic.resigning:
+                return True
+            if self._partition_table.batches(partitions.values(), batch_id):
+                return True  # a part: the whole would have been found
         return False
 
     def _has_part(self, staged: manifest.Manifest) -> bool:
         """Returns whether a request that came just before has appended a part of the batch."""
         names = {section.topic for section in staged.sections}
-        with self._partition_table.lock:
-            found = [
-                partition.batches.find(staged.batch_id)
-                for topic in self._partition_table.topics()
-                if topic.name in names
-                for partition in topic.partitions.values()
-            ]
-        return any(each is not None and each.kind.is_part for each in found)
+        return any(
+            each.kind.is_part
+            for topic in self._partition_table.topics()
+            if topic.name in names
+            for each in self._partition_table.batches(
+                topic.partitions.values(), staged.batch_id
+            ).values()
+        )
 
     def _append_part(self, staged: manifest.Manifest) -> AppendStagedReply:
         """Appends the sections of our partitions that do not remember the batch."""
@@ -205,8 +205,9 @@ class StagedBatches:
             except errors.NotLeader as error:
                 elsewhere.setdefault(topic.name, {})[section.partition] = error.facts["leader"]
                 continue
-            with self._partition_table.lock:
-                known = partition.batches.find(staged.batch_id)
+            known = self._partition_table.batches([partition], staged.batch_id).get(
+                partition.number
+            )
             if known is not None:
                 ranges.setdefault(topic.name, {})[section.partition] = (
                     known.base_offset,
@@ -285,8 +286,7 @@ class StagedBatches:
         """Reads the batches of a topic's table. Raises as `refresh` and `check_current`."""
         check_current(topic.table.refresh(), topic)
         batches = topic.table.batches(topic.topic_id)
-        with self._partition_table.lock:
-            topic.spark_batches.record_all(batches)
+        self._partition_table.record_batches(topic, batches)
 
     def _check_batches_known(self, staged: manifest.Manifest, sections: Iterable[Section]) -> None:
         """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""

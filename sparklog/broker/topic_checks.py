@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Topic
+from sparklog.broker.log.topic import Topic
 from sparklog.formats import consumer_offsets
 from sparklog.storage.snapshot import TableSnapshot
 

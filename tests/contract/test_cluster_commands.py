@@ -137,7 +137,7 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
     three.create("t", 6)
     three.wait_for_topic(three.agents[3], "t")
     for agent in three.agents.values():
-        agent._partition_table.unpublished_bytes = 100
+        agent._partition_table.backlog.unpublished_bytes = 100
     code, found = status("--root", three.root)
     assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 3)
     assert found["broker"]["broker"] == three.metadata.controller

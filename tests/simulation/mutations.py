@@ -19,8 +19,9 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import publish_process, readers, recovery
 from sparklog.broker.log import publisher as publishers
 from sparklog.broker.log import writer as writers
+from sparklog.broker.log.checkpoint_state import StateEncoder, StateSnapshot
 from sparklog.broker.log.confirmer import Confirmer
-from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits

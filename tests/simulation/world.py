@@ -873,13 +873,14 @@ class World:
         """Checks that nothing is kept in memory for finished work."""
         partition_table = self.last.partition_table
         ensure(
-            not partition_table.unpublished_bytes, f"{partition_table.unpublished_bytes} bytes wait"
+            not partition_table.backlog.unpublished_bytes,
+            f"{partition_table.backlog.unpublished_bytes} bytes wait",
         )
         ensure(
-            not partition_table.waiting(),
-            f"these wait: {[each.name for each in partition_table.waiting()]}",
+            not partition_table.backlog.waiting(),
+            f"these wait: {[each.name for each in partition_table.backlog.waiting()]}",
         )
-        count = partition_table.unconfirmed_count
+        count = partition_table.backlog.unconfirmed_count
         ensure(not count, f"{count} published entries are kept")
         for topic in partition_table.topics():
             ensure(topic.held_back is None, f"{topic.name} is held back: {topic.held_back}")

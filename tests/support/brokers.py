@@ -23,10 +23,10 @@ from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
-from sparklog.broker.log.partitions import Topic
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.tailing import ReadBatch
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, Writer, WriterLimits
 from sparklog.broker.reconciler import Reconciler

@@ -306,7 +306,7 @@ def test_a_deleted_topic_is_gone(rig: Rig, store: MemoryStore) -> None:
     rig.append(["b"])
     rig.broker.topics.delete("t")
     assert rig.broker.topics.names() == []
-    assert rig.partition_table.unpublished_bytes == 0
+    assert rig.partition_table.backlog.unpublished_bytes == 0
     assert TopicTable(store, "t", clock=rig.clock).refresh().topic_id is None
     rig.create()
     assert rig.append(["c"]).base_offset == 0
@@ -722,7 +722,7 @@ def test_records_that_are_nowhere_are_refused_to_readers(
         rig.publish()
     topic = rig.partition_table.topic("t")
     hole = errors.MissingObject(path="t-0", reason="neither table nor log has it")
-    rig.partition_table.block(topic, topic.partition(0), hole, end=5)
+    rig.partition_table.backlog.block(topic, topic.partition(0), hole, end=5)
     readers: list[Iterator[ReadBatch | None]] = [
         rig.broker.read("t", 0, 0, 5),
         rig.broker.tail(positions(0)),
@@ -1172,10 +1172,13 @@ def test_what_waits_is_counted_with_what_it_costs(rig: Rig) -> None:
     topic, partition_table = rig.partition_table.topic("t"), rig.partition_table
     for _ in range(10):
         rig.append(["x"])
-    assert partition_table.unpublished_bytes == topic.unpublished_bytes
-    assert partition_table.unpublished_bytes >= partition_table.written_bytes + 10 * 500
+    assert partition_table.backlog.unpublished_bytes == topic.unpublished_bytes
+    assert (
+        partition_table.backlog.unpublished_bytes
+        >= partition_table.backlog.written_bytes + 10 * 500
+    )
     rig.publish()
-    assert (partition_table.unpublished_bytes, topic.unpublished_bytes) == (0, 0)
+    assert (partition_table.backlog.unpublished_bytes, topic.unpublished_bytes) == (0, 0)
 
 
 # ------------------------------------------------------------------------------ publishing

@@ -143,7 +143,7 @@ def test_a_file_is_checked_some_time_after_its_commit(
         clock.advance(step_seconds)
         seconds += step_seconds
     rig.confirmer.confirm()
-    assert rig.partition_table.unconfirmed_count == 1
+    assert rig.partition_table.backlog.unconfirmed_count == 1
     slow_vacuum(store)
     rig.append(["b"])
     rig.publish()
@@ -151,7 +151,7 @@ def test_a_file_is_checked_some_time_after_its_commit(
         clock.advance(step_seconds)
         rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]
-    assert rig.partition_table.unconfirmed_count == 0
+    assert rig.partition_table.backlog.unconfirmed_count == 0
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -171,12 +171,12 @@ def test_a_file_that_was_written_again_is_checked_as_late(
             rig.confirmer.confirm()
         assert rows_of_table(store, clock) == [(0, b"a")]
     slow_vacuum(store)
-    assert rig.partition_table.unconfirmed_count == 1
+    assert rig.partition_table.backlog.unconfirmed_count == 1
     for _ in range(4):
         clock.advance(10.0)
         rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"a")]
-    assert rig.partition_table.unconfirmed_count == 0
+    assert rig.partition_table.backlog.unconfirmed_count == 0
 
 
 def test_a_commit_is_read_back_some_time_after_it(clock: ManualClock) -> None:
@@ -212,7 +212,7 @@ def test_a_sweep_does_not_spare_a_young_commit_the_later_check(clock: ManualCloc
     for _ in range(2):
         clock.advance(10)
         rig.confirmer.confirm()
-    assert rig.partition_table.unconfirmed_count == 1
+    assert rig.partition_table.backlog.unconfirmed_count == 1
     with pytest.raises(errors.ForeignTable, match="overwritten commit 1"):
         rig.publisher.publish(topic)
 
@@ -235,7 +235,7 @@ def test_what_is_published_while_the_check_begins_waits_for_the_next(
 
     monkeypatch.setattr(rig.confirmer, "_clock", SimpleNamespace(monotonic=asked))
     rig.confirmer.confirm()
-    assert rig.partition_table.unconfirmed_count == 1
+    assert rig.partition_table.backlog.unconfirmed_count == 1
 
 
 def test_a_check_that_ends_after_its_topic_leaves_nothing(
@@ -260,7 +260,7 @@ def test_unconfirmed_entries_are_bounded(
         rig.append([f"{number}"])
         rig.publish()
         rig.confirmer.confirm()
-        assert rig.partition_table.unconfirmed_count < 3
+        assert rig.partition_table.backlog.unconfirmed_count < 3
 
 
 def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: ManualClock) -> None:
@@ -274,12 +274,12 @@ def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: Man
     rig.publish()
 
     rig.wal_cleaner.checkpoint()
-    assert rig.partition_table.needed(1, 1) == [1]
+    assert rig.partition_table.backlog.needed(1, 1) == [1]
     down.is_down = False
     rig.append(["b"])
     rig.publish()
     rig.wal_cleaner.checkpoint()
-    assert rig.partition_table.needed(1, 1) == []
+    assert rig.partition_table.backlog.needed(1, 1) == []
 
 
 def test_an_epoch_that_was_closed_hides_no_record(store: MemoryStore, clock: ManualClock) -> None:
@@ -338,7 +338,7 @@ def test_a_partition_that_was_blocked_hides_no_record(
     second = rig.successor()
     topic = second.partition_table.topic("t")
     partition, moved = topic.partition(0), errors.ForeignTable(topic="t", reason="its txn moved")
-    second.partition_table.block(topic, partition, moved, end=partition.end)
+    second.partition_table.backlog.block(topic, partition, moved, end=partition.end)
     topic.held_back = str(moved)
     vacuumed(rig)
     rig.publisher.publish(rig.partition_table.topic("t"))  # a commit that was under way
@@ -346,7 +346,7 @@ def test_a_partition_that_was_blocked_hides_no_record(
     assert partition.blocked is None
     assert (partition.published, partition.end) == (3, 3)
     assert [each.entry.base_offset for each in partition.unconfirmed] == [0, 1, 2]
-    assert second.partition_table.unconfirmed_count == 3
+    assert second.partition_table.backlog.unconfirmed_count == 3
     assert second.append(["d"]).base_offset == 3
     second.publish()
     for _ in range(2):

@@ -22,7 +22,9 @@ from sparklog.broker.flight.tails import (
     ServedTail,
     Tails,
 )
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import ManualClock
 from tests.support.tables import no_table
 from tests.support.waiting import wait_until

@@ -20,7 +20,8 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.handover import BALANCE_SECONDS
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.janitor import BUSY_AFTER_TAKEOVER_SECONDS, SWEEP_EVERY_SECONDS
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import PRODUCER_MOVE_SECONDS
 from sparklog.broker.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.clock import ManualClock
@@ -268,7 +269,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     topic = first.partition_table.topic("t")
     assert found.bounds is not None
     assert found.bounds[topic.topic_id][number].leader_epoch == -1
-    assert not first.partition_table.needed(1, first.leadership.epoch)
+    assert not first.partition_table.backlog.needed(1, first.leadership.epoch)
 
 
 def test_a_partition_comes_back(members: Members) -> None:
@@ -321,7 +322,7 @@ def test_a_target_that_is_not_up(members: Members) -> None:
     assert first.append(["x"], partition=number).base_offset == 2
     assert first.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
     first.publish()
-    assert not first.partition_table.unpublished_bytes
+    assert not first.partition_table.backlog.unpublished_bytes
     assert first.broker.partition_status("t", number).leader_epoch == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog import errors
-from sparklog.broker.log.partitions import LEADER_EPOCHS_REMEMBERED
+from sparklog.broker.log.partition import LEADER_EPOCHS_REMEMBERED
 from sparklog.broker.log.producer_state import ProducerState, SequencedBatch
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore

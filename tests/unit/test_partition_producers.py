@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Partition, PartitionTable, StateEncoder, Topic
+from sparklog.broker.log.checkpoint_state import StateEncoder
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import (
     PRODUCER_REFUSAL_SECONDS,
     PRODUCERS_PER_BLOCK,
@@ -18,6 +20,7 @@ from sparklog.broker.log.producer_state import (
     SequencedBatch,
 )
 from sparklog.broker.log.spark_batches import SparkBatch
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
@@ -157,12 +160,12 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     topic = rig.partition_table.topic("t")
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
     key = topic.topic_id, 0
-    rig.partition_table.restore_states([(data, {key})], {key: (topic, topic.partitions[0])})
+    rig.partition_table._duplicates.restore([(data, {key})], {key: (topic, topic.partitions[0])})
     (found,) = rig.broker.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
-    rig.partition_table.restore_states([(b"\x90", set())], {})
+    rig.partition_table._duplicates.restore([(b"\x90", set())], {})
 
 
 # ------------------------------------------------------------------------------ many
@@ -172,8 +175,8 @@ def test_as_many_are_remembered_as_agreed(
     rig: Rig, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits per partition and in all hold; the longest silent producers are dropped first."""
-    monkeypatch.setattr("sparklog.broker.log.partitions.PRODUCERS_PER_PARTITION", 3)
-    monkeypatch.setattr("sparklog.broker.log.partitions.PRODUCERS_IN_ALL", 5)
+    monkeypatch.setattr("sparklog.broker.log.duplicates.PRODUCERS_PER_PARTITION", 3)
+    monkeypatch.setattr("sparklog.broker.log.duplicates.PRODUCERS_IN_ALL", 5)
     rig.create("u", 2)
 
     def known(topic: str, partition: int) -> list[int]:
@@ -286,7 +289,7 @@ def test_many_producers_do_not_stop_acks() -> None:
     encoded: list[float] = []
     for _ in range(3):
         began = time.thread_time()
-        snapshot = partition_table.snapshot_state(now_us=0)
+        snapshot = partition_table.snapshot_states(now_us=0)
         held.append(time.thread_time() - began)
         began = time.thread_time()
         data = encoder.encode(snapshot)
@@ -298,7 +301,7 @@ def test_many_producers_do_not_stop_acks() -> None:
         }
         restored.add_topic(topic)
         wanted = {("00", number): (topic, each) for number, each in topic.partitions.items()}
-        restored.restore_states([(data, wanted)], wanted)
+        restored._duplicates.restore([(data, wanted)], wanted)
         states = [
             each.producers.blocks() for each in partition_table.topic("t").partitions.values()
         ]
@@ -332,7 +335,7 @@ def test_no_call_encodes_many_producers(monkeypatch: pytest.MonkeyPatch) -> None
     """Other threads can run between two calls of the encoder, and never within one."""
     counting = _Counting()
     monkeypatch.setattr("sparklog.broker.log.partitions._state_encoder", counting)
-    StateEncoder().encode(_table_of_many(5_000).snapshot_state(now_us=0))
+    StateEncoder().encode(_table_of_many(5_000).snapshot_states(now_us=0))
     assert 0 < counting.most <= PRODUCERS_PER_BLOCK
 
 

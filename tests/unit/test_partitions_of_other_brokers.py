@@ -138,7 +138,7 @@ def test_it_publishes_its_own(rig: Rig) -> None:
     assert other.refresh().ends == (5, 4, 1, 2)
     rig.confirmer.confirm()
     rig.janitor.tick()
-    assert not rig.partition_table.waiting()
+    assert not rig.partition_table.backlog.waiting()
 
 
 def test_its_checkpoint_has_its_own(rig: Rig) -> None:
@@ -190,4 +190,4 @@ def test_a_deleted_topic_is_gone_whoever_led_it(rig: Rig) -> None:
     rig.broker.topics.delete("t")
     assert rig.broker.topics.names() == []
     assert TopicTable(rig.store, "t", clock=rig.clock).refresh().topic_id is None
-    assert not rig.partition_table.waiting()
+    assert not rig.partition_table.backlog.waiting()

@@ -129,10 +129,10 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     topics[0].table.store = store.view(faults)
     loop = publishing(rig)
     for topic in topics:
-        rig.partition_table.hold_back(topic, "403")
+        rig.partition_table.backlog.hold_back(topic, "403")
     rig.partition_table.give(topics[1], 0)
     assert topics[1].held_back is None
-    assert rig.partition_table.waiting() == [topics[0]]
+    assert rig.partition_table.backlog.waiting() == [topics[0]]
     for _ in range(100):
         loop.tick()
         clock.advance(0.1)
@@ -142,7 +142,7 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     clock.advance(60.0)
     loop.tick()
     assert [each.refusal for each in topics] == [None, None]
-    assert not rig.partition_table.waiting()
+    assert not rig.partition_table.backlog.waiting()
 
 
 def test_a_topic_is_not_published_again_with_an_old_log_start(
@@ -156,7 +156,7 @@ def test_a_topic_is_not_published_again_with_an_old_log_start(
     rig.publish()
     topic = rig.partition_table.topic("t")
     retention.delete_records(TopicTable(store, "t", clock=clock), topic.topic_id, {0: 1})
-    rig.partition_table.hold_back(topic, "503")
+    rig.partition_table.backlog.hold_back(topic, "503")
     clock.advance(10.0)
     publishing(rig).tick()
     assert (topic.held_back, topic.partitions[0].start) == (None, 1)
@@ -381,7 +381,7 @@ def test_a_request_is_kept_until_the_topic_is_begun_after_it(
         loop.tick()
         assert begun.wait(30)
         rig.append(["b"])
-        rig.publisher.request(topic)
+        rig.partition_table.backlog.request(topic)
         loop.tick()
         gate.set()
         loop.wait()
@@ -399,7 +399,7 @@ def test_a_request_for_a_topic_without_new_records_ends(
 ) -> None:
     """Records that come later wait for the interval, as others do."""
     loop = publishing(rig)
-    rig.publisher.request(rig.partition_table.topic("t"))
+    rig.partition_table.backlog.request(rig.partition_table.topic("t"))
     loop.tick()
     rig.append(["a"])
     loop.tick()
@@ -452,25 +452,25 @@ def test_the_interval_stretches_with_the_work() -> None:
 def test_the_work_of_a_topic_is_that_of_its_partitions(rig: Rig, clock: ManualClock) -> None:
     """One topic of many partitions stretches the interval as many topics do."""
     table = rig.partition_table
-    assert table.waiting_objects == 0
+    assert table.backlog.waiting_objects == 0
     rig.create("wide", 20)
     for number in range(20):
         rig.append(["a"], topic="wide", partition=number)
     rig.append(["a"])
-    assert table.waiting_objects == 1 + 20 + 1 + 1
+    assert table.backlog.waiting_objects == 1 + 20 + 1 + 1
     loop = publishing(rig)
     for _ in range(50):
         loop._pace.note(1_000, 1_000 * 0.1 * limits.PUBLISH_SHARE)
     clock.advance(2.2)
     loop.tick()
-    assert table.waiting_objects == 23
+    assert table.backlog.waiting_objects == 23
     clock.advance(0.2)
     loop.tick()
-    assert table.waiting_objects == 0
+    assert table.backlog.waiting_objects == 0
     rig.append(["b"], topic="wide")
-    assert table.waiting_objects == 2
+    assert table.backlog.waiting_objects == 2
     table.remove_topic(table.topic("wide"))
-    assert table.waiting_objects == 0
+    assert table.backlog.waiting_objects == 0
 
 
 # ------------------------------------------------------------------------------ many partitions
@@ -516,7 +516,7 @@ def test_a_topic_of_many_partitions_takes_turns(
     loop.tick()
     rig.append(["b"], topic="wide", partition=1)
     rig.append(["u"], topic="u")
-    rig.publisher.request(rig.partition_table.topic("u"))
+    rig.partition_table.backlog.request(rig.partition_table.topic("u"))
     loop.tick()
     loop.tick()
     assert commits.topics[0] == commits.topics[-1] == "wide"
@@ -618,18 +618,18 @@ def test_topics_of_some_partitions_are_published_together_up_to_a_number(
 
 def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock) -> None:
     """A topic's wait begins with its oldest record, and again when it is published."""
-    table = rig.partition_table
+    table, backlog = rig.partition_table, rig.partition_table.backlog
     rig.append(["a"])
     clock.advance(0.6)
     rig.append(["b"], topic="u")
     clock.advance(0.5)
-    assert [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["t"]
-    table.restart_wait(table.topic("t"))
+    assert [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["t"]
+    backlog.begin_turn(table.topic("t"), restarts_wait=True)
     clock.advance(0.6)
     rig.append(["c"])
-    assert [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["u"]
+    assert [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["u"]
     clock.advance(0.5)
-    names = [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)]
+    names = [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)]
     assert names == ["u", "t"]
 
 

@@ -339,10 +339,10 @@ def test_the_interval_stretches_less_with_a_process(
     for _ in range(50):
         loop._pace.note(900, 900 * 0.2 / 3)
     fill(rig)
-    assert rig.partition_table.waiting_objects == 9
+    assert rig.partition_table.backlog.waiting_objects == 9
     clock.advance(2.0)
     loop.tick()
-    assert bool(rig.partition_table.waiting()) is not has_process
+    assert bool(rig.partition_table.backlog.waiting()) is not has_process
     clock.advance(1.5)
     loop.tick()
     check(rig)

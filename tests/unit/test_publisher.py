@@ -95,7 +95,7 @@ def files(store: Store) -> list[str]:
 
 def test_nothing_is_due_without_records(rig: Rig) -> None:
     """A topic without new records is not due, and publishing it does nothing."""
-    assert rig.publisher.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert rig.partition_table.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
     before = paths(rig.store, LOG)
     assert publish_once(rig) == (0, 0)
     assert paths(rig.store, LOG) == before
@@ -105,13 +105,13 @@ def test_old_records_and_large_backlogs_are_due(rig: Rig, clock: ManualClock) ->
     """A topic is due after the interval, or when enough bytes are unpublished."""
     topic = rig.partition_table.topic("t")
     rig.append(["a"])
-    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
-    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1) == [topic]
+    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
+    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1) == [topic]
     clock.advance(1.0)
     rig.append(["b"], partition=1)
-    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
+    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
     rig.publish()
-    assert rig.publisher.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert rig.partition_table.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
 
 
 def test_records_from_the_future_are_due(store: MemoryStore) -> None:
@@ -121,7 +121,7 @@ def test_records_from_the_future_are_due(store: MemoryStore) -> None:
     first.create()
     first.append(["a"])
     second = Rig(store, ours)
-    assert len(second.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
+    assert len(second.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
 
 
 # ------------------------------------------------------------------------------ one commit
@@ -135,7 +135,7 @@ def test_a_commit_has_all_unpublished_records(rig: Rig) -> None:
     assert table(rig) == [(0, b"0a"), (1, b"0b"), (2, b"2a"), (3, b"2b")]
     assert table(rig, 1) == [(0, b"1a"), (1, b"1b")]
     snapshot = TopicTable(rig.store, "t", clock=rig.clock).refresh()
-    assert (snapshot.ends, rig.partition_table.unpublished_bytes) == ((4, 2), 0)
+    assert (snapshot.ends, rig.partition_table.backlog.unpublished_bytes) == ((4, 2), 0)
 
 
 def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
@@ -722,12 +722,13 @@ def test_a_request_for_one_topic_hurries_no_other(rig: Rig) -> None:
     rig.append(["a"])
     rig.append(["b"], topic="other")
     topic = rig.partition_table.topic("t")
-    rig.publisher.request(topic)
+    backlog = rig.partition_table.backlog
+    backlog.request(topic)
     for _ in range(2):
-        assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
+        assert backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
     rig.publisher.publish(topic)
     rig.append(["c"])
-    assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
+    assert rig.partition_table.backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
 
 
 class CountingPool(ThreadPoolExecutor):
@@ -899,7 +900,7 @@ def test_a_batch_with_a_part_in_a_blocked_partition_waits(
     else:
         topic = rig.partition_table.topic("t")
         reason = errors.ForeignTable(topic="t", reason="its txn was moved")
-        rig.partition_table.block(topic, topic.partition(0), reason, end=2)
+        rig.partition_table.backlog.block(topic, topic.partition(0), reason, end=2)
         topic.table = TopicTable(store, "t", clock=rig.clock)
     topic = rig.partition_table.topic("t")
     for _ in range(2):
@@ -1154,7 +1155,7 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
     rig.publisher._runs._write_file = deleting  # type: ignore[method-assign,assignment]
     rig.publisher.publish(topic)
     assert files(store) == []
-    assert (topic.unpublished_bytes, rig.partition_table.unpublished_bytes) == (0, 0)
+    assert (topic.unpublished_bytes, rig.partition_table.backlog.unpublished_bytes) == (0, 0)
 
 
 def test_a_table_of_several_leaders_is_read_before_a_commit(rig: Rig, store: MemoryStore) -> None:

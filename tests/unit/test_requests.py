@@ -458,7 +458,7 @@ def test_files_are_confirmed_in_parallel(slow: DelayedStore) -> None:
     rig.confirmer._store = slow
     rig.confirmer.confirm()
     assert slow.most_at_once >= 8
-    assert rig.partition_table.unconfirmed_count == 0
+    assert rig.partition_table.backlog.unconfirmed_count == 0
 
 
 def test_a_backlog_is_read_in_parallel(slow: DelayedStore) -> None:

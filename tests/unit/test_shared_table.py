@@ -99,7 +99,7 @@ def test_a_partition_that_is_blocked_just_now_does_not_move(
     def finish_and_block() -> None:
         finish()
         damage = errors.ForeignTable(topic="t", reason="another engine has moved its txn")
-        first.partition_table.block(topic, topic.partitions[bad], damage, end=0)
+        first.partition_table.backlog.block(topic, topic.partitions[bad], damage, end=0)
 
     monkeypatch.setattr(first.handovers, "_finish_appends", finish_and_block)
     assert first.handovers.move({("t", bad): 2, ("t", good): 2}) == 1

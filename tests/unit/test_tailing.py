@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.tailing import Tail
+from sparklog.broker.log.topic import Topic
 from tests.support.tables import no_table
 
 
@@ -29,10 +31,12 @@ class Log:
 
     def append(self, number: int, count: int = 1) -> None:
         """Appends records to a partition."""
-        with self.table.lock:
-            partition = self.topic.partitions[number]
-            base, partition.end = partition.end, partition.end + count
-            partition.growth.add(count, base)
+        self.table.exclusively(lambda each: self._append(each, count), [number])
+
+    def _append(self, number: int, count: int) -> None:
+        partition = self.topic.partitions[number]
+        base, partition.end = partition.end, partition.end + count
+        partition.growth.add(count, base)
 
     def tail(self, numbers: list[int], wakes: list[None]) -> Tail:
         """A tail from the beginning of some partitions."""

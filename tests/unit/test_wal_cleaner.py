@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.broker.log import partitions, takeover
-from sparklog.broker.log.partitions import Partition, Topic
+from sparklog.broker.log import takeover
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import CLOSED_EPOCHS, INHERITED_EPOCHS, WalCleanerLimits
 from sparklog.broker.log.writer import CarriedEntry, WriterLimits
 from sparklog.clock import ManualClock
@@ -516,8 +517,8 @@ def test_entries_published_meanwhile_are_not_needed_again(
     rig.publish()
     rig.writer.wait(pending)
     rig.confirmer.confirm()
-    assert rig.partition_table.needed(1, 1) == []
-    assert rig.partition_table.unpublished_bytes == 0
+    assert rig.partition_table.backlog.needed(1, 1) == []
+    assert rig.partition_table.backlog.unpublished_bytes == 0
     assert rig.successor().read() == [(0, b"a"), (1, b"b")]
 
 
@@ -559,13 +560,13 @@ def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> N
     table.advance_start(topic, [0, 1, 0])
     assert table.bounds()[topic.topic_id][1] == Bounds(1, 2, 2, 0, ((0, 0),))
     reason = errors.MissingObject(path="x", reason="it was removed")
-    table.block(topic, topic.partitions[2], reason, end=5, is_end_known=False)
+    table.backlog.block(topic, topic.partitions[2], reason, end=5, is_end_known=False)
     assert table.bounds()[topic.topic_id][2] == Bounds(0, 0, -1, 0)
-    assert table.reconnect(topic, topic.partitions[2], 5)
+    assert table.backlog.reconnect(topic, topic.partitions[2], 5)
     assert table.bounds() == bounds_of_all(rig)
     rig.append(["d"], topic="gone")
     rig.broker.topics.delete("gone")
-    table.advance_published(gone, [(gone.partitions[0], 1)])  # a commit that was under way
+    table.backlog.advance_published(gone, [(gone.partitions[0], 1)])  # a commit that was under way
     assert table.bounds() == bounds_of_all(rig)
     assert table.bounds().keys() == {topic.topic_id}
 
@@ -592,13 +593,13 @@ def test_a_checkpoint_looks_only_at_changed_partitions(
     rig.append(["a"], topic="wide", partition=7)
     rig.append(["b"], topic="wide", partition=7)
     looked_at: list[Partition] = []
-    bounds_of = partitions._bounds
+    bounds_of = Partition.bounds
 
     def look(partition: Partition) -> Bounds:
         looked_at.append(partition)
         return bounds_of(partition)
 
-    monkeypatch.setattr(partitions, "_bounds", look)
+    monkeypatch.setattr(Partition, "bounds", look)
     assert rig.partition_table.bounds() == bounds_of_all(rig)
     assert looked_at == [topic.partitions[7]]
 
@@ -817,4 +818,4 @@ def test_only_old_commits_of_a_predecessor_are_confirmed_at_once(
         clock.advance(each)
     rig = rig.successor()
     rig.confirmer.confirm()
-    assert rig.partition_table.unconfirmed_count == len(seconds) - confirmed
+    assert rig.partition_table.backlog.unconfirmed_count == len(seconds) - confirmed

@@ -744,18 +744,24 @@ def test_a_large_staged_batch_holds_no_producer_back(
     rig = rig_with(store, clock, unpublished_bytes=100_000, staged_bytes=150_000)
     large = [(partition, ["x" * 100_000]) for partition in (0, 1)]
     rig.append_staged(large, batch=1)
-    assert rig.partition_table.staged_bytes == rig.partition_table.topic("t").staged_bytes > 200_000
-    assert rig.partition_table.unpublished_bytes < 10_000
+    assert (
+        rig.partition_table.backlog.staged_bytes
+        == rig.partition_table.topic("t").staged_bytes
+        > 200_000
+    )
+    assert rig.partition_table.backlog.unpublished_bytes < 10_000
     assert rig.append(["a"]).base_offset == 1
     with pytest.raises(errors.QueueFull) as full:
         rig.append_staged(large, batch=2)
     assert full.value.setting == "publisher.staged_bytes"
     successor = rig.successor()
-    assert successor.partition_table.staged_bytes == rig.partition_table.staged_bytes
+    assert (
+        successor.partition_table.backlog.staged_bytes == rig.partition_table.backlog.staged_bytes
+    )
     successor.publish()
     assert (
-        successor.partition_table.staged_bytes,
-        successor.partition_table.unpublished_bytes,
+        successor.partition_table.backlog.staged_bytes,
+        successor.partition_table.backlog.unpublished_bytes,
     ) == (0, 0)
     assert not any(each.duplicate for each in successor.append_staged(large, batch=2))
 

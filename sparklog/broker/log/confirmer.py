@@ -17,8 +17,10 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.storage import restoring
 from sparklog.storage.objects import Store, in_parallel
@@ -67,7 +69,7 @@ class Confirmer:
         keeps its rows, and the other topics continue. If its files are missing, the topic is not
         published any further, or the unconfirmed entries would grow without bound.
         """
-        topics = self._partition_table.unconfirmed()
+        topics = self._partition_table.backlog.unconfirmed()
         topic_ids = {topic.topic_id for topic in topics}
         self._failure_log.retain(topic_ids)
         # The partition with the missing file may have moved to another broker.
@@ -101,9 +103,8 @@ class Confirmer:
 
     def _ends_to_confirm(self, topic: Topic) -> tuple[float, dict[int, int]]:
         """Returns a time long enough ago, and the published ends of the partitions before it."""
-        with self._partition_table.lock:
-            ends = {each.number: each.published for each in topic.partitions.values()}
-            is_crowded = self._partition_table.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
+        ends = {each.number: each.published for each in topic.partitions.values()}
+        is_crowded = self._partition_table.backlog.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
         now = self._clock.monotonic()  # the commits up to these ends are all older
         samples = self._published_ends.get(topic.topic_id)
         if samples is None:
@@ -131,13 +132,7 @@ class Confirmer:
 
     def _confirm(self, topic: Topic) -> None:
         until, ends = self._ends_to_confirm(topic)
-        with self._partition_table.lock:
-            ranges = {
-                each.number: (each.unconfirmed[0].entry.base_offset, end)
-                for each in topic.partitions.values()
-                if each.unconfirmed
-                and each.unconfirmed[0].entry.base_offset < (end := ends.get(each.number, 0))
-            }
+        ranges = self._partition_table.backlog.unconfirmed_ranges(topic, ends)
         if not ranges:
             return
         table = topic.table
@@ -155,7 +150,7 @@ class Confirmer:
                 self._published_ends.pop(topic.topic_id, None)
                 return
         seen = {number: end for number, (_, end) in ranges.items()}
-        self._partition_table.advance_confirmed(topic, seen)
+        self._partition_table.backlog.advance_confirmed(topic, seen)
 
     def _missing(
         self, topic: Topic, snapshot: TableSnapshot, ranges: Mapping[int, tuple[int, int]]
@@ -225,12 +220,7 @@ class Confirmer:
         first, last = file.first, file.last
         if first is None or last is None:
             return None
-        with self._partition_table.lock:
-            found = [
-                each
-                for each in partition.unconfirmed
-                if each.entry.end > first and each.entry.base_offset <= last
-            ]
+        found = self._partition_table.backlog.unconfirmed_in(partition, first, last + 1)
         joined = join_tail(first, found)
         is_whole = (
             joined

@@ -35,8 +35,9 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.backoff import FailureLog, RetrySchedule
 from sparklog.broker.counts import UpkeepCounts
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import memory_seconds
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import (
@@ -218,7 +219,7 @@ class Janitor:
             self._cleared -= present
             self._emptied -= present
         enough = max(self._settings.compact_files // 4, 1)
-        for topic_id, count in self._partition_table.take_commits().items():
+        for topic_id, count in self._partition_table.backlog.take_commits().items():
             state = self._topics.get(topic_id)
             if state is not None:
                 state.commits += count
@@ -299,7 +300,7 @@ class Janitor:
         It counts as busy right after it has got partitions, too, because their clients come with
         what they could not send meanwhile.
         """
-        now, written = self._clock.monotonic(), self._partition_table.written_bytes
+        now, written = self._clock.monotonic(), self._partition_table.backlog.written_bytes
         seconds = max(now - self._measured_at, 1e-3)
         rate = (written - self._measured_bytes) / seconds
         is_new = now - self._partition_table.taken_seconds < BUSY_AFTER_TAKEOVER_SECONDS
@@ -618,7 +619,7 @@ class Janitor:
         batch_id = batch.batch_id
         if receipt is not None:
             is_over = self._has_received(topics, receipt)
-            return is_over and not self._partition_table.is_staged(batch_id)
+            return is_over and not self._partition_table.backlog.is_staged(batch_id)
         gone = batch.topics_gone(manifest.destinations(topics))
         sections = [each for each in batch.sections if each.topic not in gone]
         if any(self._is_led_elsewhere(topics, each) for each in sections):
@@ -632,7 +633,7 @@ class Janitor:
             or not sections  # their topics were deleted
         )
         # Checked last: a batch that is appended after this check is not over.
-        return is_over and not self._partition_table.is_staged(batch_id)
+        return is_over and not self._partition_table.backlog.is_staged(batch_id)
 
     def _have(
         self,
@@ -649,9 +650,8 @@ class Janitor:
             topic = self._ours(known) if known is not None else None
             partition = topic.partitions.get(section.partition) if topic is not None else None
             if partition is not None:
-                with self._partition_table.lock:
-                    found = partition.batches.find(batch_id)
-                if found is not None and not found.kind.is_part:
+                found = self._partition_table.batches([partition], batch_id)
+                if any(not each.kind.is_part for each in found.values()):
                     return True
         return False
 

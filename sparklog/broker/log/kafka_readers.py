@@ -20,9 +20,11 @@ from sparklog import errors, limits
 from sparklog.broker.counts import Budget
 from sparklog.broker.log.batch_cache import KEPT_SECONDS, BatchCache, EncodedBatch, TopicPartition
 from sparklog.broker.log.hot_tail import HotTail
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.readers import LogReader, check_range
 from sparklog.broker.log.tailing import ReadBatch
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 
 if TYPE_CHECKING:

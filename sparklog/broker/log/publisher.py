@@ -32,9 +32,11 @@ from sparklog import errors, limits
 from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.storage import gaps, restoring
 from sparklog.storage.objects import ObjectMissing, Store, SyncFailed, put_together
@@ -189,6 +191,7 @@ class Publisher:
         """`pool` writes the files of a large commit in parallel, `process` those of light ones."""
         self._store = store
         self._partition_table = partition_table
+        self._backlog = partition_table.backlog
         self._clock = clock
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
@@ -198,10 +201,6 @@ class Publisher:
         self._runs = RunWriter(store, hot, clock=clock, memory=self._memory, file_bytes=file_bytes)
         self.process = process
         """The publishing process, where there may be one."""
-        self._requested: dict[str, None] = {}
-        """Ids of topics that were requested since their last turn began, in order. Guarded by the
-        lock of the partition table.
-        """
         self._rounds: dict[str, int] = {}
         """The number of partitions that a topic's present round has still to publish, by topic id.
         """
@@ -241,28 +240,6 @@ class Publisher:
         self._refused.pop(topic.topic_id, None)
         self._unreadable.pop(topic.topic_id, None)
 
-    def request(self, topic: Topic) -> None:
-        """Makes the topic due until its next turn begins, because a caller waits for it."""
-        with self._partition_table.lock:
-            self._requested[topic.topic_id] = None
-
-    def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
-        """Returns the topics whose oldest unpublished record or whose backlog exceeds the bounds.
-
-        Also returns requested topics, and those that are held back or have a blocked partition,
-        whose table may be repaired by now. Records of a predecessor are due at once.
-        """
-        with self._partition_table.lock:
-            due = self._partition_table.due(
-                interval_seconds=interval_seconds,
-                publish_bytes=publish_bytes,
-                requested=self._requested,
-            )
-            # The others have nothing to publish.
-            ids = {topic.topic_id for topic in due}
-            self._requested = {each: None for each in self._requested if each in ids}
-        return due
-
     def publish(self, topic: Topic) -> PublishResult:
         """Commits the oldest entries of `topic`; does nothing if none are unpublished.
 
@@ -284,10 +261,7 @@ class Publisher:
 
     def _begin_turn(self, topic: Topic) -> None:
         """Raises why the topic is not published at present, if it is not."""
-        with self._partition_table.lock:
-            self._requested.pop(topic.topic_id, None)
-            if topic.topic_id not in self._rounds:
-                self._partition_table.restart_wait(topic)
+        self._backlog.begin_turn(topic, restarts_wait=topic.topic_id not in self._rounds)
         refusal = self._refused.get(topic.topic_id)
         if refusal is not None:
             raise refusal.with_traceback(None)
@@ -304,8 +278,7 @@ class Publisher:
             partition, first = topic.partitions.get(number), each.first_unreadable
             if partition is None:
                 continue  # another broker leads it now
-            with self._partition_table.lock:
-                entries = partition.unpublished_in(first, first + 1)
+            entries = self._backlog.unpublished_in(partition, first, first + 1)
             if entries:
                 again = WrittenRun(_run(topic, partition, first, tuple(entries)))
                 self._runs.read(again)
@@ -352,7 +325,7 @@ class Publisher:
         process = self.process
         if process is None:
             return None
-        process.look(self._partition_table.waiting_objects)
+        process.look(self._partition_table.backlog.waiting_objects)
         return process if process.is_ready else None
 
     def _begin_light(self, topic: Topic) -> _PendingCommit | None:
@@ -371,7 +344,7 @@ class Publisher:
         pending = self._begin(topic, most_partitions=most)
         if pending is not None and len(pending.written) == most < left:
             self._rounds[topic.topic_id] = left - most
-            self.request(topic)
+            self._backlog.request(topic)
         if pending is None:
             self._check_stopped(topic)
         elif pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
@@ -531,17 +504,14 @@ class Publisher:
 
     def _relocate_entries(self, topic: Topic, pending: _PendingCommit) -> bool:
         """Updates the runs to carried copies. Returns whether they still continue the table."""
-        with self._partition_table.lock:
-            for each in pending.written:
-                run, partition = each.run, topic.partitions.get(each.run.partition)
-                if partition is None:
-                    return False
-                entries = tuple(partition.unpublished[: len(run.entries)])
-                if partition.published != run.first or not entries:
-                    return False
-                if entries[-1].entry.end != run.end:
-                    return False
-                each.run = msgspec.structs.replace(run, entries=entries)
+        for each in pending.written:
+            run, partition = each.run, topic.partitions.get(each.run.partition)
+            if partition is None:
+                return False
+            published, entries = self._backlog.oldest_of(partition, len(run.entries))
+            if published != run.first or not entries or entries[-1].entry.end != run.end:
+                return False
+            each.run = msgspec.structs.replace(run, entries=entries)
         return True
 
     def _has_lost_files(self, topic: Topic, pending: _PendingCommit) -> bool:
@@ -560,7 +530,7 @@ class Publisher:
         """Keeps the written files for the next turn, or removes them."""
         if keep and self._partition_table.by_id(topic.topic_id) is topic:
             self._pending[topic.topic_id] = pending
-            self.request(topic)  # its next turn needs no interval
+            self._backlog.request(topic)  # its next turn needs no interval
         else:
             self._discard(pending)
 
@@ -609,19 +579,14 @@ class Publisher:
         """
         unreadable = self._unreadable.get(topic.topic_id, {})
         blocked = [each for each in topic.partitions.values() if each.blocked is not None]
-        with self._partition_table.lock:
-            chosen = [each for each in topic.waiting_partitions.values() if not each.blocked]
-            if not any(each.unpublished_batches for each in chosen):
-                chosen = chosen[:most_partitions]
-            chosen.sort(key=lambda each: each.number)
-            firsts = [each.published for each in chosen]
-            # Copies only the beginning of a long backlog.
-            heads = [each.unpublished[:PUBLISH_MAX_ENTRIES] for each in chosen]
-            batches = [dict(each.unpublished_batches) for each in (*chosen, *blocked)]
-        if not chosen:
+        heads, batches = self._backlog.heads(
+            topic, blocked, most_partitions=most_partitions, most_entries=PUBLISH_MAX_ENTRIES
+        )
+        if not heads:
             return []
+        chosen = [each.partition for each in heads]
         share = self._commit_bytes // len(chosen)
-        ends = [head[_cut(head, share) - 1].entry.end for head in heads]
+        ends = [each.entries[_cut(each.entries, share) - 1].entry.end for each in heads]
         ends += [each.published for each in blocked]
         _keep_batches_whole(batches, ends)
         if unreadable or blocked:
@@ -632,11 +597,10 @@ class Publisher:
                 for partition, end in zip((*chosen, *blocked), ends, strict=True)
             ]
             _leave_out_cut_batches(batches, ends)
-        with self._partition_table.lock:
-            runs = [
-                _run(topic, partition, first, partition.unpublished_below(end))
-                for partition, first, end in zip(chosen, firsts, ends, strict=False)
-            ]
+        runs = [
+            _run(topic, each.partition, each.published, self._backlog.below(each.partition, end))
+            for each, end in zip(heads, ends, strict=False)
+        ]
         return [each for each in runs if each.entries]
 
     # -------------------------------------------------------------------------- writing
@@ -693,7 +657,7 @@ class Publisher:
         newest = [found for each in partitions if each for found in each.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
         is_quiet = self._clock.now_us() - newest_us > PUBLISH_QUIET_SECONDS * 1e6
-        return is_quiet or self._partition_table.unpublished_bytes > PUBLISH_PRESSED_BYTES
+        return is_quiet or self._partition_table.backlog.unpublished_bytes > PUBLISH_PRESSED_BYTES
 
     def _discard(self, pending: _PendingCommit) -> None:
         """Removes files that no commit has or will have.
@@ -731,7 +695,7 @@ class Publisher:
         ]
         for partition, end in moved:
             if partition.blocked is not None:
-                if self._partition_table.reconnect(topic, partition, end):
+                if self._partition_table.backlog.reconnect(topic, partition, end):
                     _log.info(
                         "the partition is unblocked: its table and log connect again",
                         topic=topic.name,
@@ -753,7 +717,7 @@ class Publisher:
         topic.last_read = snapshot
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
         topic.table.sync()
-        self._partition_table.advance_published(topic, moved)
+        self._partition_table.backlog.advance_published(topic, moved)
         self._partition_table.advance_start(topic, snapshot.starts)
 
 

@@ -19,8 +19,10 @@ from sparklog import arrow, errors, limits
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.tailing import ReadBatch, Tail
+from sparklog.broker.log.topic import Topic
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, between, rows_of_run
 from sparklog.storage import plan, wal
@@ -309,9 +311,7 @@ class LogReader:
         the reason of a blocked partition if its records from `start` on are known nowhere.
         """
         number = partition.number
-        with self._partition_table.lock:
-            tail = partition.unpublished_in(start, enough)
-            published, blocked = partition.published, partition.blocked
+        tail, published, blocked = self._partition_table.backlog.view(partition, start, enough)
         until = min(end, max(published, tail[-1].entry.end if tail else 0))
         if until <= start and blocked is not None:
             raise blocked.with_traceback(None)  # later records are in neither table nor log

@@ -41,11 +41,10 @@ class RecordTimes:
             return found
         _, topic_id, number, offset = key
         topic = self._partition_table.by_id(topic_id)
-        with self._partition_table.lock:
-            partition = topic.partitions.get(number) if topic is not None else None
-            if partition is None:
-                return None
-            waiting = partition.unpublished_in(offset, offset + 1)
+        partition = topic.partitions.get(number) if topic is not None else None
+        if partition is None:
+            return None
+        waiting = self._partition_table.backlog.unpublished_in(partition, offset, offset + 1)
         if not waiting or waiting[0].entry.base_offset > offset:
             return None
         entry = waiting[0].entry

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import Block, InheritedPartition, InheritedTopic, PartitionTable
 from sparklog.broker.log.takeover import Taken
+from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.cluster import read_cluster
@@ -98,60 +100,41 @@ def restore(
         )
         for name, topic in topics.items()
     }
-    restored: dict[tuple[str, int], tuple[Topic, Partition]] = {}
-    # Acks wait for this lock. Nothing below waits for storage, nor for the lock of a table, which
-    # another thread holds while it puts a commit.
-    with partition_table.lock:
-        for name, topic in topics.items():
-            if partition_table.by_id(topic.topic_id) is not topic:
-                continue  # deleted meanwhile
-            for partition in _connected(
-                partition_table, topic, metadata.topics[name], tables[name], pasts[name]
-            ):
-                partition.taken_seconds = now_seconds
-                restored[topic.topic_id, partition.number] = topic, partition
-        if restored:
-            partition_table.taken_seconds = now_seconds
-        partition_table.restore_states(logs.states(metadata, pasts), restored)
-        for (_, number), (topic, partition) in restored.items():
-            past = pasts[topic.name][number]
-            partition_table.restore_entries(topic, partition, past.epochs, past.later)
-        for name, topic in topics.items():
-            added = {
-                number: restored[topic.topic_id, number][1]
-                for number in pasts[name]
-                if (topic.topic_id, number) in restored
-            }
-            partition_table.lead(topic, metadata.topics[name], added, version=metadata.version)
-        return [each for _, found in restored.values() for each in found.unpublished]
+    inherited = [
+        _inherited(topic, metadata.topics[name], tables[name], pasts[name])
+        for name, topic in topics.items()
+    ]
+    return partition_table.inherit(
+        inherited, logs.states(metadata, pasts), version=metadata.version, now_seconds=now_seconds
+    )
 
 
-def _connected(
-    partition_table: PartitionTable,
-    topic: Topic,
-    known: TopicMetadata,
-    table: _Table,
-    pasts: Mapping[int, _Past],
-) -> Iterator[Partition]:
-    """Yields the partitions of a topic, with the entries that continue its table."""
-    if table.refusal is not None and pasts:
-        partition_table.hold_back(topic, str(table.refusal))
-    topic.spark_batches.record_all(table.batches)
-    topic.spark_batches.is_known = table.is_known
-    for number, past in pasts.items():
-        partition = Partition(
-            number,
-            leader_epoch=known.leader_epochs[number],
-            start=table.snapshot.starts[number],
-            published=table.snapshot.ends[number],
-            since_version=table.snapshot.version,
-        )
-        if past.bounds is None and not table.is_known:
-            assert table.refusal is not None
-            _block_unknown_end(partition_table, topic, partition, past.found, table.refusal)
-        else:
-            _connect(partition_table, topic, partition, past.found, past.bounds)
-        yield partition
+def _inherited(
+    topic: Topic, known: TopicMetadata, table: _Table, pasts: Mapping[int, _Past]
+) -> InheritedTopic:
+    """Returns the partitions of a topic, with the entries that continue its table."""
+    return InheritedTopic(
+        topic=topic,
+        known=known,
+        held_back=str(table.refusal) if table.refusal is not None and pasts else None,
+        batches=table.batches,
+        are_batches_known=table.is_known,
+        partitions=[
+            _connected(
+                topic,
+                Partition(
+                    number,
+                    leader_epoch=known.leader_epochs[number],
+                    start=table.snapshot.starts[number],
+                    published=table.snapshot.ends[number],
+                    since_version=table.snapshot.version,
+                ),
+                table,
+                past,
+            )
+            for number, past in pasts.items()
+        ],
+    )
 
 
 # ------------------------------------------------------------------------------ logs
@@ -353,20 +336,19 @@ def _read_table(
     return _Table(snapshot, refusal, is_known=False, batches=table.batches(known.topic_id))
 
 
-def _connect(
-    partition_table: PartitionTable,
-    topic: Topic,
-    partition: Partition,
-    found: Sequence[Located],
-    checkpointed: Bounds | None,
-) -> None:
-    """Adds the entries that continue the table; blocks the partition if records are missing."""
-    published = partition.published
+def _connected(
+    topic: Topic, partition: Partition, table: _Table, past: _Past
+) -> InheritedPartition:
+    """Returns a partition with the entries that continue the table, or why it is blocked."""
+    published, found, bounds = partition.published, past.found, past.bounds
+    if bounds is None and not table.is_known:
+        block = _unknown_end(topic, partition, found, table.refusal)
+        return InheritedPartition(
+            partition=partition, block=block, epochs=past.epochs, later=past.later
+        )
     tail = join_tail(published, found)
     end = tail[-1].entry.end if tail else published
-    expected = max(
-        [*(each.entry.end for each in found), checkpointed.end if checkpointed else 0, end]
-    )
+    expected = max([*(each.entry.end for each in found), bounds.end if bounds else 0, end])
     if expected > end:
         beyond = [each.entry.base_offset for each in found if each.entry.end > end]
         hole_end = min(beyond, default=expected)
@@ -375,27 +357,32 @@ def _connect(
             reason="neither the table nor any write-ahead log holds them",
         )
         stranded = [each for each in found if each.entry.end > published]
-        partition_table.block(topic, partition, hole, end=expected, stranded=stranded)
-        partition_table.hold_back(topic, topic.held_back or str(hole))
-        return
-    partition_table.restore_tail(topic, partition, tail)
+        return InheritedPartition(
+            partition=partition,
+            block=Block(reason=hole, end=expected, stranded=stranded),
+            epochs=past.epochs,
+            later=past.later,
+        )
     # A published file may be lost before it was confirmed; the logs still have its rows then. They
     # are needed from the checkpoint's offset on; older entries may be gone with their closed epoch.
-    kept_from = checkpointed.published if checkpointed else 0
-    partition_table.restore_unconfirmed(topic, partition, join_head(kept_from, published, found))
+    kept_from = bounds.published if bounds else 0
+    return InheritedPartition(
+        partition=partition,
+        tail=tail,
+        unconfirmed=[*join_head(kept_from, published, found)],
+        epochs=past.epochs,
+        later=past.later,
+    )
 
 
-def _block_unknown_end(
-    partition_table: PartitionTable,
-    topic: Topic,
-    partition: Partition,
-    found: Sequence[Located],
-    refusal: Exception,
-) -> None:
-    """Blocks a partition whose end neither a checkpoint nor its table says."""
+def _unknown_end(
+    topic: Topic, partition: Partition, found: Sequence[Located], refusal: Exception | None
+) -> Block:
+    """Returns the block of a partition whose end neither a checkpoint nor its table says."""
+    assert refusal is not None
     unknown = errors.MissingObject(
         path=f"the end of {topic.name}-{partition.number}",
         reason=f"no checkpoint of a write-ahead log has it, and its table is unreadable: {refusal}",
     )
     end = max((each.entry.end for each in found), default=0)
-    partition_table.block(topic, partition, unknown, end=end, stranded=found, is_end_known=False)
+    return Block(reason=unknown, end=end, stranded=found, is_end_known=False)

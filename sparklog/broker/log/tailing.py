@@ -14,7 +14,9 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.topic import Topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +79,13 @@ class Tail:
         self.read: Place | None = None
         """The place of the batch that `next` has returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
-        with partition_table.lock:
-            self._growths = [partition.growth for _, partition in partitions]
-            for growth, follower in zip(self._growths, self._followers, strict=True):
-                growth.follow(follower)
+        self._growths = partition_table.follow(
+            [partition for _, partition in partitions], self._followers
+        )
 
     def close(self) -> None:
         """Follows the partitions no longer."""
-        with self._partition_table.lock:
-            for growth, follower in zip(self._growths, self._followers, strict=True):
-                growth.unfollow(follower)
+        self._partition_table.unfollow(self._growths, self._followers)
         self._batches = None
 
     def place(self) -> Place | None:

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import run_each
-from sparklog.broker.log.partitions import PartitionTable, StateEncoder
+from sparklog.broker.log.checkpoint_state import StateEncoder
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
 from sparklog.clock import Clock
@@ -111,12 +112,12 @@ class WalCleaner:
         self._clock = clock
         self._bounds = bounds
         self._inherited: Sequence[Epoch] = leadership.inherited
-        self._covered: dict[str, dict[int, int]] = {}
+        self._covered: Mapping[str, Mapping[int, int]] = {}
         """The leader epoch of each partition in our newest checkpoint, by topic id and number."""
         self._damaged: set[int] = set()
         """Our objects with an entry that cannot be read; they remain for an operator to look at."""
         self._queue = deque(
-            sorted(partition_table.unpublished(), key=lambda each: each.entry.arrival_us)
+            sorted(partition_table.backlog.unpublished(), key=lambda each: each.entry.arrival_us)
         )
         """Entries of predecessors, oldest first."""
         self._handed: deque[tuple[Sequence[Epoch], Sequence[Located]]] = deque()
@@ -185,7 +186,7 @@ class WalCleaner:
 
     def _confirmation_is_due(self) -> bool:
         """Returns whether published entries should be confirmed although no checkpoint is due."""
-        count = self._partition_table.unconfirmed_count
+        count = self._partition_table.backlog.unconfirmed_count
         seconds = self._clock.monotonic() - self._confirmed_at
         return count >= limits.UNCONFIRMED_ENTRIES or (
             count > 0 and seconds >= self._bounds.checkpoint_every_seconds
@@ -209,21 +210,19 @@ class WalCleaner:
             return self._newest.sequence if self._newest is not None else -1
 
     def _put_checkpoint(self) -> None:
-        with self._partition_table.lock:
-            sequence = self._partition_table.applied_sequence
-            if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
-                return
-            needed = self._partition_table.needed(self._leadership.broker, self._leadership.epoch)
-            bounds = self._partition_table.bounds()
-            snapshot = self._partition_table.snapshot_state(now_us=self._clock.now_us())
-            covered = {
-                topic.topic_id: {n: each.leader_epoch for n, each in topic.partitions.items()}
-                for topic in self._partition_table.topics()
-            }
-        state = self._encoder.encode(snapshot)  # slow; outside the lock, so that appends continue
-        self._appender.checkpoint(sequence, needed, state, bounds)
+        content = self._partition_table.checkpoint(
+            after=self._newest.sequence if self._newest is not None else -1,
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
+            now_us=self._clock.now_us(),
+        )
+        if content is None:
+            return
+        state = self._encoder.encode(content.states)  # slow; appends continue meanwhile
+        sequence, needed = content.sequence, content.needed
+        self._appender.checkpoint(sequence, needed, state, content.bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
-        self._covered = covered
+        self._covered = content.led
         self._record_age()
         self._checkpoint_at = self._clock.monotonic()
         self._trimmable.append((self._checkpoint_at, self._newest))
@@ -281,7 +280,7 @@ class WalCleaner:
         done = tuple(
             each
             for each in self._inherited
-            if not self._partition_table.is_needed(each.broker, each.epoch)
+            if not self._partition_table.backlog.is_needed(each.broker, each.epoch)
         )
         if done:
             self._inherited = leave_epochs(
@@ -341,7 +340,9 @@ class WalCleaner:
         if idle_seconds < self._bounds.checkpoint_every_seconds:
             return False
         self._idle_checked_at = now
-        needed = self._partition_table.needed(self._leadership.broker, self._leadership.epoch)
+        needed = self._partition_table.backlog.needed(
+            self._leadership.broker, self._leadership.epoch
+        )
         return len(needed) < len(newest.needed)
 
     def _choose_inherited(self, batch: _CarryBatch, taken: list[Located]) -> None:
@@ -358,7 +359,7 @@ class WalCleaner:
             horizon_us = limits.TIMESTAMP_MAX_US  # the predecessor's clock may have been wrong
         while self._queue and self._queue[0].entry.arrival_us < horizon_us:
             each = self._queue[0]
-            if self._partition_table.is_unpublished(each):
+            if self._partition_table.backlog.is_unpublished(each):
                 if not batch.has_room_for(each):
                     break
                 if self._add(batch, each):
@@ -372,7 +373,7 @@ class WalCleaner:
         last = min(old, self._aged_sequence)
         broker, epoch = self._leadership.broker, self._leadership.epoch
         count = len(self._damaged) + _OBJECTS_AT_ONCE
-        for sequence in self._partition_table.oldest_unpublished(broker, epoch, count):
+        for sequence in self._partition_table.backlog.oldest_unpublished(broker, epoch, count):
             if sequence > last:
                 break
             if sequence in self._damaged:
@@ -388,7 +389,7 @@ class WalCleaner:
                 if each.entry.kind in (
                     EntryKind.RECORDS,
                     EntryKind.STAGED,
-                ) and self._partition_table.is_unpublished(each):
+                ) and self._partition_table.backlog.is_unpublished(each):
                     if not batch.has_room_for(each):
                         return
                     if not self._add(batch, each):

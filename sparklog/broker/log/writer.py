@@ -32,7 +32,8 @@ from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.flush_pace import FlushPace
 from sparklog.broker.log.hot_tail import HotRecords, HotTail
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import (
     NO_PRODUCER,
     ProducerSequence,
@@ -43,6 +44,7 @@ from sparklog.broker.log.producer_state import (
     find_duplicate,
     skips,
 )
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock
 from sparklog.formats.record import (
@@ -294,7 +296,7 @@ class _Flush:
         A copy behind the resignation of its partition would be taken for the original by the next
         leader, although nothing of ours keeps it.
         """
-        if not self._partition_table.may_carry(carry.located):
+        if not self._partition_table.backlog.may_carry(carry.located):
             return
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
@@ -608,11 +610,11 @@ class Writer:
 
     def budgets(self) -> list[Budget]:
         """Returns the memory of records on their way to the log and to their tables."""
-        bounds, table = self._bounds, self._partition_table
+        bounds, backlog = self._bounds, self._partition_table.backlog
         return [
             Budget("writer_queue", self._queued_bytes, bounds.queue_bytes),
-            Budget("unpublished", table.unpublished_bytes, bounds.unpublished_bytes),
-            Budget("staged", table.staged_bytes, bounds.staged_bytes),
+            Budget("unpublished", backlog.unpublished_bytes, bounds.unpublished_bytes),
+            Budget("staged", backlog.staged_bytes, bounds.staged_bytes),
             Budget("write_decoding", self._decoding.held_bytes, self._decoding.limit_bytes),
         ]
 
@@ -846,16 +848,19 @@ class Writer:
             return errors.QueueFull(
                 queue="the writer's queue", bytes=self._queued_bytes, setting="writer.queue_bytes"
             )
-        if self._partition_table.unpublished_bytes > self._bounds.unpublished_bytes:
+        if self._partition_table.backlog.unpublished_bytes > self._bounds.unpublished_bytes:
             return errors.QueueFull(
                 queue="the backlog of unpublished records",
-                bytes=self._partition_table.unpublished_bytes,
+                bytes=self._partition_table.backlog.unpublished_bytes,
                 setting="publisher.unpublished_bytes",
             )
-        if pending.is_staged and self._partition_table.staged_bytes > self._bounds.staged_bytes:
+        if (
+            pending.is_staged
+            and self._partition_table.backlog.staged_bytes > self._bounds.staged_bytes
+        ):
             return errors.QueueFull(
                 queue="the backlog of staged records",
-                bytes=self._partition_table.staged_bytes,
+                bytes=self._partition_table.backlog.staged_bytes,
                 setting="publisher.staged_bytes",
             )
         return None
@@ -998,9 +1003,7 @@ class Writer:
         try:
             self._check_running()
             self._check_space()
-            with self._partition_table.lock:
-                for pending in pending_appends:
-                    flush.add(pending)
+            self._partition_table.exclusively(flush.add, pending_appends)
             if flush.entries and self._planner is not None and self._at_once > 1:
                 flush.planned = self._planner.plan(flush.entries)
         except BaseException as error:
@@ -1108,21 +1111,22 @@ class Writer:
 
     def _record_refusals(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
         """Keeps back later batches of unknown producers whose refused batch will be retried."""
-        with self._partition_table.lock:
-            for each in appends:
-                if isinstance(each, Append) and each.producer_sequence is not None:
-                    topic = self._partition_table.by_id(each.topic_id)
-                    partition = topic.partitions.get(each.partition) if topic is not None else None
-                    if partition is None:
-                        continue
-                    known = partition.producers.get(each.producer_sequence.producer_id)
-                    if known is None:
-                        self._refusals.record(
-                            each.topic_id,
-                            each.partition,
-                            each.producer_sequence,
-                            self._clock.monotonic(),
-                        )
+        self._partition_table.exclusively(self._record_refusal, appends)
+
+    def _record_refusal(self, append: Append | CarriedEntry | EmptyObject) -> None:
+        if not isinstance(append, Append) or append.producer_sequence is None:
+            return
+        topic = self._partition_table.by_id(append.topic_id)
+        partition = topic.partitions.get(append.partition) if topic is not None else None
+        if partition is None:
+            return
+        if partition.producers.get(append.producer_sequence.producer_id) is None:
+            self._refusals.record(
+                append.topic_id,
+                append.partition,
+                append.producer_sequence,
+                self._clock.monotonic(),
+            )
 
     def _take_queued(self) -> list[PendingAppend]:
         taken: list[PendingAppend] = []

@@ -26,9 +26,10 @@ from sparklog.broker.counts import (
 )
 from sparklog.broker.groups.coordinator import Coordinator, GroupFigures
 from sparklog.broker.groups.messages import Description
-from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.metrics import elsewhere
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
@@ -322,9 +323,8 @@ class Collector:
         """Returns the topics, and their sums, which are complete once all topics were yielded."""
         table = self.sources.partition_table
         sums = Sums(counts=TopicCounts())
-        with table.lock:  # together, so that a topic that is being deleted is counted once
-            topics = table.topics()
-            sums.counts.add(table.removed_counts)
+        topics, removed = table.topics_and_removed()
+        sums.counts.add(removed)
         return self._states(topics, sums), sums
 
     def _states(self, topics: Sequence[Topic], sums: Sums) -> Iterator[TopicState]:
@@ -343,9 +343,7 @@ class Collector:
         numbers = tuple(each.number for each in partitions)
         oldest_us = None
         if topic.waiting:
-            with self.sources.partition_table.lock:
-                heads = [each.unpublished[0].entry for each in partitions if each.unpublished]
-            oldest_us = min((entry.arrival_us for entry in heads), default=None)
+            oldest_us = self.sources.partition_table.backlog.oldest_arrival_us(partitions)
         table = self._table(topic, numbers)
         # Positions before ends: an end that rises meanwhile cannot make them differ the wrong way.
         starts = [each.start for each in partitions]

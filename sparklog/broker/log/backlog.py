@@ -1,0 +1,542 @@
+"""The backlog: durable entries that are not in the tables yet, or whose files were not confirmed.
+
+An entry is *unpublished* until its rows are committed to the table, then *unconfirmed* until the
+data file has been seen again; until then the WAL keeps its object. Entries of a *blocked*
+partition that do not connect to the table are *stranded*.
+
+A topic waits for a turn of the publisher while it has unpublished entries or a blocked partition,
+or is held back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sparklog import errors
+from sparklog.broker.log.checkpoint_changes import CheckpointChanges
+from sparklog.broker.log.partition import Partition, base_of, end_of, payload_bytes
+from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.wal_references import WalReferences
+from sparklog.clock import Clock
+from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.snapshot import BatchId, Entry, Located
+
+_OVERHEAD_BYTES = 640
+"""Memory of a waiting entry beside its records, measured on 300,000 entries."""
+
+
+class Head(NamedTuple):
+    """The beginning of a partition's backlog."""
+
+    partition: Partition
+    published: int
+    entries: Sequence[Located]
+
+
+class Backlog:
+    """The entries that wait, of all partitions that this broker leads or has just given away."""
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        changes: CheckpointChanges,
+        find: Callable[[str], Topic | None],
+        *,
+        clock: Clock,
+    ) -> None:
+        """`lock`: the one of the `PartitionTable`; `find`: returns a topic by its id."""
+        self._lock = lock
+        self._changes = changes
+        self._find = find
+        self._clock = clock
+        self._unpublished_references = WalReferences()
+        """References of unpublished entries."""
+        self._unconfirmed_references = WalReferences()
+        """References of unconfirmed and stranded entries."""
+        self._waiting: dict[str, Topic] = {}
+        """Topics with an unpublished entry or a blocked partition, by id.
+
+        In the order of `Topic.waiting_since`.
+        """
+        self._waiting_partitions = 0
+        """The number of partitions with an unpublished entry, of all topics."""
+        self._requested: dict[str, None] = {}
+        """Ids of topics that were requested since their last turn began, in order."""
+        self._blocked: dict[str, Topic] = {}
+        """Topics with a blocked partition, by id."""
+        self._unconfirmed: dict[str, Topic] = {}
+        """Topics with entries that are published and not confirmed, by id."""
+        self._commits: dict[str, int] = {}
+        """The number of our commits since `take_commits`, by topic id."""
+        self.unconfirmed_count = 0
+        """The number of entries that are published and not confirmed."""
+        self.unpublished_bytes = 0
+        """Memory of the unpublished records and entries, without staged records.
+
+        Staged records lie in files of their own and take none of the memory that producers share.
+        """
+        self.staged_bytes = 0
+        """Bytes of unpublished staged records."""
+        self.written_bytes = 0
+        """Bytes of all records ever appended; its rate shows how busy the broker is."""
+
+    # -------------------------------------------------------------------------- turns
+
+    def waiting(self) -> list[Topic]:
+        """Returns topics that are held back, or have unpublished entries or blocked partitions."""
+        with self._lock:
+            return list(self._waiting.values())
+
+    @property
+    def waiting_objects(self) -> int:
+        """The number of objects to put: a commit of each `waiting` topic, and their files."""
+        return len(self._waiting) + self._waiting_partitions
+
+    def request(self, topic: Topic) -> None:
+        """Makes the topic due until its next turn begins, because a caller waits for it."""
+        with self._lock:
+            self._requested[topic.topic_id] = None
+
+    def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
+        """Returns the topics to publish now; looks at no others, unless much is unpublished.
+
+        These are topics whose oldest entry has waited for the interval, or whose unpublished
+        records exceed `publish_bytes`, the requested ones with an unpublished entry, and those
+        that are held back or have a blocked partition, whose table may be repaired by now.
+        Entries of a predecessor are due at once.
+        """
+        with self._lock:
+            found = dict(self._blocked)
+            for topic_id in self._requested:
+                if topic_id in self._waiting:
+                    found[topic_id] = self._waiting[topic_id]
+            since = self._clock.monotonic() - interval_seconds
+            for topic_id, topic in self._waiting.items():
+                if topic.waiting_since > since:
+                    break
+                found[topic_id] = topic
+            if self.unpublished_bytes + self.staged_bytes >= publish_bytes:
+                found |= {
+                    topic_id: topic
+                    for topic_id, topic in self._waiting.items()
+                    if topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
+                }
+            self._requested = {each: None for each in self._requested if each in found}
+            return list(found.values())
+
+    def begin_turn(self, topic: Topic, *, restarts_wait: bool) -> None:
+        """Ends the request for the topic, whose present entries are being published.
+
+        `restarts_wait`: the topic's wait for its next turn begins now.
+        """
+        with self._lock:
+            self._requested.pop(topic.topic_id, None)
+            if restarts_wait and self._waiting.pop(topic.topic_id, None) is not None:
+                self._put_last(topic)
+
+    def hold_back(self, topic: Topic, reason: str | None) -> None:
+        """Notes why the topic's table cannot be written, until a turn of the topic succeeds.
+
+        So it has turns also while it has nothing to publish. None: the table can be written.
+        """
+        with self._lock:
+            topic.held_back = reason
+            if self._find(topic.topic_id) is topic:
+                self.update_waiting(topic)
+
+    def take_commits(self) -> dict[str, int]:
+        """Returns the number of our commits to each topic's table since the last call, by id."""
+        with self._lock:
+            found, self._commits = self._commits, {}
+            return found
+
+    # -------------------------------------------------------------------------- entries
+
+    def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
+        """Adds the entries that recovery found beyond the table of `partition`."""
+        with self._lock:
+            for each in tail:
+                partition.end = partition.inherited_end = each.entry.end
+                self.add(topic, partition, each)
+                entry = each.entry
+                if entry.batch_id is not None:
+                    topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
+            topic.waiting_since = -math.inf
+
+    def restore_unconfirmed(
+        self, topic: Topic, partition: Partition, entries: Iterable[Located]
+    ) -> None:
+        """Adds the published entries that recovery found in the logs, in order."""
+        with self._lock:
+            self._add_unconfirmed(topic, partition, entries)
+
+    def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
+        """Records that the table of `topic` holds everything below these ends of partitions."""
+        with self._lock:
+            self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
+            for partition, end in moved:
+                is_led = topic.partitions.get(partition.number) is partition
+                if partition.blocked is not None or not is_led:
+                    continue
+                partition.published = max(partition.published, end)
+                count = bisect_right(partition.unpublished, end, key=end_of)
+                done = partition.unpublished[:count]
+                del partition.unpublished[:count]
+                if done:
+                    self._end_wait(topic, partition)
+                    if partition.unpublished:  # it waits again, behind the others
+                        self._begin_wait(topic, partition)
+                partition.drop_published_batches(end)
+                self._add_unconfirmed(topic, partition, done)
+                self._release_unpublished(topic, done)
+            self.update_waiting(topic)
+
+    def advance_confirmed(self, topic: Topic, ends: Mapping[int, int]) -> None:
+        """Records that the data files below these ends of partitions have been seen.
+
+        Their WAL objects may go.
+        """
+        with self._lock:
+            for number, end in ends.items():
+                partition = topic.partitions.get(number)
+                if partition is None:
+                    continue  # given to another broker meanwhile
+                count = bisect_right(partition.unconfirmed, end, key=end_of)
+                self._release_unconfirmed(partition.unconfirmed[:count])
+                del partition.unconfirmed[:count]
+                self._count_unconfirmed(topic, -count)
+                self._changes.note_bounds(topic, partition)
+
+    def unconfirmed(self) -> list[Topic]:
+        """Returns the topics with entries that are published and not confirmed."""
+        with self._lock:
+            return list(self._unconfirmed.values())
+
+    def unpublished(self) -> list[Located]:
+        """Returns all unpublished entries."""
+        with self._lock:
+            return [
+                each
+                for topic in self._waiting.values()
+                for partition in topic.partitions.values()
+                for each in partition.unpublished
+            ]
+
+    def is_unpublished(self, located: Located) -> bool:
+        """Returns whether exactly this entry, not a copy of it, is still to be published."""
+        entry = located.entry
+        with self._lock:
+            topic = self._find(entry.topic_id)
+            if topic is None:
+                return False
+            partition = topic.partitions.get(entry.partition)
+            waiting = partition.unpublished if partition is not None else []
+            index = bisect_left(waiting, entry.base_offset, key=base_of)
+            return index < len(waiting) and waiting[index].at == located.at
+
+    def may_carry(self, located: Located) -> bool:
+        """Returns whether a copy of an entry may replace it: its partition is not about to move."""
+        with self._lock:
+            topic = self._find(located.entry.topic_id)
+            is_moving = topic is not None and located.entry.partition in topic.resigning
+            return not is_moving and self.is_unpublished(located)
+
+    # -------------------------------------------------------------------------- reading
+
+    def view(
+        self, partition: Partition, start: int, end: int
+    ) -> tuple[list[Located], int, errors.SparklogError | None]:
+        """Returns the unpublished entries in [`start`, `end`), the published end, and the block."""
+        with self._lock:
+            return partition.unpublished_in(start, end), partition.published, partition.blocked
+
+    def unpublished_in(self, partition: Partition, start: int, end: int) -> list[Located]:
+        """Returns the unpublished entries with an offset in [`start`, `end`)."""
+        with self._lock:
+            return partition.unpublished_in(start, end)
+
+    def below(self, partition: Partition, end: int) -> tuple[Located, ...]:
+        """Returns the unpublished entries that end at `end` or before."""
+        with self._lock:
+            return partition.unpublished_below(end)
+
+    def oldest_of(self, partition: Partition, count: int) -> tuple[int, tuple[Located, ...]]:
+        """Returns the published end, and the first `count` unpublished entries from there on."""
+        with self._lock:
+            return partition.published, tuple(partition.unpublished[:count])
+
+    def heads(
+        self,
+        topic: Topic,
+        blocked: Sequence[Partition],
+        *,
+        most_partitions: int | None,
+        most_entries: int,
+    ) -> tuple[list[Head], list[dict[BatchId, tuple[int, int]]]]:
+        """Returns the beginnings of a topic's backlog, of partitions that can be published.
+
+        They are of one moment, so that a batch is in all of its partitions. Also returns the
+        unpublished batches of these and of the `blocked` partitions.
+
+        Args:
+            topic: the topic.
+            blocked: its partitions that cannot be published.
+            most_partitions: of those that have waited longest, unless a Spark batch may be in more
+                of them; None: all.
+            most_entries: of each partition, because a backlog may be long.
+        """
+        with self._lock:
+            chosen = [each for each in topic.waiting_partitions.values() if not each.blocked]
+            if not any(each.unpublished_batches for each in chosen):
+                chosen = chosen[:most_partitions]
+            chosen.sort(key=lambda each: each.number)
+            heads = [Head(each, each.published, each.unpublished[:most_entries]) for each in chosen]
+            return heads, [dict(each.unpublished_batches) for each in (*chosen, *blocked)]
+
+    def unconfirmed_ranges(
+        self, topic: Topic, ends: Mapping[int, int]
+    ) -> dict[int, tuple[int, int]]:
+        """Returns (first offset, end) of unconfirmed entries below these ends of partitions."""
+        with self._lock:
+            return {
+                each.number: (each.unconfirmed[0].entry.base_offset, end)
+                for each in topic.partitions.values()
+                if each.unconfirmed
+                and each.unconfirmed[0].entry.base_offset < (end := ends.get(each.number, 0))
+            }
+
+    def unconfirmed_in(self, partition: Partition, start: int, end: int) -> list[Located]:
+        """Returns the unconfirmed entries with an offset in [`start`, `end`)."""
+        with self._lock:
+            return [
+                each
+                for each in partition.unconfirmed
+                if each.entry.end > start and each.entry.base_offset < end
+            ]
+
+    def oldest_arrival_us(self, partitions: Iterable[Partition]) -> int | None:
+        """Returns when the oldest unpublished entry of the partitions arrived; None: there is none.
+
+        In µs since the Unix epoch.
+        """
+        with self._lock:
+            heads = [each.unpublished[0].entry for each in partitions if each.unpublished]
+        return min((entry.arrival_us for entry in heads), default=None)
+
+    def bytes_of(self, topic: Topic) -> dict[int, int]:
+        """Returns the bytes of unpublished records of each partition, by number."""
+        with self._lock:
+            return {
+                number: sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
+                for number, each in topic.partitions.items()
+            }
+
+    # -------------------------------------------------------------------------- blocked partitions
+
+    def block(
+        self,
+        topic: Topic,
+        partition: Partition,
+        reason: errors.SparklogError,
+        *,
+        end: int,
+        stranded: Iterable[Located] = (),
+        is_end_known: bool = True,
+    ) -> None:
+        """Stops appends to the partition and its publishing until `reconnect` succeeds.
+
+        `end`: the end of the known records; more may exist if `is_end_known` is False.
+        """
+        with self._lock:
+            partition.blocked = reason
+            if end > partition.end:
+                partition.end = partition.inherited_end = end
+            partition.is_end_known = is_end_known
+            for each in stranded:
+                partition.stranded.append(each)
+                partition.note_batch(each.entry)
+                self._unconfirmed_references.add(each)
+            self._blocked[topic.topic_id] = topic
+            self._changes.note_bounds(topic, partition)
+            self.update_waiting(topic)
+
+    def reconnect(self, topic: Topic, partition: Partition, end: int) -> bool:
+        """Unblocks the partition if its entries continue a table that ends at `end`.
+
+        Returns whether they do.
+        """
+        with self._lock:
+            entries = [*partition.unpublished, *partition.stranded]
+            tail = join_tail(end, entries)
+            reached = tail[-1].entry.end if tail else end
+            if reached < partition.end or (reached > partition.end and partition.is_end_known):
+                return False
+            # These entries were published meanwhile, and their files have not been seen.
+            self._add_unconfirmed(topic, partition, join_head(partition.published, end, entries))
+            self._release_unpublished(topic, partition.unpublished)
+            self._release_unconfirmed(partition.stranded)
+            partition.unpublished, partition.stranded = [], []
+            self._end_wait(topic, partition)
+            partition.unpublished_batches.clear()
+            partition.published, partition.end = end, reached
+            partition.blocked, partition.is_end_known = None, True
+            for each in tail:
+                self.add(topic, partition, each)
+            if not topic.has_blocked:
+                self._blocked.pop(topic.topic_id, None)
+            self.update_waiting(topic)
+            partition.growth.notify_followers()
+            return True
+
+    # -------------------------------------------------------------------------- needed objects
+
+    def is_staged(self, batch_id: BatchId) -> bool:
+        """Returns whether an unconfirmed entry names the batch, and so needs its staged files."""
+        return self._unpublished_references.has_batch(
+            batch_id
+        ) or self._unconfirmed_references.has_batch(batch_id)
+
+    def oldest_unpublished(self, broker: int, epoch: int, count: int) -> list[int]:
+        """Returns the first `count` objects of our own epoch that have unpublished entries."""
+        with self._lock:
+            return list(itertools.islice(self._unpublished_references.oldest(broker, epoch), count))
+
+    def needed(self, broker: int, epoch: int) -> list[int]:
+        """Returns the sequences of that epoch's objects with unconfirmed entries, sorted."""
+        with self._lock:
+            return sorted(
+                self._unpublished_references.sequences(broker, epoch)
+                | self._unconfirmed_references.sequences(broker, epoch)
+            )
+
+    def is_needed(self, broker: int, epoch: int) -> bool:
+        """Returns whether `needed` is not empty for that epoch."""
+        with self._lock:
+            return self._unpublished_references.has_epoch(
+                broker, epoch
+            ) or self._unconfirmed_references.has_epoch(broker, epoch)
+
+    # -------------------------------------------------------------------------- for the partitions
+
+    def add(self, topic: Topic, partition: Partition, located: Located) -> None:
+        """Adds an entry behind the others of its partition. Requires the lock."""
+        if not partition.unpublished:
+            self._begin_wait(topic, partition)
+        partition.unpublished.append(located)
+        self._changes.note_bounds(topic, partition)
+        self._unpublished_references.add(located)
+        partition.note_batch(located.entry)
+        topic.waiting += 1
+        if topic.topic_id not in self._waiting:
+            self._put_last(topic)
+        self.written_bytes += payload_bytes(located.entry)
+        self._count_bytes(topic, located.entry, 1)
+
+    def replace_with_copy(self, partition: Partition, copy: Located) -> None:
+        """Replaces an entry by its carried copy, unless the entry was published meanwhile."""
+        waiting, base = partition.unpublished, copy.entry.base_offset
+        index = bisect_left(waiting, base, key=base_of)
+        if index < len(waiting) and waiting[index].entry.base_offset == base:
+            self._unpublished_references.remove(waiting[index])
+            self._unpublished_references.add(copy)
+            waiting[index] = copy
+
+    def update_waiting(self, topic: Topic) -> None:
+        """Begins or ends the topic's wait, after a change of what makes it wait."""
+        is_idle = not topic.waiting and topic.topic_id not in self._blocked
+        if is_idle and topic.held_back is None:
+            self._waiting.pop(topic.topic_id, None)
+        elif topic.topic_id not in self._waiting:
+            self._put_last(topic)
+
+    def leave(self, topic: Topic, partition: Partition) -> None:
+        """Publishes a partition no more, whose next leader needs its entries in our log."""
+        self._end_wait(topic, partition)
+        self._release_unpublished(topic, partition.unpublished)
+        for each in partition.unpublished:
+            self._unconfirmed_references.add(each)
+        self._count_unconfirmed(topic, -len(partition.unconfirmed))
+        if not topic.partitions:
+            topic.held_back = None  # by others, if the table is still not writable
+        self.update_waiting(topic)
+
+    def rejoin(self, topic: Topic, partition: Partition) -> None:
+        """Publishes a partition again that was given in vain."""
+        unpublished, partition.unpublished = partition.unpublished, []
+        for each in unpublished:
+            self._unconfirmed_references.remove(each)
+            self.add(topic, partition, each)
+        self._count_unconfirmed(topic, len(partition.unconfirmed))
+
+    def release(self, partition: Partition) -> None:
+        """Releases the entries of a partition that was given: its leader needs them no more."""
+        self._release_unconfirmed([*partition.unconfirmed, *partition.unpublished])
+
+    def forget_topic(self, topic: Topic) -> None:
+        """Drops the entries of a deleted topic."""
+        for of_topic in (self._waiting, self._blocked, self._unconfirmed):
+            of_topic.pop(topic.topic_id, None)
+        self._commits.pop(topic.topic_id, None)
+        self._waiting_partitions -= len(topic.waiting_partitions)
+        topic.waiting_partitions.clear()
+        topic.unconfirmed = 0
+        for partition in topic.partitions.values():
+            self._release_unpublished(topic, partition.unpublished)
+            self._release_unconfirmed(partition.unconfirmed)
+            self.unconfirmed_count -= len(partition.unconfirmed)
+            self._release_unconfirmed(partition.stranded)
+            for entries in (partition.unpublished, partition.unconfirmed, partition.stranded):
+                entries.clear()
+
+    # -------------------------------------------------------------------------- counts
+
+    def _put_last(self, topic: Topic) -> None:
+        topic.waiting_since = self._clock.monotonic()
+        self._waiting[topic.topic_id] = topic
+
+    def _begin_wait(self, topic: Topic, partition: Partition) -> None:
+        topic.waiting_partitions[partition.number] = partition
+        self._waiting_partitions += 1
+
+    def _end_wait(self, topic: Topic, partition: Partition) -> None:
+        if topic.waiting_partitions.pop(partition.number, None) is not None:
+            self._waiting_partitions -= 1
+
+    def _release_unpublished(self, topic: Topic, done: Sequence[Located]) -> None:
+        topic.waiting -= len(done)
+        for each in done:
+            self._unpublished_references.remove(each)
+            self._count_bytes(topic, each.entry, -1)
+
+    def _add_unconfirmed(
+        self, topic: Topic, partition: Partition, entries: Iterable[Located]
+    ) -> None:
+        self._changes.note_bounds(topic, partition)
+        for each in entries:
+            partition.unconfirmed.append(each)
+            self._unconfirmed_references.add(each)
+            self._count_unconfirmed(topic, 1)
+
+    def _release_unconfirmed(self, done: Iterable[Located]) -> None:
+        for each in done:
+            self._unconfirmed_references.remove(each)
+
+    def _count_unconfirmed(self, topic: Topic, more: int) -> None:
+        self.unconfirmed_count += more
+        topic.unconfirmed += more
+        if topic.unconfirmed:
+            self._unconfirmed[topic.topic_id] = topic
+        else:
+            self._unconfirmed.pop(topic.topic_id, None)
+
+    def _count_bytes(self, topic: Topic, entry: Entry, sign: int) -> None:
+        staged = 0 if entry.staged is None else entry.staged.length
+        size = _OVERHEAD_BYTES + (entry.length if entry.staged is None else 0)
+        for each in (topic, self):
+            each.unpublished_bytes += sign * size
+            each.staged_bytes += sign * staged

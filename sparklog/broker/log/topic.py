@@ -1,0 +1,187 @@
+"""A topic as a broker knows it: configuration, leaders, and the partitions that this broker leads.
+
+The lock of the `PartitionTable` guards every change.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sparklog import errors
+from sparklog.broker.counts import TopicCounts
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.spark_batches import TopicSparkBatches
+from sparklog.formats import topic_config
+from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
+from sparklog.formats.topic_names import MIRROR_SOURCE
+from sparklog.storage.retention import removes_records
+from sparklog.storage.table import APPEND_ONLY_REASON, NO_TABLE, TopicTable
+
+
+class Topic:
+    """A live topic, and those of its partitions that this broker leads."""
+
+    __slots__ = (
+        "config",
+        "counts",
+        "held_back",
+        "in_doubt",
+        "last_read",
+        "leader_epochs",
+        "leaders",
+        "name",
+        "partitions",
+        "resigning",
+        "spark_batches",
+        "staged_bytes",
+        "table",
+        "topic_id",
+        "unconfirmed",
+        "unpublished_bytes",
+        "version",
+        "waiting",
+        "waiting_partitions",
+        "waiting_since",
+    )
+
+    def __init__(self, name: str, topic_id: str, config: dict[str, str], table: TopicTable) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.config = config
+        self.table = table
+        """The broker's only view of the topic's table: publisher, janitor and readers share it.
+
+        So a commit of one is known to all without a request. No thread holds the partition table's
+        lock while it waits for the table.
+        """
+        self.version = 0
+        """The version of the metadata that `leaders` are of: an older one says nothing about it."""
+        self.last_read = NO_TABLE
+        """The last version that was published or planned with. The next one may be spoilt."""
+        self.leaders: tuple[int, ...] = ()
+        """Broker ids, one per partition, as the metadata have them."""
+        self.leader_epochs: tuple[int, ...] = ()
+        """One per partition, like `leaders`."""
+        self.partitions: dict[int, Partition] = {}
+        """The partitions that this broker leads, by number, in order.
+
+        It is replaced, and never changed, because threads iterate over it without a lock.
+        """
+        self.resigning: frozenset[int] = frozenset()
+        """Those of them that accept no request any more, because another broker gets them."""
+        self.spark_batches = TopicSparkBatches()
+        self.counts = TopicCounts()
+        self.unpublished_bytes = 0
+        """Memory and WAL space of the records that wait for the table, without staged ones."""
+        self.staged_bytes = 0
+        """Bytes of the records that wait for the table in staged files."""
+        self.waiting = 0
+        """The number of unpublished entries."""
+        self.waiting_partitions: dict[int, Partition] = {}
+        """The partitions with unpublished entries, by number.
+
+        In the order in which they wait for a commit.
+        """
+        self.waiting_since = -math.inf
+        """Since when its oldest unpublished entry waits, in monotonic seconds, or longer.
+
+        Entries of predecessors have waited for ever, because their clocks may have been wrong.
+        """
+        self.unconfirmed = 0
+        """The number of entries that are published and not confirmed."""
+        self.held_back: str | None = None
+        """Why the topic's table cannot be written at present."""
+        self.in_doubt: str | None = None
+        """Why it is unknown if the topic still exists; it accepts no record until that is known."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this broker cannot write the topic's table; None also where others lead all of it."""
+        return self.in_doubt or (self.held_back if self.partitions else None)
+
+    @property
+    def deletion_refusal(self) -> str | None:
+        """Why records stay that retention or key compaction should remove; None if none should."""
+        is_append_only = self.table.snapshot.append_only
+        return APPEND_ONLY_REASON if is_append_only and removes_records(self.config) else None
+
+    @property
+    def timestamp_type(self) -> int:
+        wanted = topic_config.value_of(self.config, "message.timestamp.type")
+        return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME
+
+    @property
+    def is_compacted(self) -> bool:
+        """Returns whether only the last record of each key is kept, so that keys are required."""
+        return topic_config.is_compacted(self.config)
+
+    @property
+    def mirror_source(self) -> str | None:
+        """The source whose records and offsets the topic mirrors; None if it is no mirror."""
+        return self.config.get(MIRROR_SOURCE) or None
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        """The topic's own limit; None if only the broker's limits apply."""
+        wanted = self.config.get("max.message.bytes")
+        return int(wanted) if wanted is not None else None
+
+    @property
+    def compression(self) -> tuple[str, int] | None:
+        """(codec, level) for Kafka batches; None keeps them as the producers sent them."""
+        return topic_config.compression_of(self.config)
+
+    def time_bounds_ms(self, now_us: int) -> tuple[int, int]:
+        """Returns the first and the last timestamp that a record may have now."""
+        before = topic_config.number_of(self.config, "message.timestamp.before.max.ms")
+        after = topic_config.number_of(self.config, "message.timestamp.after.max.ms")
+        now_ms = now_us // 1_000
+        return now_ms - before, now_ms + after
+
+    def check_times(self, low_us: int, high_us: int, now_us: int) -> None:
+        """Raises `BadTimestamp` if the timestamps are too far from the broker's clock."""
+        first_ms, last_ms = self.time_bounds_ms(now_us)
+        low_ms, high_ms = low_us // 1_000, high_us // 1_000
+        if low_ms < first_ms or high_ms > last_ms:
+            reason = (
+                f"timestamps of {low_ms} to {high_ms} ms; topic {self.name} now accepts"
+                f" {first_ms} to {last_ms} ms"
+            )
+            raise errors.BadTimestamp(reason=reason)
+
+    def check_keys(self, partition: int, keyless: int) -> None:
+        """Raises `KeylessRecord` if records without a key are sent to a compacted topic."""
+        if keyless and self.is_compacted:
+            raise errors.KeylessRecord(topic=self.name, partition=partition, count=keyless)
+
+    @property
+    def count(self) -> int:
+        """The number of all partitions, whichever broker leads them."""
+        return len(self.leaders)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other brokers lead partitions of it too."""
+        return len(self.partitions) < self.count
+
+    @property
+    def has_blocked(self) -> bool:
+        """Returns whether a partition accepts no record, because its table and log differ."""
+        return any(each.blocked is not None for each in self.partitions.values())
+
+    def is_moving(self, number: int, broker: int) -> bool:
+        """Returns whether `broker` is the leader in the metadata, and does not serve a partition.
+
+        It is giving it to another broker, or has just got it.
+        """
+        is_served = number in self.partitions and number not in self.resigning
+        return not is_served and 0 <= number < self.count and self.leaders[number] == broker
+
+    def partition(self, number: int) -> Partition:
+        """Returns a partition that this broker leads. Raises `UnknownPartition`, `NotLeader`."""
+        found = self.partitions.get(number)
+        if found is not None and number not in self.resigning:
+            return found
+        if not 0 <= number < self.count:
+            raise errors.UnknownPartition(topic=self.name, partition=number, last=self.count - 1)
+        raise errors.NotLeader(topic=self.name, partition=number, leader=self.leaders[number])
