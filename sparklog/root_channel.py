@@ -23,7 +23,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_since, neighbours, read_slice, read_slices
 from sparklog.storage.snapshot import ReadSource, Slice, TableSnapshot
-from sparklog.storage.table import table_folder
+from sparklog.storage.table.names import table_folder
 from sparklog.version import VERSION
 
 _POLL_INTERVAL_LOCAL_SECONDS = 0.1  # of a client that follows a local root without a broker

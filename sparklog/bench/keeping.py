@@ -19,7 +19,7 @@ from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import Store, open_store
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 
 _LAG_ROWS_PER_SECOND = 100_000
 _LAG_BATCH_ROWS = 1_000

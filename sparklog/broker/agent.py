@@ -70,7 +70,7 @@ from sparklog.storage.observer import PAUSE
 from sparklog.storage.processes import this_process
 from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import WalKind
-from sparklog.storage.table import OpenTable, TopicTable
+from sparklog.storage.table.topic_table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 

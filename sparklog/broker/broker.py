@@ -56,7 +56,7 @@ from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.processes import Fate, fate_of
-from sparklog.storage.table import OpenTable
+from sparklog.storage.table.topic_table import OpenTable
 from sparklog.version import VERSION
 
 __all__ = [

@@ -35,7 +35,7 @@ from sparklog.storage.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
-from sparklog.storage.table import OpenTable
+from sparklog.storage.table.topic_table import OpenTable
 
 STUCK_SECONDS = 60.0  # without success at taking partitions over, before they are passed on
 UNFIT_SECONDS = 600.0  # after that, in which a broker gets no partitions

@@ -56,17 +56,16 @@ from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.processes import Fate, fate_of
 from sparklog.storage.snapshot import TableSnapshot
-from sparklog.storage.table import (
+from sparklog.storage.table.changes import (
     Decide,
-    OpenTable,
     TableChange,
-    TopicTable,
-    commit_all,
     create_change,
     delete_change,
     describe_change,
-    table_folder,
 )
+from sparklog.storage.table.names import table_folder
+from sparklog.storage.table.together import commit_all
+from sparklog.storage.table.topic_table import OpenTable, TopicTable
 
 _log = structlog.get_logger("sparklog.topics")
 

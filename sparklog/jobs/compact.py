@@ -34,7 +34,8 @@ from sparklog.storage.file_compaction import FileGroup, Merge
 from sparklog.storage.log_compaction import CompactionPass
 from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import APPEND_ONLY_REASON, TopicTable
+from sparklog.storage.table.encoding import APPEND_ONLY_REASON
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.terminal.options import RootOption, root_metadata
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from sparklog.storage.cluster import read_cluster
 from sparklog.storage.identity import place_of
 from sparklog.storage.manifest import Destination, Manifest
 from sparklog.storage.objects import open_store
-from sparklog.storage.table import TopicTable, begun_app_id, key_app_id, query_app_id
+from sparklog.storage.table.names import begun_app_id, key_app_id, query_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.terminal.options import root_metadata
 
 if TYPE_CHECKING:

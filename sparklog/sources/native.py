@@ -26,7 +26,7 @@ from sparklog.sources.scan import ddl
 from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import Slice
-from sparklog.storage.table import table_folder
+from sparklog.storage.table.names import table_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

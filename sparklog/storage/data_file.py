@@ -31,7 +31,7 @@ from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage.objects import Store, claim
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import file_suffix, table_folder
+from sparklog.storage.table.names import file_suffix, table_folder
 
 FAST_LEVEL: Final = 1
 """The zstd level of files that are merged soon: 5 million short records per second and core."""

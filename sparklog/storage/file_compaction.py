@@ -42,7 +42,9 @@ from sparklog.storage.decode_bounds import light_rows
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
 from sparklog.storage.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, data_path, maintenance_app_id
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path, maintenance_app_id
+from sparklog.storage.table.topic_table import TopicTable
 
 COMPACT_GROUPS_TOGETHER = 64  # groups of files that one commit merges,
 COMPACT_TOGETHER_BYTES = 8 * limits.MIB  # of files of all these groups together

@@ -20,7 +20,7 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import high_watermark, join_tail, plan
 from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 
 _ATTEMPTS = 3
 

@@ -61,14 +61,14 @@ from sparklog.clock import Clock
 from sparklog.storage import data_file, file_compaction, gaps, restoring
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import GapCause, TableFile, TableSnapshot
-from sparklog.storage.table import (
-    TableChange,
-    TopicTable,
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import (
     compacted_app_id,
     data_path,
     maintenance_app_id,
     tombstones_app_id,
 )
+from sparklog.storage.table.topic_table import TopicTable
 
 COMPACT_KEYS_BYTES = 256 * limits.MIB  # of memory for keys that are compared at a time
 COMPACT_KEYS_ROWS = 1_048_576  # rows that wait to be compared

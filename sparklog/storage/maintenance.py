@@ -39,7 +39,10 @@ from sparklog import errors, limits
 from sparklog.storage import delta_log, restoring
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, is_our_file, table_folder
+from sparklog.storage.table import preparations
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import is_our_file, table_folder
+from sparklog.storage.table.topic_table import TopicTable
 
 _TABLE_CHECKPOINTS_KEPT = 2
 TABLE_LOG_KEPT_SECONDS = 24 * 3600.0
@@ -130,7 +133,7 @@ def _cut(table: TopicTable, names: Mapping[str, int], oldest_kept: int) -> int:
     for version in reversed(checkpoints):
         if verified < _TABLE_CHECKPOINTS_KEPT or version <= oldest_kept:
             try:
-                table.read_checkpoint(checkpoints[version])
+                table.log_reader.read_checkpoint(checkpoints[version])
             except (errors.CorruptObject, ObjectMissing):
                 continue
             verified += 1
@@ -190,7 +193,7 @@ def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRA
         return 0
     grace_us = round(grace_seconds * 1e6)
     born_before_us = table.clock.now_us() - grace_us
-    table.end_preparations(born_before_us)
+    preparations.end_old(table, born_before_us)
     candidates = [
         stat
         for stat in table.store.walk(table.folder)

@@ -34,7 +34,7 @@ from sparklog.storage.decode_bounds import light_rows
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.plan import latest_timestamp_us
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
-from sparklog.storage.table import data_path
+from sparklog.storage.table.names import data_path
 
 SORT_OFFSETS_ROWS = 1_048_576  # of a file whose offsets are read at a time
 SORT_FIRST_ROWS = 65_536  # offsets that are sorted first if not all may be needed

@@ -34,14 +34,14 @@ from sparklog.storage import delta_log
 from sparklog.storage.delta_log import Add, Remove
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import (
-    TableChange,
-    TopicTable,
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import (
     data_path,
     is_our_file,
     maintenance_app_id,
     tombstones_app_id,
 )
+from sparklog.storage.table.topic_table import TopicTable
 
 _FILES_ASKED_FOR = 8  # are checked one by one; for more, a listing is cheaper
 

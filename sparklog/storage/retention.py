@@ -35,14 +35,10 @@ from sparklog import arrow, errors, limits
 from sparklog.storage import data_file, file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import (
-    APPEND_ONLY_REASON,
-    TableChange,
-    TopicTable,
-    data_path,
-    maintenance_app_id,
-    start_app_id,
-)
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.encoding import APPEND_ONLY_REASON
+from sparklog.storage.table.names import data_path, maintenance_app_id, start_app_id
+from sparklog.storage.table.topic_table import TopicTable
 
 _RETENTION_SPANS = 10  # of `retention.ms`, one for each file: a record outlasts it by at most one
 DELETE_ATTEMPTS = 5  # when others rewrite files with deleted records

@@ -27,7 +27,7 @@ from sparklog.storage.file_compaction import read_rows
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import ReadSource, Slice, TableFile
-from sparklog.storage.table import data_path
+from sparklog.storage.table.names import data_path
 
 _SHOWN: Final = 100
 """Gaps of a slice that are reported one by one."""

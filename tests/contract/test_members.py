@@ -53,7 +53,7 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFailed
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import payload
 from tests.support.comparing import metadata_fields, name_of
 from tests.support.kafkarequests import (

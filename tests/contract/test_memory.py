@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import kafkarequests
 from tests.support.batches import bomb
 from tests.support.kafkakilling import kafka_broker

@@ -28,20 +28,12 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import (
-    NO_TABLE,
-    TOMBSTONE_SECONDS,
-    TOPIC_ID,
-    TableChange,
-    TopicTable,
-    commit_all,
-    create_change,
-    delete_change,
-    end_app_id,
-    file_suffix,
-    maintenance_app_id,
-    start_app_id,
-)
+from sparklog.storage.table import preparations
+from sparklog.storage.table.changes import TOPIC_ID, TableChange, create_change, delete_change
+from sparklog.storage.table.names import end_app_id, file_suffix, maintenance_app_id, start_app_id
+from sparklog.storage.table.replay import NO_TABLE
+from sparklog.storage.table.together import commit_all
+from sparklog.storage.table.topic_table import TOMBSTONE_SECONDS, TopicTable
 from tests.support import tables
 from tests.support.tables import append, appending, create, table_file
 
@@ -151,7 +143,7 @@ def test_a_commit_looks_only_at_its_partitions(
         looked_at.append(partition)
         return end_app_id(topic_id, partition)
 
-    monkeypatch.setattr("sparklog.storage.table.end_app_id", named)
+    monkeypatch.setattr("sparklog.storage.table.names.end_app_id", named)
     file = table_file(clock, 7, 0, 9)
     txns = {end_app_id(tables.TOPIC_ID, 7): 10, start_app_id(tables.TOPIC_ID, 7): 3}
     after = table.commit(lambda _: TableChange(adds=(file,), txns=txns))
@@ -188,7 +180,9 @@ def test_checkpoint_forgets_dead_topics(table: TopicTable) -> None:
     table.commit(delete_change)
     create(table, 1, topic_id="second")
     table.checkpoint()
-    app_ids = {txn.app_id for txn in table.read_checkpoint([delta_log.checkpoint_name(2)]).txns}
+    app_ids = {
+        txn.app_id for txn in table.log_reader.read_checkpoint([delta_log.checkpoint_name(2)]).txns
+    }
     assert app_ids == {end_app_id("second", 0), start_app_id("second", 0)}
 
 
@@ -584,7 +578,7 @@ def test_tombstones_are_forgotten(table: TopicTable, clock: ManualClock) -> None
     append(table)
     table.checkpoint()
     assert not table.is_named(path)
-    assert not table.read_checkpoint([delta_log.checkpoint_name(3)]).removes
+    assert not table.log_reader.read_checkpoint([delta_log.checkpoint_name(3)]).removes
 
 
 def test_followers_forget_tombstones_too(
@@ -613,7 +607,7 @@ def test_leaders_prepare_files_beside_each_other(
 ) -> None:
     """The preparations of two brokers are open at once, and each commit closes its own."""
     create(table, 2)
-    numbers = {broker: table.prepare(tables.TOPIC_ID, broker) for broker in (1, 2)}
+    numbers = {broker: preparations.prepare(table, tables.TOPIC_ID, broker) for broker in (1, 2)}
     if not is_known:
         table.checkpoint()
         table = another(table)
@@ -629,8 +623,8 @@ def test_leaders_prepare_files_beside_each_other(
         )
         assert table.is_prepared(path)
         table.commit(lambda _, change=change: change)  # type: ignore[misc]
-        assert {*table.preparations} == {numbers[each] for each in left}
-    assert table.prepare(tables.TOPIC_ID, 1) > max(numbers.values())
+        assert {*table.open_preparations} == {numbers[each] for each in left}
+    assert preparations.prepare(table, tables.TOPIC_ID, 1) > max(numbers.values())
 
 
 def test_preparations_survive_a_change_of_another_engine_that_is_undone(
@@ -638,47 +632,50 @@ def test_preparations_survive_a_change_of_another_engine_that_is_undone(
 ) -> None:
     """Numbers are not used again after a table was foreign for a while."""
     create(table, 1)
-    number = table.prepare(tables.TOPIC_ID, 1)
+    number = preparations.prepare(table, tables.TOPIC_ID, 1)
     put_commit(store, 2, with_property("delta.columnMapping.mode", "name"))
     with pytest.raises(errors.ForeignTable):
         table.refresh()
     put_commit(store, 3, {"metaData": METADATA})
     table.refresh()
-    assert [*table.preparations] == [number]
-    assert table.prepare(tables.TOPIC_ID, 1) > number
+    assert [*table.open_preparations] == [number]
+    assert preparations.prepare(table, tables.TOPIC_ID, 1) > number
 
 
 def test_a_new_preparation_ends_the_open_one(table: TopicTable) -> None:
-    """If a broker prepares files twice, as after a start, the later writer continues."""
+    """If a broker prepares files twice, as after a start, the later one continues."""
     create(table, 1)
-    first, second = table.prepare(tables.TOPIC_ID, 1), table.prepare(tables.TOPIC_ID, 1)
+    first, second = (
+        preparations.prepare(table, tables.TOPIC_ID, 1),
+        preparations.prepare(table, tables.TOPIC_ID, 1),
+    )
     files = {
         number: f"partition=0/id-0-9-{file_suffix(number)}.parquet" for number in (first, second)
     }
     assert [table.is_prepared(files[number]) for number in (first, second)] == [False, True]
-    table.renew(second)
+    preparations.renew(table, second)
     with pytest.raises(errors.TimedOut):
-        table.renew(first)
+        preparations.renew(table, first)
     with pytest.raises(errors.TimedOut):
-        table.prepare("another topic's id", 1)
+        preparations.prepare(table, "another topic's id", 1)
 
 
 def test_a_preparation_that_is_not_renewed_ends(table: TopicTable, clock: ManualClock) -> None:
     """A sweeper ends it once it was last renewed before some time, and then it may begin again."""
     create(table, 1)
-    number = table.prepare(tables.TOPIC_ID, 1)
+    number = preparations.prepare(table, tables.TOPIC_ID, 1)
     clock.advance(60)
-    table.renew(number)
+    preparations.renew(table, number)
     moment_us = clock.now_us()
-    table.end_preparations(moment_us)
+    preparations.end_old(table, moment_us)
     assert another(table).refresh() == table.snapshot
-    assert [*table.preparations] == [number]
-    table.end_preparations(moment_us + 1)
-    assert not table.preparations
+    assert [*table.open_preparations] == [number]
+    preparations.end_old(table, moment_us + 1)
+    assert not table.open_preparations
     with pytest.raises(errors.TimedOut):
-        table.renew(number)
-    again = table.prepare(tables.TOPIC_ID, 1)
-    assert ([*table.preparations], again > number) == ([again], True)
+        preparations.renew(table, number)
+    again = preparations.prepare(table, tables.TOPIC_ID, 1)
+    assert ([*table.open_preparations], again > number) == ([again], True)
 
 
 # ------------------------------------------------------------------------------ other engines
@@ -984,7 +981,7 @@ def test_too_many_lost_races_have_no_effect(
 ) -> None:
     """A commit that always loses the race fails with a retriable error."""
     create(table, 1)
-    monkeypatch.setattr("sparklog.storage.table.TABLE_COMMIT_ATTEMPTS", 3)
+    monkeypatch.setattr("sparklog.storage.table.topic_table.TABLE_COMMIT_ATTEMPTS", 3)
     other = another(table)
     other.refresh()
 
@@ -1248,7 +1245,7 @@ def test_others_that_are_always_faster_end_a_commit(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many lost races are an error, as of a single commit."""
-    monkeypatch.setattr("sparklog.storage.table.TABLE_COMMIT_ATTEMPTS", 3)
+    monkeypatch.setattr("sparklog.storage.table.topic_table.TABLE_COMMIT_ATTEMPTS", 3)
     store = MemoryStore(clock)
     table, steady = tables_of(store, clock, 2)
 

@@ -22,7 +22,9 @@ from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import LocalStore, Payload
 from sparklog.storage.snapshot import GapCause, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, delete_change, end_app_id
+from sparklog.storage.table.changes import TableChange, delete_change
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.tables import append, appending, create, publish_rows, record_batch
 

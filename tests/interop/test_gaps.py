@@ -22,7 +22,8 @@ import sparklog
 from sparklog.broker.agent import Agent
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.jvms import class_path, command
 from tests.support.kafkas import broker, close_leavings
 

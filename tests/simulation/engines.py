@@ -22,7 +22,8 @@ from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import delta_log
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, SyncFailed
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import TopicTable, data_path, table_folder
+from sparklog.storage.table.names import data_path, table_folder
+from sparklog.storage.table.topic_table import TopicTable
 from tests.simulation.faults import Disk, Rewritten
 from tests.simulation.history import ensure
 from tests.support.engines import kept_by_vacuum

@@ -19,6 +19,7 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import publish_process, readers, recovery
 from sparklog.broker.log import publisher as publishers
 from sparklog.broker.log import writer as writers
+from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_state import StateEncoder, StateSnapshot
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.partitions import PartitionTable
@@ -35,12 +36,14 @@ from sparklog.storage import (
     retention,
 )
 from sparklog.storage import read as reads
-from sparklog.storage import table as tables
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Payload, SyncFailed, base
 from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
+from sparklog.storage.table import preparations, together, topic_table
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import end_app_id, maintenance_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.base import Checkpoint, WalObject
 from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
 from tests.simulation import segment_mutations
@@ -110,7 +113,7 @@ def _put_without_syncing(
     return found
 
 
-def _needs_nothing(_partition_table: PartitionTable, _broker: int, _epoch: int) -> list[int]:
+def _needs_nothing(_backlog: Backlog, _broker: int, _epoch: int) -> list[int]:
     return []
 
 
@@ -186,7 +189,7 @@ _LARGE = (
     ("steps", 700),
 )
 _RESTARTS = Rates(crash=0.01)
-_NO_TABLES_SYNCED = ((recovery, "sync_all", _always(None)), (tables, "sync_all", _always(None)))
+_NO_TABLES_SYNCED = ((recovery, "sync_all", _always(None)), (together, "sync_all", _always(None)))
 _RIVALS = Rates(stall=0.02, freeze=0.01)
 _DOUBTS = Rates(unresolved=0.03, crash=0.004)
 
@@ -206,7 +209,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a checkpoint omits references",
-        patches=((PartitionTable, "needed", _needs_nothing),),
+        patches=((Backlog, "needed", _needs_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(
@@ -285,7 +288,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a preparation is not renewed",
-        patches=((TopicTable, "renew", _always(None)),),
+        patches=((preparations, "renew", _always(None)),),
         rates=Rates(),
         profile=(*_LARGE, ("readers", 0), ("steps", 1_000)),
     ),
@@ -316,7 +319,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="staged files go while the log refers to them",
-        patches=((PartitionTable, "is_staged", _always(False)),),
+        patches=((Backlog, "is_staged", _always(False)),),
         rates=_DOUBTS,
         profile=(("queries", 2),),
     ),
@@ -336,14 +339,14 @@ MUTATIONS = (
         name="compaction ignores which files are active",
         patches=(
             (file_compaction, "_are_active", _always(True)),
-            (TopicTable, "_check", _always(None)),
+            (topic_table, "check", _always(None)),
         ),
         rates=Rates(stall=0.02),
         profile=(("administrators", 1), ("engines", 2), ("steps", 3_000)),
     ),
     Mutation(
         name="files of any age are added without a check that they exist",
-        patches=((TopicTable, "_check", _always(None)), (Confirmer, "_missing", _always([]))),
+        patches=((topic_table, "check", _always(None)), (Confirmer, "_missing", _always([]))),
         rates=Rates(stall=0.05, jump=0.01),
         aim="after put_new topics",
         profile=(("steps", 1_500),),

@@ -27,7 +27,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker
 from sparklog.formats import flight_messages
-from sparklog.storage import delta_log, maintenance, manifest, table, wal
+from sparklog.storage import delta_log, maintenance, manifest, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.liveness import Heartbeat, Leader
 from sparklog.storage.metadata import ClusterMetadata, Epoch
@@ -36,6 +36,8 @@ from sparklog.storage.objects import SyncFailed
 from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.plan import plan
 from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import frames
 from tests.simulation import scales
 from tests.simulation.brokers import (
@@ -66,7 +68,7 @@ _LIMITS = {
     "sparklog.broker.log.janitor.UPKEEP_RETRY_MAX_SECONDS": 1.0,
     "sparklog.broker.log.janitor.RETENTION_EVERY_SECONDS": 0.4,
     "sparklog.broker.log.janitor.COMPACT_SETTLED_SECONDS": 0.5,
-    "sparklog.storage.table.TOMBSTONE_SECONDS": 1.0,
+    "sparklog.storage.table.topic_table.TOMBSTONE_SECONDS": 1.0,
     "sparklog.storage.removed_files.REMOVED_FILES": 12,
     "sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE": 6,
     "sparklog.broker.backoff.RETRY_MAX_SECONDS": 1.0,
@@ -495,7 +497,7 @@ class World:
         """(name, id, table) of every topic that there is."""
         clock = self.scheduler.clock
         return [
-            (name, known.topic_id, table.TopicTable(self.disk.base, name, clock=clock).refresh())
+            (name, known.topic_id, TopicTable(self.disk.base, name, clock=clock).refresh())
             for name, known in self.metadata().topics.items()
         ]
 
@@ -908,9 +910,9 @@ class World:
     def _check_leftovers(self) -> None:
         base = self.disk.base
         for topic in base.folders("topics"):
-            found = table.TopicTable(base, topic, clock=self.scheduler.clock)
+            found = TopicTable(base, topic, clock=self.scheduler.clock)
             snapshot = found.refresh()
-            named = {table.data_path(topic, file) for files in snapshot.files for file in files}
+            named = {data_path(topic, file) for files in snapshot.files for file in files}
             stored = {
                 f"topics/{topic}/{stat.name}"
                 for stat in base.walk(f"topics/{topic}")
@@ -993,13 +995,13 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
             for target, bound in scales.LIMITS.items():
                 stack.enter_context(mock.patch(target, bound))
             stack.enter_context(scales.installed(world))
-        defaults = table.TopicTable.__init__.__kwdefaults__ or {}
+        defaults = TopicTable.__init__.__kwdefaults__ or {}
         # A writer uses the default, regardless of the janitor's setting.
         graces = {
             "orphan_grace_seconds": world.profile.orphan_grace_seconds,
             "removed_file_grace_seconds": REMOVED_FILE_GRACE_SECONDS,
         }
-        patch(table.TopicTable.__init__, "__kwdefaults__", {**defaults, **graces})
+        patch(TopicTable.__init__, "__kwdefaults__", {**defaults, **graces})
         patch(
             wal.segments.SegmentWal.__init__,
             "__kwdefaults__",

@@ -15,7 +15,8 @@ from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.storage import file_compaction, log_compaction, maintenance
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import TableChange, TopicTable, delete_change, describe_change
+from sparklog.storage.table.changes import TableChange, delete_change, describe_change
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.tables import create, publish_rows
 

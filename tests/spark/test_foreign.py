@@ -18,7 +18,7 @@ from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.harvest import Collected, start
 from tests.support.killing import BrokerProcess
 from tests.support.waiting import PATIENCE_SECONDS, wait_until

@@ -22,7 +22,7 @@ from sparklog.jobs.compact import compact
 from sparklog.jobs.running import app_of
 from sparklog.jobs.verify import verify
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.jobs import KILLS, failed, succeeded, survive
 from tests.support.waiting import wait_until
 

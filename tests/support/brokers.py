@@ -43,7 +43,7 @@ from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
 from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot, WalKind
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import ObjectAppender
 
 START_US = 1_700_000_000_123_456

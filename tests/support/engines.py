@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import delta_log
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import TopicTable, data_path
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 
 Statistics: TypeAlias = Literal["all", "count", "none"]
 """Statistics that the engine writes for a file: bounds and counts, counts only, or none."""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from sparklog.broker.log import partitions
-from sparklog.storage import table
+from sparklog.storage.table import topic_table
 
 _held = threading.local()
 
@@ -66,6 +66,6 @@ def checked() -> Iterator[None]:
 
     with (
         mock.patch.object(partitions, "threading", threading_with(AckLock)),
-        mock.patch.object(table, "threading", threading_with(StoreLock)),
+        mock.patch.object(topic_table, "threading", threading_with(StoreLock)),
     ):
         yield

@@ -22,8 +22,10 @@ from sparklog.storage.metadata import (
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import Entry, EntryKind, Located
-from sparklog.storage.table import TableChange, TopicTable, create_change, delete_change, end_app_id
-from sparklog.storage.table import start_app_id as log_start_app_id
+from sparklog.storage.table.changes import TableChange, create_change, delete_change
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.names import start_app_id as log_start_app_id
+from sparklog.storage.table.topic_table import TopicTable
 
 BROKER = 1
 EPOCH = 1

@@ -13,7 +13,9 @@ from sparklog.formats.record import rows
 from sparklog.storage import data_file
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, create_change, end_app_id
+from sparklog.storage.table.changes import TableChange, create_change
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 
 TOPIC_ID = "0f3a9c"
 START_US = 1_700_000_000_123_456

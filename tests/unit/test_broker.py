@@ -38,13 +38,9 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.faults import Faults, Operation
 from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
-from sparklog.storage.table import (
-    PARTITIONS,
-    TableChange,
-    TopicTable,
-    create_change,
-    table_folder,
-)
+from sparklog.storage.table.changes import PARTITIONS, TableChange, create_change
+from sparklog.storage.table.names import table_folder
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import (
     Rig,
     RigOptions,

@@ -15,7 +15,8 @@ from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import TOMBSTONE_SECONDS, TableChange, TopicTable
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.topic_table import TOMBSTONE_SECONDS, TopicTable
 from tests.support.brokers import Rig, RigOptions, paths, rows_of_root, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -562,7 +563,7 @@ def test_confirmed_commits_are_dropped(clock: ManualClock) -> None:
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
     file_compaction.compact(table, [group])
-    assert table._unconfirmed
+    assert table._read_backs.due(None)
     clock.advance(limits.CONFIRM_AFTER_SECONDS)
     maintenance.sweep_replaced(table)
-    assert not table._unconfirmed
+    assert not table._read_backs.due(None)

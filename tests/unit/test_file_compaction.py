@@ -40,14 +40,9 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.sorting import SORT_MEMORY_BYTES
-from sparklog.storage.table import (
-    TableChange,
-    TopicTable,
-    data_path,
-    delete_change,
-    end_app_id,
-    maintenance_app_id,
-)
+from sparklog.storage.table.changes import TableChange, delete_change
+from sparklog.storage.table.names import data_path, end_app_id, maintenance_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.tables import create, publish_rows
 

@@ -35,7 +35,7 @@ from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.observer import Observer
 from sparklog.storage.processes import Fate
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
     GRACE_SECONDS,

@@ -21,7 +21,7 @@ from sparklog.storage import leadership
 from sparklog.storage.liveness import Phase
 from sparklog.storage.objects import MemoryStore, Store
 from sparklog.storage.processes import Fate
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import ObjectFollower
 from tests.support.brokers import Rig, RigOptions, beat, follow, led_by, rows_of_root
 

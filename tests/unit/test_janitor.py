@@ -43,7 +43,9 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind, TableFile, WalKind
-from sparklog.storage.table import TableChange, TopicTable, data_path
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import choice
 from tests.support import engines
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table

@@ -22,12 +22,9 @@ from sparklog.jobs import rewriting
 from sparklog.jobs.rewriting import DriverClock
 from sparklog.storage import file_compaction, log_compaction
 from sparklog.storage.objects import MemoryStore, Store, open_store
-from sparklog.storage.table import (
-    TopicTable,
-    create_change,
-    data_path,
-    delete_change,
-)
+from sparklog.storage.table.changes import create_change, delete_change
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.brokers import Rig, rows_of_table
 from tests.support.tables import TOPIC_ID

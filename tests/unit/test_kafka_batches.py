@@ -19,7 +19,8 @@ from sparklog.broker.log.writer import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BY
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.batches import Record, bomb, bomb_of_headers, built, changed, read, split
 from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
 

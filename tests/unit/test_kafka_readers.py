@@ -15,7 +15,9 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage import read as reads
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.table import TableChange, TopicTable, data_path
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.batches import Record, built, split
 from tests.support.brokers import Rig, RigOptions
 

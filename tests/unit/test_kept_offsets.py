@@ -45,7 +45,7 @@ from sparklog.storage.snapshot import (
     TableSnapshot,
     WalPosition,
 )
-from sparklog.storage.table import Decide
+from sparklog.storage.table.changes import Decide
 from tests.support.batches import Record, built, read, split
 from tests.support.brokers import Rig, RigOptions, Row, payload, rows_of, rows_of_root
 from tests.support.brokers import rows_of_table as in_table

@@ -30,18 +30,20 @@ from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.read import first_since, read_slice
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import (
+from sparklog.storage.table.changes import (
     TableChange,
-    TopicTable,
-    compacted_app_id,
     create_change,
-    data_path,
     delete_change,
     describe_change,
+)
+from sparklog.storage.table.names import (
+    compacted_app_id,
+    data_path,
     end_app_id,
     maintenance_app_id,
     tombstones_app_id,
 )
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.brokers import (
     Rig,

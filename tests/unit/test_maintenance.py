@@ -11,7 +11,9 @@ from sparklog.storage.file_compaction import FileGroup, compact
 from sparklog.storage.maintenance import TABLE_LOG_KEPT_SECONDS
 from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, data_path, end_app_id
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path, end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.tables import append, create, publish_rows, record_batch
 
@@ -159,7 +161,7 @@ def test_replaced_files_go_after_the_grace(table: TopicTable, clock: ManualClock
     assert maintenance.sweep_replaced(table) == 2
     assert maintenance.sweep_replaced(table) == 0
     table.checkpoint()
-    assert not table.read_checkpoint([delta_log.checkpoint_name(3)]).removes
+    assert not table.log_reader.read_checkpoint([delta_log.checkpoint_name(3)]).removes
 
 
 def test_file_that_came_back_stays(table: TopicTable, clock: ManualClock) -> None:

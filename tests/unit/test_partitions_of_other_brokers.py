@@ -21,7 +21,9 @@ from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import NOT_LED, WalKind
-from sparklog.storage.table import TableChange, TopicTable, end_app_id
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import Rig, payload
 

@@ -21,7 +21,9 @@ from sparklog.settings import PublisherSettings
 from sparklog.storage import retention
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
 from sparklog.storage.objects.faults import Operation
-from sparklog.storage.table import TableChange, TopicTable, end_app_id
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import Rig, rows_of_table
 
 pytestmark = pytest.mark.rig(topics={"t": 2, "u": 1})

@@ -38,7 +38,9 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchId, TableSnapshot
-from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
+from sparklog.storage.table.changes import Decide, TableChange
+from sparklog.storage.table.names import end_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
 
@@ -428,7 +430,7 @@ def test_a_preparation_that_is_not_renewed_ends(store: MemoryStore, clock: Manua
     found = TopicTable(store, "t", clock=clock)
     clock.advance(limits.ORPHAN_GRACE_SECONDS - 60)
     assert maintenance.sweep_orphans(found) == 0
-    assert [*found.preparations] == [1]
+    assert [*found.open_preparations] == [1]
     clock.advance(120)
     assert maintenance.sweep_orphans(found) == 4
     assert files(store) == []

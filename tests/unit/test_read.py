@@ -26,7 +26,7 @@ from sparklog.storage.read import (
     row_groups,
 )
 from sparklog.storage.snapshot import ReadSource, Slice, TableFile
-from sparklog.storage.table import data_path
+from sparklog.storage.table.names import data_path
 from tests.support import tables
 
 TOPIC = "t"

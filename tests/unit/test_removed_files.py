@@ -17,7 +17,8 @@ from sparklog.storage.removed_files import (
     RemovedFileRetention,
     fair_number,
 )
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import Rig
 from tests.support.tables import create, publish_rows
 from tests.unit.test_maintenance import data_files, merged

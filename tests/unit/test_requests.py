@@ -27,7 +27,7 @@ from sparklog.storage.objects import (
     in_parallel,
 )
 from sparklog.storage.read_ahead import ReadAhead
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, rows_of_table
 

@@ -13,7 +13,9 @@ from sparklog.storage import file_compaction, log_compaction, maintenance, resto
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import TableChange, TopicTable, create_change, tombstones_app_id
+from sparklog.storage.table.changes import TableChange, create_change
+from sparklog.storage.table.names import tombstones_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import engines, tables
 from tests.support.tables import create, publish_rows
 

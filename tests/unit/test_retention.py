@@ -32,14 +32,9 @@ from sparklog.storage.retention import (
     policy_of,
 )
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import (
-    TableChange,
-    TopicTable,
-    data_path,
-    delete_change,
-    describe_change,
-    maintenance_app_id,
-)
+from sparklog.storage.table.changes import TableChange, delete_change, describe_change
+from sparklog.storage.table.names import data_path, maintenance_app_id
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import paths, rows_of_table
 from tests.support.tables import TOPIC_ID, create, publish_rows
 

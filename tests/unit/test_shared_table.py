@@ -14,7 +14,9 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.table import TopicTable, data_path, sync_all
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.together import sync_all
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import (
     GRACE_SECONDS,
     Rig,

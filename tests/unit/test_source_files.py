@@ -19,7 +19,7 @@ from sparklog.sources.options import LogLocation
 from sparklog.storage.objects import DelayedStore, MemoryStore
 from sparklog.storage.read import SMALL_FILES_AT_ONCE
 from sparklog.storage.snapshot import ReadSource, Slice
-from sparklog.storage.table import data_path
+from sparklog.storage.table.names import data_path
 from tests.support import tables
 
 PLACE = LogLocation(root="s3://bucket/log")

@@ -15,7 +15,7 @@ from sparklog.sources import tasks
 from sparklog.sources.planner import Planner
 from sparklog.storage import file_compaction
 from sparklog.storage.snapshot import Slice
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from tests.support import engines
 from tests.support.engines import Statistics
 from tests.support.worlds import Row, World, position

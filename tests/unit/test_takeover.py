@@ -30,7 +30,8 @@ from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFault
 from sparklog.storage.objects.faults import Moment, Operation
 from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import objects
 from sparklog.storage.wal.base import object_path
 from sparklog.storage.wal.objects import ObjectAppender

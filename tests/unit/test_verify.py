@@ -23,7 +23,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.snapshot import GapCause, Gaps, TableSnapshot, WalPosition
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.verify import SliceReport, check_slice
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, flip

@@ -26,7 +26,9 @@ from sparklog.storage import restoring
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import join_tail
 from sparklog.storage.snapshot import Located, TableFile, TableSnapshot
-from sparklog.storage.table import TableChange, TopicTable, data_path
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path
+from sparklog.storage.table.topic_table import TopicTable
 
 _log = structlog.get_logger("sparklog.publisher")
 _SAMPLES = 4

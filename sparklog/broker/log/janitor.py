@@ -55,7 +55,7 @@ from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.staging_sweep import StagingSweep
-from sparklog.storage.table import OpenTable, TopicTable
+from sparklog.storage.table.topic_table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
 UPKEEP_SECONDS = 1.0  # after which a tick leaves the other topics to the next one

@@ -48,16 +48,17 @@ from sparklog.storage.snapshot import (
     TableFile,
     TableSnapshot,
 )
-from sparklog.storage.table import (
-    TableChange,
-    TopicTable,
+from sparklog.storage.table import preparations
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import (
     begun_app_id,
-    commit_all,
     data_path,
     end_app_id,
     key_app_id,
     query_app_id,
 )
+from sparklog.storage.table.together import commit_all
+from sparklog.storage.table.topic_table import TopicTable
 
 PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
 PUBLISH_IN_PARALLEL_BYTES = 4 * limits.MIB
@@ -476,7 +477,9 @@ class Publisher:
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
-            pending.preparation = topic.table.prepare(topic.topic_id, self._partition_table.broker)
+            pending.preparation = preparations.prepare(
+                topic.table, topic.topic_id, self._partition_table.broker
+            )
             pending.renewed_at = self._clock.monotonic()
         return pending
 
@@ -495,7 +498,7 @@ class Publisher:
                 return None
             now = self._clock.monotonic()
             if now - pending.renewed_at > table.orphan_grace_seconds / 4:
-                table.renew(pending.preparation)
+                preparations.renew(table, pending.preparation)
                 pending.renewed_at = now
         except errors.SparklogError as error:
             self._suspend(topic, pending, keep=pending.survives(error))

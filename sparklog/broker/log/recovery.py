@@ -38,7 +38,8 @@ from sparklog.storage.snapshot import (
     Located,
     TableSnapshot,
 )
-from sparklog.storage.table import OpenTable, TopicTable, sync_all
+from sparklog.storage.table.together import sync_all
+from sparklog.storage.table.topic_table import OpenTable, TopicTable
 
 
 def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> PartitionTable:

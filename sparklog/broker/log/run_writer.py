@@ -24,7 +24,7 @@ from sparklog.storage.data_file import Encoded, encode, new_file, put_file
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Located, TableFile
-from sparklog.storage.table import data_path
+from sparklog.storage.table.names import data_path
 
 PUBLISH_TOGETHER_BYTES = 1 * limits.MIB  # of Kafka's batches that are decoded together
 

@@ -1,0 +1,113 @@
+"""Changes of a topic's table: the content of commits, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from sparklog.storage import delta_log
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table.names import end_app_id, start_app_id
+
+TOPIC_ID: Final = "sparklog.topicId"
+PARTITIONS: Final = "sparklog.partitions"
+CONFIG: Final = "sparklog.config"
+CREATOR: Final = "sparklog.creator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """The content of a commit. Removed files must be active, and added files new."""
+
+    adds: tuple[TableFile, ...] = ()
+    removes: tuple[TableFile, ...] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    """Versions by app id, which never decrease."""
+    properties: Mapping[str, str | None] | None = None
+    """Table properties to set, or to remove if None."""
+    data_change: bool = True
+    """False if the rows are the same in other files."""
+    drops_rows: bool = False
+    """Some rows of the removed files are in no added one; all others are, whatever `data_change`.
+
+    The protocol requires `dataChange` of an action to be true if its rows are nowhere else in the
+    commit (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Add File and Remove File").
+    """
+    operation: str = "WRITE"
+    preparation: int | None = None
+    """The preparation whose files are added; it must be open, and the commit closes it."""
+    restores: bool = False
+    """The added files were in the table before, so they may be old."""
+    create: bool = False
+    """The commit creates a topic: a new table, or that of a deleted topic again."""
+
+
+Decide: TypeAlias = Callable[[TableSnapshot], TableChange | None]
+"""Chooses the change for the version after the given one; None abandons it."""
+
+
+def create_change(
+    topic_id: str,
+    partitions: int,
+    config: Mapping[str, str],
+    *,
+    creator: tuple[int, int] | None = None,
+) -> TableChange:
+    """Returns the change that creates a topic, with all partitions empty at offset 0.
+
+    `creator`: the id and the epoch of the broker that will name the topic in the metadata.
+    """
+    app_ids = [
+        name(topic_id, partition)
+        for partition in range(partitions)
+        for name in (end_app_id, start_app_id)
+    ]
+    return TableChange(
+        txns=dict.fromkeys(app_ids, 0),
+        properties={
+            TOPIC_ID: topic_id,
+            PARTITIONS: str(partitions),
+            CONFIG: msgspec.json.encode(dict(config)).decode(),
+        }
+        | ({} if creator is None else {CREATOR: f"{creator[0]}/{creator[1]}"}),
+        operation="CREATE TABLE",
+        create=True,
+    )
+
+
+def describe_change(
+    snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]
+) -> TableChange:
+    """Returns the change to a configuration and a number of partitions, not below the present."""
+    topic_id = snapshot.topic_id
+    assert topic_id is not None
+    assert partitions >= snapshot.partitions
+    return TableChange(
+        txns={
+            name(topic_id, partition): 0
+            for partition in range(snapshot.partitions, partitions)
+            for name in (end_app_id, start_app_id)
+        },
+        properties={
+            PARTITIONS: str(partitions),
+            CONFIG: msgspec.json.encode(dict(config)).decode(),
+        },
+        operation="SET TBLPROPERTIES",
+    )
+
+
+def delete_change(snapshot: TableSnapshot) -> TableChange:
+    """Returns the change that deletes the topic: removes every file, and clears the topic id.
+
+    As a table may be dropped although it is append-only, this property ends with the topic.
+    """
+    ours = (TOPIC_ID, PARTITIONS, CONFIG, CREATOR)
+    is_barred = snapshot.append_only
+    return TableChange(
+        removes=tuple(file for files in snapshot.files for file in files),
+        properties=dict.fromkeys((*ours, delta_log.APPEND_ONLY) if is_barred else ours),
+        operation="DELETE",
+    )

@@ -1,0 +1,84 @@
+"""What of a table's state may not be durable, and which commits another engine may overwrite. Pure.
+
+Other engines do not flush: delta-rs writes data files and commits that a power cut may leave empty.
+On a store that is not local, they may also overwrite commits, because they do not put them only if
+absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from sparklog.storage.delta_log import Add
+from sparklog.storage.table.names import is_our_file
+
+
+class Unsynced(NamedTuple):
+    """Paths of a version of a table that may not be durable yet."""
+
+    version: int
+    files: list[str]
+    log: list[str]
+
+
+class SyncState:
+    """Which commits, checkpoints and data files of the replayed state may not be durable."""
+
+    def __init__(self) -> None:
+        self.is_synced = False
+        self.version = -1
+        """The version up to which the replayed commits are durable."""
+        self.base: list[str] = []
+        """The paths of the checkpoint from which the replay started."""
+        self._files: set[str] = set()
+        """Data files that other engines have added, percent-decoded."""
+
+    def restart(self, version: int, base: Iterable[str]) -> None:
+        """Notes that the state is that of a checkpoint, by its paths."""
+        self.is_synced, self.version, self.base = False, version, [*base]
+        self._files.clear()
+
+    def note_files(self, adds: Sequence[Add]) -> None:
+        """Notes the data files that other engines have added."""
+        paths = (unquote(add.path) for add in adds)
+        self._files.update(path for path in paths if not is_our_file(path))
+
+    def files(self, active: Collection[str]) -> list[str]:
+        """Returns those of the `active` files that may not be durable."""
+        return sorted(path for path in self._files if path in active)
+
+    def note_synced(self, version: int) -> None:
+        """Notes that everything up to a version is durable."""
+        self.is_synced, self.version = True, version
+        self._files.clear()
+        self.base.clear()
+
+
+class ReadBacks:
+    """Commits to read back: ours, and those that remove files."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[int, float]] = {}
+        """By version: the CRC32C, and the monotonic time at which the commit was put or read."""
+
+    def note(self, version: int, checksum: int, now: float) -> None:
+        self._noted[version] = checksum, now
+
+    def due(self, until: float | None) -> dict[int, tuple[int, float]]:
+        """Returns the commits that were noted by then; None: all."""
+        return {
+            version: each
+            for version, each in sorted(self._noted.items())
+            if until is None or each[1] <= until
+        }
+
+    def confirmed(self, noted: dict[int, tuple[int, float]], until: float) -> None:
+        """Forgets commits that were read back, unless they are younger or were noted again."""
+        for version, each in noted.items():
+            if each[1] <= until and self._noted.get(version) == each:
+                del self._noted[version]
+
+    def clear(self) -> None:
+        self._noted.clear()

@@ -1,0 +1,548 @@
+"""The Delta table of a topic: its state at a version, and commits of further versions.
+
+Rules:
+
+- The log is replayed here from commits and checkpoints, with the same code for every store, in
+  microseconds per commit. Commits of other engines count like ours. Features that sparklog does not
+  support are an error with their name (`ForeignTable`), and the last valid snapshot remains.
+- Version v is put only if absent, by a writer that has seen v-1, and all assumptions of a change
+  are checked on the snapshot of exactly v-1. So two contradictory changes are never both made,
+  whatever their writers.
+- `delta.appendOnly` is another engine's to set. While it is true, a change that removes rows is
+  refused (`PolicyViolation`), unless it ends the topic; all others are made.
+- Old commits are removed, oldest first. Afterwards a put of an old version v succeeds although v
+  existed before, so a commit counts only if its predecessor exists after it.
+- A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
+  name has the number of a preparation that is open in the version right before the commit.
+  `maintenance` gives the reasons.
+- Other engines do not flush: delta-rs writes data files and commits that a power cut may leave
+  empty. All state that our next step depends on is made durable first (`sync`), data files before
+  the commit that names them, so that a commit never exists without its rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, TypeAlias
+from urllib.parse import unquote
+
+import crc32c
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.clock import Clock
+from sparklog.storage import delta_log, removed_files
+from sparklog.storage.delta_log import Actions, Txn
+from sparklog.storage.objects import PutUnresolved, Store, claim, in_parallel
+from sparklog.storage.removed_files import RemovedFileRetention
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.table.changes import Decide, TableChange
+from sparklog.storage.table.durability import ReadBacks, SyncState, Unsynced
+from sparklog.storage.table.encoding import PreparedCommit, check, encode
+from sparklog.storage.table.log_reader import LogReader
+from sparklog.storage.table.names import (
+    begun_app_id,
+    key_app_id,
+    preparation_of,
+    query_app_id,
+    table_folder,
+)
+from sparklog.storage.table.replay import NO_TABLE, Replay
+
+TABLE_COMMIT_ATTEMPTS = 100
+TOMBSTONE_SECONDS = 3600.0  # beyond the grace of removed files
+_SURPLUS: Final = 2
+"""The multiple of the files that may stay that is remembered, until a sweep removes the rest."""
+
+
+class TopicTable:
+    """The table of a topic. Safe for several threads: a broker has one for each topic.
+
+    Each method reads and changes the state under one lock, and the state only advances. So two
+    calls may see different versions: a caller that needs one version for several questions keeps
+    the `snapshot` that it has, or asks in `decide`, which runs under the lock on exactly the
+    version that it is given. `snapshot` is replaced as a whole, after it was checked, and needs no
+    lock: it stays the last valid one where another thread meets a log that cannot be read.
+
+    The lock is held over the requests that find or put the next version: a thread that also wants
+    to advance the table would have to read that version anyway. It is not held while files are
+    checked, commits read back, or a checkpoint encoded and put. `decide` takes no lock for which a
+    holder waits for a table. A broker's acks wait for no table.
+
+    `only_reads`: do not remember removed files. Readers do not need them, and they are most of an
+    old table's checkpoint. `orphan_grace_seconds` is that of writers; a sweeper may wait longer.
+    `retention`: of removed files, beyond `removed_file_grace_seconds`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        *,
+        clock: Clock,
+        only_reads: bool = False,
+        orphan_grace_seconds: float = limits.ORPHAN_GRACE_SECONDS,
+        removed_file_grace_seconds: float = limits.REMOVED_FILE_GRACE_SECONDS,
+        retention: RemovedFileRetention = removed_files.NO_RETENTION,
+    ) -> None:
+        self.store = store
+        self.topic = topic
+        self.clock = clock
+        self._only_reads = only_reads
+        self.orphan_grace_seconds = orphan_grace_seconds
+        self.removed_file_grace_seconds = removed_file_grace_seconds
+        self._retention = retention
+        self.folder = table_folder(topic)
+        self.log_reader = LogReader(store, topic, with_removes=not only_reads)
+        self.log_folder = self.log_reader.folder
+        self._replay = Replay(remembers_removed=not only_reads)
+        self._sync = SyncState()
+        self._read_backs = ReadBacks()
+        self._looked_at: dict[str, float | None] = {}
+        """The monotonic time of the first check of each active file; None: no further check."""
+        self._snapshot = NO_TABLE
+        self._lock = threading.RLock()
+
+    @property
+    def snapshot(self) -> TableSnapshot:
+        """The table as last read, without access to the store."""
+        return self._snapshot
+
+    @property
+    def checkpoint_version(self) -> int:
+        """The newest checkpoint that was loaded or written."""
+        return self.log_reader.checkpoint_version
+
+    def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
+        """Returns starts and ends of the partitions, without files, of an unsupported table.
+
+        The `txn` is valid whatever another engine did to schema or protocol; None if it is missing.
+        """
+        with self._lock:
+            return self._replay.bounds(topic_id, range(partitions))
+
+    def txn(self, app_id: str) -> Txn | None:
+        """Returns the `txn` of `app_id` in the last read version."""
+        return self._replay.txns.get(app_id)
+
+    def unnoted_gaps(self) -> dict[str, int]:
+        """Returns the `txn` to commit for rows that other engines have removed, by `app_id`."""
+        with self._lock:
+            return self._replay.unnoted_gaps()
+
+    def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
+        """Returns the newest batch of each Spark query, and all keys, in the last read version.
+
+        Each has its kind and the time of publishing in µs, which is the order.
+        """
+        found = []
+        with self._lock:
+            for app_id, txn in self._replay.txns.items():
+                for kind, prefix in (
+                    (BatchKind.NUMBERED, query_app_id(topic_id, "")),
+                    (BatchKind.NUMBERED_PART, begun_app_id(topic_id, "")),
+                    (BatchKind.NAMED, key_app_id(topic_id, "")),
+                ):
+                    if app_id.startswith(prefix):
+                        batch_id = BatchId(app_id.removeprefix(prefix), txn.version)
+                        found.append((batch_id, kind, (txn.last_updated or 0) * 1_000))
+        return sorted(found, key=lambda each: each[2])
+
+    # -------------------------------------------------------------------------- reading
+
+    def refresh(self) -> TableSnapshot:
+        """Reads the newest version, and returns it.
+
+        Raises `ForeignTable`; `CorruptObject` for an incomplete commit (`snapshot` is then the
+        version before it) or if no checkpoint is complete; and `MissingObject` for a commit that
+        later versions need.
+        """
+        with self._lock:
+            try:
+                self._advance()
+            except errors.CorruptObject:
+                self._observe()
+                raise
+            return self._observe()
+
+    def sync(self) -> None:
+        """Makes the state that was read durable, so that it survives a power cut.
+
+        A commit is visible before it is durable, and its writer may die in between. Other engines
+        flush neither their commits nor the data files that these add. So this precedes any step
+        that cannot be undone and depends on that state. Raises `SyncFailed`.
+        """
+        with self._lock:
+            if not self._sync.is_synced:
+                self._sync_files()
+
+    def _sync_files(self) -> None:
+        unsynced = self.unsynced()
+        self.store.sync_files(unsynced.files)
+        self.store.sync_files(unsynced.log)
+        self.note_synced(unsynced.version)
+
+    def unsynced(self) -> Unsynced:
+        """Returns what `sync` makes durable: the files first, and then the log."""
+        with self._lock:
+            version, sync = self._replay.version, self._sync
+            if sync.is_synced:
+                return Unsynced(version, [], [])
+            files = [f"{self.folder}/{path}" for path in sync.files(self._replay.active)]
+            commits = map(self.log_reader.commit_path, range(sync.version + 1, version + 1))
+            return Unsynced(version, files, [*sync.base, *commits])
+
+    def note_synced(self, version: int) -> None:
+        """Records that what `unsynced` has returned for this version is durable.
+
+        Ignores it if a later version has been read meanwhile.
+        """
+        with self._lock:
+            if version == self._replay.version:
+                self._sync.note_synced(version)
+
+    def confirm(self, until: float | None = None) -> None:
+        """Reads back commits where another engine may overwrite one.
+
+        These are our commits, and any that remove files, as far as they were put or read by
+        `until` (monotonic seconds): the put of another engine may still be under way after ours.
+        Each is read back once; without `until`, a young one is read back by a later call again.
+        Raises `ForeignTable` if a version has another content now, so that the table lacks changes
+        that were committed.
+        """
+        with self._lock:
+            noted = self._read_backs.due(until)
+            if until is None:
+                until = self.clock.monotonic() - limits.CONFIRM_AFTER_SECONDS
+        at_once = limits.TABLE_REQUESTS_AT_ONCE
+        found = in_parallel(self.store, self.log_reader.checksum, noted, at_once=at_once)
+        for (version, (expected, _)), checksum in zip(noted.items(), found, strict=True):
+            if checksum not in (None, expected):
+                reason = (
+                    f"another engine has overwritten commit {version}, because it does not"
+                    " commit conditionally; restart the broker to publish it again"
+                )
+                raise errors.ForeignTable(topic=self.topic, reason=reason)
+        with self._lock:
+            self._read_backs.confirmed(noted, until)
+
+    def forget_read_backs(self) -> None:
+        """Drops the commits that `confirm` would read back: for a broker that publishes none."""
+        with self._lock:
+            self._read_backs.clear()
+
+    def ends_before(self, horizon_us: int) -> dict[int, int]:
+        """Returns ends that were committed before that time; see `LogReader.ends_before`."""
+        return self.log_reader.ends_before(self._snapshot, horizon_us)
+
+    def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
+        """Checks the new files of the table, and returns the paths of the lost ones.
+
+        Another engine may have begun to remove files before the table named them, and take a while.
+        So every call checks each file, until a grace of removed files after its first check. `torn`
+        returns the paths that do not exist, or have fewer bytes than the log says.
+        """
+        with self._lock:
+            active, now = self._replay.active, self.clock.monotonic()
+            for path in [path for path in self._looked_at if path not in active]:
+                del self._looked_at[path]
+            due = sorted(path for path in active if self._looked_at.get(path, now) is not None)
+            sizes = {f"{self.folder}/{path}": active[path].size for path in due}
+        missing = set(torn(sizes))
+        with self._lock:
+            active = self._replay.active  # a file may have left it, and its folder, meanwhile
+            found = [path for path in due if path in active]
+            lost = {path for path in found if f"{self.folder}/{path}" in missing}
+            for path in found:
+                began = self._looked_at.setdefault(path, now)
+                assert began is not None
+                is_over = now - began >= self.removed_file_grace_seconds
+                self._looked_at[path] = None if is_over and path not in lost else began
+            return lost
+
+    def _observe(self) -> TableSnapshot:
+        if self._snapshot.version != self._replay.version:
+            self._snapshot = self._replay.snapshot(self.topic)
+        return self._snapshot
+
+    def _advance(self) -> None:
+        """Replays the commits after the present version, by probing for the next ones.
+
+        A probe needs no listing that already has the newest puts. The log ends before version v if
+        commit v is absent and v-1 exists afterwards: commits are removed oldest first, so v was not
+        removed. If v-1 is gone, the newest checkpoint is looked for.
+
+        On an object store as many commits are read at once as this call has found before. A commit
+        counts only if all before it were found, so their order of arrival does not matter.
+        """
+        if self._replay.version < 0:
+            self._load()
+        most = min(self.store.requests_at_once, limits.TABLE_REQUESTS_AT_ONCE)
+        count = 0
+        while True:
+            first = self._replay.version + 1
+            found = self.log_reader.read_commits(first, max(min(count, most), 1))
+            for version, data in enumerate(found, first):
+                self._replay_commit(version, data)
+            count += len(found)
+            if not found and (self.log_reader.exists(first - 1) or not self._load()):
+                return
+
+    def _replay_commit(self, version: int, data: pa.Buffer) -> None:
+        actions = delta_log.decode_commit(data, self.log_reader.commit_path(version))
+        self._sync.is_synced = False
+        self._apply(version, actions)
+        if self._keeps_files_durable:
+            self._sync.note_files(actions.adds)
+        if actions.removes and not self._only_reads:
+            self._expect(version, data)
+
+    def _load(self) -> bool:
+        """Loads the newest checkpoint. Returns False if it is not newer than the present state."""
+        version, actions, names = self.log_reader.load(self._replay.version)
+        if version <= self._replay.version:
+            return False
+        replay = Replay(remembers_removed=not self._only_reads)
+        replay.apply(version, actions)
+        if replay.topic_id == self._replay.topic_id:
+            replay.add_gaps(self._replay.gaps)  # also those that are not noted yet
+        self._replay = replay
+        self._forget_old_tombstones()
+        self._sync.restart(version, [f"{self.log_folder}/{name}" for name in names])
+        if self._keeps_files_durable:
+            self._sync.note_files(actions.adds)
+        return True
+
+    @property
+    def _keeps_files_durable(self) -> bool:
+        return not self._only_reads and self.store.is_local
+
+    def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
+        """Notes the commit for `confirm`, if the store allows overwriting."""
+        if not self.store.is_local:
+            self._read_backs.note(version, crc32c.crc32c(data), self.clock.monotonic())
+
+    def _apply(self, version: int, actions: Actions) -> None:
+        self._replay.apply(version, actions)
+        if version % limits.TABLE_CHECKPOINT_EVERY == 0:
+            self._forget_old_tombstones()
+
+    # -------------------------------------------------------------------------- writing
+
+    def commit(self, decide: Decide) -> TableSnapshot:
+        """Commits the change that `decide` returns, as the version after the one it was given.
+
+        `decide` first gets the last read version, and a newer one each time that another writer was
+        faster. It raises or returns None to abandon the change. Returns the snapshot with the
+        change, or the one on which `decide` abandoned it.
+
+        Raises like `refresh`. No effect: `StorageUnavailable` (also after too many lost
+        races), `StorageFull`, `PolicyViolation` for a removal of rows from an append-only table,
+        and `TimedOut` for a file that has become too old to be added: write it again. Perhaps an
+        effect: `OutcomeUnknown`; look for your own files or `txn`.
+        """
+        assert not self._only_reads
+        with self._lock:
+            snapshot = self._newest()
+            for _ in range(TABLE_COMMIT_ATTEMPTS):
+                change = decide(snapshot)
+                if change is None:
+                    return snapshot
+                self.sync()
+                prepared = self._encode(snapshot.version + 1, change)
+                is_put = claim(self.store, prepared.path, prepared.data, clock=self.clock)
+                if is_put and self._finish(prepared):
+                    return self._observe()
+                snapshot = self.refresh()
+            raise overtaken(self)
+
+    def _newest(self) -> TableSnapshot:
+        """Returns the last read version, or the newest one if none was read completely."""
+        is_fresh = 0 <= self._snapshot.version == self._replay.version
+        return self._snapshot if is_fresh else self.refresh()
+
+    def prepare_commit(self, decide: Decide) -> PreparedCommit | TableSnapshot:
+        """Returns the commit of the change that `decide` returns, which is still to be claimed.
+
+        Returns the snapshot on which `decide` abandoned the change. Raises like `commit`. Other
+        commits may come in between: then `finish_commit` finds that this one was too late.
+        """
+        assert not self._only_reads
+        with self._lock:
+            snapshot = self._newest()
+            change = decide(snapshot)
+            if change is None:
+                return snapshot
+            self.sync()
+            return self._encode(snapshot.version + 1, change)
+
+    def finish_commit(self, prepared: PreparedCommit) -> TableSnapshot | None:
+        """Returns the snapshot with a commit whose put has succeeded; None if it does not count.
+
+        Raises `OutcomeUnknown`.
+        """
+        with self._lock:
+            return self._observe() if self._finish(prepared) else None
+
+    def _encode(self, version: int, change: TableChange) -> PreparedCommit:
+        now_us = self.clock.now_us()
+        check(
+            change,
+            self._replay,
+            topic=self.topic,
+            now_us=now_us,
+            orphan_grace_seconds=self.orphan_grace_seconds,
+        )
+        path = self.log_reader.commit_path(version)
+        return encode(change, self._replay, version, path, now_us=now_us)
+
+    def _finish(self, prepared: PreparedCommit) -> bool:
+        """Returns whether a commit that was put counts; the replay then includes it."""
+        version = prepared.version
+        files = [unquote(file.path) for file in prepared.change.adds]
+        self._expect(version, prepared.data)
+        try:
+            if self._replay.version >= version:
+                # Another thread has read it meanwhile, unless it fell into the removed part.
+                return any(map(self.is_named, files))
+            if self._replay.version == version - 1 and self.log_reader.follows(version):
+                self._apply(version, prepared.actions)
+                if self._sync.is_synced:
+                    self._sync.version = version  # `claim` has made ours durable
+                return True
+            self._load()
+            if self._replay.version >= version:
+                # A checkpoint may include our commit: then it names the files that we added.
+                return any(map(self.is_named, files))
+            self._advance()
+        except errors.SparklogError as error:  # also after a refusal: the put may have succeeded
+            path = prepared.path
+            raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
+        return True
+
+    # -------------------------------------------------------------------------- preparations
+
+    @property
+    def preparations(self) -> Mapping[str, int]:
+        """The numbers of each broker's last preparation in the last read version, by `app_id`."""
+        return self._replay.preparations
+
+    @property
+    def open_preparations(self) -> Mapping[int, str]:
+        """The `app_id` of each open preparation in the last read version, by its number."""
+        return self._replay.open_preparations
+
+    def is_prepared(self, path: str) -> bool:
+        """Returns whether a commit may still add the file, because its preparation is open."""
+        return preparation_of(path) in self.open_preparations
+
+    # -------------------------------------------------------------------------- keeping
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint of the last read version, and reads it back before naming it.
+
+        Raises `ForeignTable`, `CorruptObject` if the stored checkpoint differs, `SyncFailed`, and
+        `OutcomeUnknown`, after which the next version's checkpoint is as good.
+        """
+        assert not self._only_reads
+        with self._lock:
+            version = self._replay.version
+            if version < 0:
+                return
+            self._replay.snapshot(self.topic)
+            self.sync()  # a checkpoint must not exist without its files either
+            self._forget_old_tombstones()
+            self._replay.forget_keys(self.clock.now_us() // 1_000)
+            whole = self._replay.compacted()
+        name = delta_log.checkpoint_name(version)
+        path = f"{self.log_folder}/{name}"
+        data = delta_log.encode_checkpoint(whole)
+        # Another writer's is as good, if it is complete.
+        claim(self.store, path, data, clock=self.clock)
+        found = self.log_reader.read_checkpoint([name])
+        if {unquote(add.path) for add in found.adds} != {unquote(add.path) for add in whole.adds}:
+            count = len(whole.adds)
+            check = f"it names {len(found.adds)} files, not the {count} of version {version}"
+            raise errors.CorruptObject(path=path, check=check)
+        with self._lock:
+            self.log_reader.checkpoint_version = max(self.checkpoint_version, version)
+        if (self.log_reader.last_checkpoint() or 0) <= version:
+            with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
+                self.store.put(
+                    f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}",
+                    delta_log.encode_last_checkpoint(version, found.count),
+                )
+
+    def is_needed(self, path: str) -> bool:
+        """Returns whether the last read version names the file, or a later commit may.
+
+        `path` is relative to the table's folder and not percent-encoded, as in the three below.
+        """
+        with self._lock:  # one version, or a commit between the questions answers neither
+            return self.is_named(path) or self.is_prepared(path)
+
+    def is_named(self, path: str) -> bool:
+        """Returns whether the last read version has the file, or its removal."""
+        assert not self._only_reads
+        with self._lock:
+            return path in self._replay.active or path in self._replay.removed
+
+    def expired(self, *, is_retained: bool = True) -> list[str]:
+        """Returns removed files that are remembered and need not stay, oldest first.
+
+        `is_retained`: false if they need to stay for their grace only.
+        """
+        assert not self._only_reads
+        with self._lock:
+            replay, removed = self._replay, dict(self._replay.removed)
+            table_bytes = sum(add.size for add in replay.active.values())
+        return removed_files.expired(
+            removed,
+            self._retention if is_retained else removed_files.NO_RETENTION,
+            now_ms=self.clock.now_us() // 1_000,
+            grace_seconds=self.removed_file_grace_seconds,
+            property_seconds=replay.file_retention_seconds if is_retained else None,
+            table_bytes=table_bytes,
+        )
+
+    @property
+    def removed_count(self) -> int:
+        """The number of removed files that are remembered."""
+        return len(self._replay.removed)
+
+    def forget_removed(self, paths: Iterable[str]) -> None:
+        """Forgets files that no longer exist, so that checkpoints omit them."""
+        with self._lock:
+            for path in paths:
+                self._replay.removed.pop(path, None)
+
+    def _forget_old_tombstones(self) -> None:
+        """Forgets tombstones long after their files should be gone, for a late sweeper.
+
+        A file that still exists then is an orphan. Brokers that do not maintain the table never
+        hear that it is gone.
+        """
+        own_seconds = self._replay.file_retention_seconds
+        kept_seconds = max(self._retention.seconds_of(own_seconds), self.removed_file_grace_seconds)
+        kept_seconds += TOMBSTONE_SECONDS
+        now_ms = self.clock.now_us() // 1_000
+        self._replay.forget_removed(
+            now_ms - round(kept_seconds * 1_000),
+            young_ms=now_ms - round(self.removed_file_grace_seconds * 1_000),
+            most=self._retention.files_of(own_seconds) * _SURPLUS,
+        )
+
+
+OpenTable: TypeAlias = Callable[[str], TopicTable]
+"""Returns the table of a topic, by its name, which is not read yet."""
+
+
+def overtaken(table: TopicTable) -> errors.StorageUnavailable:
+    """Returns the error of a commit for which other writers were always faster."""
+    return errors.StorageUnavailable(
+        operation="commit",
+        path=table.log_folder,
+        reason=f"others were faster {TABLE_COMMIT_ATTEMPTS} times",
+    )
