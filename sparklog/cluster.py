@@ -27,13 +27,13 @@ from sparklog.formats.flight_messages import (
     PartitionMove,
     UpgradeReply,
 )
-from sparklog.storage import identity, overview
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.identity import Answer
-from sparklog.storage.liveness import Leader, LeaderState, Sighting
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import identity, overview
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.identity import Answer
+from sparklog.storage.metadata.liveness import Leader, LeaderState, Sighting
+from sparklog.storage.metadata.overview import ENDED, SERVING, BrokerState
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.overview import ENDED, SERVING, BrokerState
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""

@@ -56,11 +56,11 @@ from sparklog.options import (
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
-from sparklog.storage import assign, identity
-from sparklog.storage.cluster import open_cluster, read_cluster
-from sparklog.storage.identity import Answer
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
-from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata import assign, identity
+from sparklog.storage.metadata.cluster_file import open_cluster, read_cluster
+from sparklog.storage.metadata.identity import Answer
+from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
+from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.objects import Store, open_store
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ import numpy as np
 
 from sparklog import errors, limits, status
 from sparklog.clock import Clock, SystemClock
-from sparklog.storage import cluster
-from sparklog.storage.liveness import age
+from sparklog.storage.metadata import cluster_file as cluster
+from sparklog.storage.metadata.liveness import age
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,

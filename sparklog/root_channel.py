@@ -21,7 +21,7 @@ from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_since, neighbours, read_slice, read_slices
+from sparklog.storage.reading.read import first_since, neighbours, read_slice, read_slices
 from sparklog.storage.snapshot import ReadSource, Slice, TableSnapshot
 from sparklog.storage.table.names import table_folder
 from sparklog.version import VERSION

@@ -20,13 +20,13 @@ from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
-from sparklog.storage import identity
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.identity import Answer
-from sparklog.storage.leadership import other_members
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Phase
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import identity
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.identity import Answer
+from sparklog.storage.metadata.leadership import other_members
+from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Phase
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS: Final = 10.0

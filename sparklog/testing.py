@@ -57,7 +57,7 @@ from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.flight_messages import AppendHeader
 from sparklog.settings import load_settings
-from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved
 from sparklog.storage.objects.faults import Operation as StoreOperation
 

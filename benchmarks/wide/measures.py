@@ -18,7 +18,7 @@ from benchmarks.processes import cpu_seconds, rss_bytes
 from benchmarks.progress import doing
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement, Times
-from sparklog.storage import delta_log
+from sparklog.storage.table import delta_log
 
 _SECONDS = 30.0
 _WARM_SECONDS = 3.0

@@ -20,7 +20,7 @@ from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.limits import DEAD_AFTER_SECONDS
 from sparklog.options import storage_options
-from sparklog.storage.liveness import find_live_broker
+from sparklog.storage.metadata.liveness import find_live_broker
 from sparklog.storage.objects import open_store
 
 

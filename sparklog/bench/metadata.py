@@ -15,10 +15,15 @@ import msgspec
 from sparklog.bench.broker import FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.clock import SystemClock
-from sparklog.storage import metadata_format
-from sparklog.storage.leadership import failover
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, Epoch, TopicMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import format as metadata_format
+from sparklog.storage.metadata.leadership import failover
+from sparklog.storage.metadata.model import (
+    BrokerRegistration,
+    ClusterMetadata,
+    Epoch,
+    TopicMetadata,
+)
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import open_store
 
 _BROKERS: Final = 1_000

@@ -21,8 +21,8 @@ from sparklog.client.connection import Connection
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
-from sparklog.storage import delta_log
 from sparklog.storage.objects import DelayedStore, MemoryStore, Store
+from sparklog.storage.table import delta_log
 
 _DELAY_SECONDS = 0.02
 _TOPICS = 20

@@ -53,9 +53,10 @@ from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
-from sparklog.storage import identity, wal
-from sparklog.storage.identity import Ask
-from sparklog.storage.liveness import (
+from sparklog.storage import wal
+from sparklog.storage.metadata import identity
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.liveness import (
     Heartbeat,
     LeaderState,
     LeaderWatch,
@@ -63,13 +64,13 @@ from sparklog.storage.liveness import (
     heartbeat_time_us,
     readiness,
 )
-from sparklog.storage.metadata import BrokerKind, ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import BrokerKind, ClusterMetadata
+from sparklog.storage.metadata.observer import PAUSE
+from sparklog.storage.metadata.processes import this_process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
-from sparklog.storage.observer import PAUSE
-from sparklog.storage.processes import this_process
-from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import WalKind
+from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION

@@ -51,11 +51,11 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_config import ConfigType, Edit
 from sparklog.settings import BrokerSettings
-from sparklog.storage import assign
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import assign
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.processes import Fate, fate_of
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.processes import Fate, fate_of
 from sparklog.storage.table.topic_table import OpenTable
 from sparklog.version import VERSION
 

@@ -14,10 +14,10 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
-from sparklog.storage import assign, leadership, overview
-from sparklog.storage.identity import Ask
-from sparklog.storage.liveness import Answers
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata import assign, leadership, overview
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.liveness import Answers
+from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
 
 _OVERVIEW_PAUSE_SECONDS = 0.25  # between two looks at the heartbeat of a member that may be dead

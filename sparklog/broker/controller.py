@@ -3,7 +3,7 @@
 Any member may be the controller, and nothing depends on there being one only: each change judges
 its precondition on the newest metadata. The others watch the controller alone, until it falls
 silent, and replace it when it is dead. Before partitions move, every epoch in which the dead broker
-could still ack a record gets a fence (`storage/leadership.py`).
+could still ack a record gets a fence (`storage/metadata/leadership.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
-from sparklog.storage import assign, leadership
-from sparklog.storage.liveness import Answers, AskReadiness, Readiness
-from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata import assign, leadership
+from sparklog.storage.metadata.liveness import Answers, AskReadiness, Readiness
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch
+from sparklog.storage.metadata.observer import Observer
 from sparklog.storage.objects import Store
-from sparklog.storage.observer import Observer
 
 _log = structlog.get_logger("sparklog.cluster")
 _RANK_SECONDS: Final = 0.5

@@ -13,7 +13,7 @@ Our checkpoints keep the state, and our log the entries, until the new leader is
 more. If the third step fails, or may have failed, the partition waits until that is known.
 
 Each member decides by itself which of its partitions to give: all of them come to the same decision
-on the same metadata (`storage/assign.py`).
+on the same metadata (`storage/metadata/assign.py`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sparklog.broker.log.wal_cleaner import WalCleaner
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PartitionMove
-from sparklog.storage import assign, leadership
-from sparklog.storage.assign import Candidate, Loads
-from sparklog.storage.leadership import Handover
-from sparklog.storage.liveness import AskReadiness, Readiness
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata import assign, leadership
+from sparklog.storage.metadata.assign import Candidate, Loads
+from sparklog.storage.metadata.leadership import Handover
+from sparklog.storage.metadata.liveness import AskReadiness, Readiness
+from sparklog.storage.metadata.model import ClusterMetadata
 
 BALANCE_SECONDS = 30.0  # without a move, before members level their partitions again
 

@@ -1,8 +1,8 @@
 """Heartbeats of a broker, and the proof that they carry: which root it serves.
 
 A heartbeat is written at an interval, at each change of the broker's phase, and where a program
-asks for a proof (`storage/identity.py`). Programs that ask at the same time share one heartbeat,
-and there is a pause between two such heartbeats, so that many requests make few puts.
+asks for a proof (`storage/metadata/identity.py`). Programs that ask at the same time share one
+heartbeat, and there is a pause between two such heartbeats, so that many requests make few puts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sparklog import errors
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.formats.flight_messages import ProveRoot, RootProof
-from sparklog.storage.identity import place_of
-from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.metadata.identity import place_of
+from sparklog.storage.metadata.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import PutUnresolved, Store
 
 _HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves

@@ -27,8 +27,8 @@ from sparklog import errors
 from sparklog.broker.log.takeover import Leadership, check_leadership
 from sparklog.broker.log.writer import Writer
 from sparklog.clock import NEVER, Clock, Moment
-from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import SyncFailed
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.formats.flight_messages import ProducerIdentity
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata.model import ClusterMetadata
 
 _PRODUCER_IDS_TAKEN = 1_000  # in one version of the metadata, as Kafka has it
 

@@ -29,10 +29,10 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.clock import Clock
-from sparklog.storage import assign, leadership
-from sparklog.storage.leadership import Handover
-from sparklog.storage.liveness import AskReadiness, Readiness
-from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata import assign, leadership
+from sparklog.storage.metadata.leadership import Handover
+from sparklog.storage.metadata.liveness import AskReadiness, Readiness
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
 from sparklog.storage.table.topic_table import OpenTable

@@ -14,7 +14,7 @@ from sparklog.broker.publishing import Goal, PublishWaiter, publish_timed_out
 from sparklog.broker.topic_checks import check_not_internal
 from sparklog.formats import topic_config
 from sparklog.formats.flight_messages import DeleteRecords, LogStarts
-from sparklog.storage import retention
+from sparklog.storage.maintenance import retention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
 from sparklog.broker.supervisor import stop_signals, when_supervisor_stops
 from sparklog.settings import BrokerSettings
-from sparklog.storage.identity import Ask
-from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.model import BrokerKind
 
 GC_FULL_EVERY = 100  # garbage collections of young objects; Python's default is 10
 

@@ -26,12 +26,12 @@ from sparklog.broker.topic_checks import check_current, check_not_internal
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import AppendStaged, AppendStagedReply
 from sparklog.formats.record import CREATE_TIME
-from sparklog.storage import manifest
-from sparklog.storage.liveness import age
-from sparklog.storage.manifest import Destination, Section
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.liveness import age
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import BatchId, BatchKind
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Destination, Section
 
 
 class StagedBatches:

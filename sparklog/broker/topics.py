@@ -49,12 +49,13 @@ from sparklog.formats.flight_messages import (
 from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.settings import BrokerSettings
-from sparklog.storage import assign, file_compaction, log_compaction, retention
-from sparklog.storage.assign import Loads
-from sparklog.storage.leadership import is_open
-from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
+from sparklog.storage.maintenance import file_compaction, log_compaction, retention
+from sparklog.storage.metadata import assign
+from sparklog.storage.metadata.assign import Loads
+from sparklog.storage.metadata.leadership import is_open
+from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata.processes import Fate, fate_of
 from sparklog.storage.objects import Store
-from sparklog.storage.processes import Fate, fate_of
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table.changes import (
     Decide,

@@ -17,7 +17,7 @@ from sparklog.terminal.printing import print_columns
 if TYPE_CHECKING:
     from sparklog.cluster import View
     from sparklog.formats.flight_messages import BrokerDescription, ClusterDescription
-    from sparklog.storage.liveness import Leader
+    from sparklog.storage.metadata.liveness import Leader
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,7 +135,7 @@ def upgrade(
     Example: sparklog cluster upgrade --root ./data
     """
     from sparklog import cluster
-    from sparklog.storage.overview import ENDED
+    from sparklog.storage.metadata.overview import ENDED
 
     target = view(root, bootstrap)
     reply = cluster.upgrade(target)
@@ -172,7 +172,7 @@ def view(root: str | None, bootstrap: str | None, *, is_quiet: bool = False) -> 
 
 
 def _exit_code(cluster: ClusterDescription) -> ExitCode:
-    from sparklog.storage.overview import ENDED
+    from sparklog.storage.metadata.overview import ENDED
 
     if all(each.state in ENDED for each in cluster.brokers):
         return ExitCode.NO_BROKER
@@ -241,7 +241,7 @@ def _row(broker: BrokerDescription) -> tuple[object, ...]:
 
 
 def _age(seconds: float | None) -> str:
-    from sparklog.storage.liveness import age
+    from sparklog.storage.metadata.liveness import age
 
     return _NONE if seconds is None else f"{age(round(seconds * 1e6))} ago"
 

@@ -15,7 +15,7 @@ from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption, l
 if TYPE_CHECKING:
     from sparklog.formats.flight_messages import HeldBack, KeptRecords
     from sparklog.status import StatusReport
-    from sparklog.storage.liveness import Leader
+    from sparklog.storage.metadata.liveness import Leader
 
 _TOPICS_SHOWN: Final = 20
 _WORDS: Final = {
@@ -73,7 +73,7 @@ def status(
 def _report(root: str | None, bootstrap: str | None) -> StatusReport:
     from sparklog.clock import SystemClock
     from sparklog.status import of_address, of_root
-    from sparklog.storage.liveness import describe
+    from sparklog.storage.metadata.liveness import describe
     from sparklog.storage.objects import open_store
 
     if bootstrap is not None:
@@ -147,7 +147,7 @@ def _state(report: StatusReport) -> str:
 
 
 def _age(report: StatusReport) -> str:
-    from sparklog.storage.liveness import age
+    from sparklog.storage.metadata.liveness import age
 
     if report.uptime_seconds is None:
         return ""

@@ -178,7 +178,7 @@ class _Cluster:
         """Returns all brokers to show, with their present figures."""
         from sparklog import status
         from sparklog.cli.top_picture import Member
-        from sparklog.storage.overview import ENDED
+        from sparklog.storage.metadata.overview import ENDED
 
         members = [*self._members()]
         living = {each.broker: each for each in members if each.state not in ENDED}
@@ -204,7 +204,7 @@ class _Cluster:
 
     def _members(self) -> Iterator[BrokerDescription]:
         """Yields the brokers to show: those that live or have lived, or still lead partitions."""
-        from sparklog.storage.overview import ENDED
+        from sparklog.storage.metadata.overview import ENDED
 
         for each in self._description.brokers:
             if each.state not in ENDED:

@@ -186,7 +186,7 @@ def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[Renderable
 
 
 def _brokers(runs: Mapping[int, _Run], now: Sequence[Member]) -> RenderableType:
-    from sparklog.storage.overview import SERVING
+    from sparklog.storage.metadata.overview import SERVING
 
     headings = (
         "broker", "state", "leads", "records/s", "in/s", "out/s", "clients", "not in table",

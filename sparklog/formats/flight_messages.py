@@ -169,7 +169,10 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProveRoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks a broker whether it serves the root that the sender can read (`storage/identity.py`)."""
+    """Asks a broker whether it serves the root that the sender can read.
+
+    See `storage/metadata/identity.py`.
+    """
 
     nonce: Annotated[str, Meta(max_length=64)]
     """Random; in no heartbeat before this request."""

@@ -29,9 +29,9 @@ from sparklog.jobs.rewriting import PassSteps, Piece, rewrite
 from sparklog.jobs.running import echo, parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
-from sparklog.storage import file_compaction, log_compaction, retention
-from sparklog.storage.file_compaction import FileGroup, Merge
-from sparklog.storage.log_compaction import CompactionPass
+from sparklog.storage.maintenance import file_compaction, log_compaction, retention
+from sparklog.storage.maintenance.file_compaction import FileGroup, Merge
+from sparklog.storage.maintenance.log_compaction import CompactionPass
 from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table.encoding import APPEND_ONLY_REASON

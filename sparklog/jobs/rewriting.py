@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.storage import file_compaction, log_compaction
-from sparklog.storage.file_compaction import FileGroup
-from sparklog.storage.log_compaction import CompactionPass, CompactionStep
+from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance.file_compaction import FileGroup
+from sparklog.storage.maintenance.log_compaction import CompactionPass, CompactionStep
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 
 _STEPS_SECONDS: Final = limits.ORPHAN_GRACE_SECONDS / 4

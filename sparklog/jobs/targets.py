@@ -14,11 +14,11 @@ from sparklog.clock import SystemClock
 from sparklog.display import counted
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, check_root, storage_options
 from sparklog.sinks.options import check_name, to_topic
-from sparklog.storage import manifest
-from sparklog.storage.cluster import read_cluster
-from sparklog.storage.identity import place_of
-from sparklog.storage.manifest import Destination, Manifest
+from sparklog.storage.metadata.cluster_file import read_cluster
+from sparklog.storage.metadata.identity import place_of
 from sparklog.storage.objects import open_store
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Destination, Manifest
 from sparklog.storage.table.names import begun_app_id, key_app_id, query_app_id
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.terminal.options import root_metadata

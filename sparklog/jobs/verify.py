@@ -28,7 +28,7 @@ from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
 from sparklog.sources import tasks
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import Heartbeat, read_heartbeats
+from sparklog.storage.metadata.liveness import Heartbeat, read_heartbeats
 from sparklog.storage.objects import Store, open_store
 from sparklog.storage.snapshot import GapCause, Slice, TableSnapshot
 from sparklog.storage.verify import SliceReport, check_slice

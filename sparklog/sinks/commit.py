@@ -19,11 +19,11 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
-from sparklog.storage import manifest, query_run
-from sparklog.storage.manifest import Destinations, Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
-from sparklog.storage.query_run import QueryRun
 from sparklog.storage.snapshot import BatchKind
+from sparklog.storage.staging import manifest, query_run
+from sparklog.storage.staging.manifest import Destinations, Manifest, Section
+from sparklog.storage.staging.query_run import QueryRun
 
 if TYPE_CHECKING:
     from sparklog.client.connection import Connection

@@ -38,12 +38,12 @@ from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
 from sparklog.spark_compat import STREAMS_ARE_WRITTEN_IN_BATCHES, DataSourceStreamArrowWriter
 from sparklog.spark_errors import sentence_first
-from sparklog.storage import manifest
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.manifest import Destinations, Section, StagingWriter
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Destinations, Section, StagingWriter
 
 _JOB_GROUP: Final = "spark.jobGroup.id"
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"

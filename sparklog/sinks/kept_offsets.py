@@ -17,7 +17,7 @@ import pyarrow as pa
 from sparklog import arrow, errors, limits
 from sparklog.formats.record import OFFSET
 from sparklog.formats.topic_names import check_topic_name
-from sparklog.storage.manifest import Section
+from sparklog.storage.staging.manifest import Section
 
 OffsetRanges: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 """First offset and end of each partition, by topic."""

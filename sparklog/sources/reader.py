@@ -20,9 +20,9 @@ from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.views import LogView, RootView
-from sparklog.storage import read as storage_read
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
+from sparklog.storage.reading import read as storage_read
 from sparklog.storage.snapshot import Located, ReadSource, Slice
 
 _GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)

@@ -16,7 +16,7 @@ from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_since, read_slice, row_groups
+from sparklog.storage.reading.read import first_since, read_slice, row_groups
 from sparklog.storage.snapshot import GapCause, RowGroup, Slice, TableSnapshot
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from sparklog import errors, limits
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.storage import wal
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store, in_parallel
-from sparklog.storage.plan import high_watermark, join_tail, plan
+from sparklog.storage.reading.plan import high_watermark, join_tail, plan
 from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
 from sparklog.storage.table.topic_table import TopicTable
 

@@ -102,7 +102,7 @@ class TableSnapshot:
     creator: tuple[int, int] | None = None
     """The id and the epoch of the broker that created it; None: an older release did."""
     gaps: Gaps = field(default_factory=lambda: MappingProxyType({}))
-    """See `storage.gaps`."""
+    """See `storage.table.gaps`."""
     append_only: bool = False
     """True if no commit may remove records: only add some, and rearrange files."""
     file_retention_seconds: float | None = None

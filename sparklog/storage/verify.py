@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 
 from sparklog import arrow, errors
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.storage.file_compaction import read_rows
+from sparklog.storage.maintenance.file_compaction import read_rows
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import read_slice
+from sparklog.storage.reading.read import read_slice
 from sparklog.storage.snapshot import ReadSource, Slice, TableFile
 from sparklog.storage.table.names import data_path
 

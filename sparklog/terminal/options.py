@@ -22,7 +22,7 @@ from sparklog.options import (
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
-    from sparklog.storage.metadata_store import MetadataStore
+    from sparklog.storage.metadata.store import MetadataStore
 
 _WAIT: Final = "--wait"
 _WAIT_SECONDS: Final = 60.0
@@ -177,8 +177,8 @@ def log_target(
 def root_metadata(root: str) -> MetadataStore:
     """Opens the metadata of a root. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`."""
     from sparklog.clock import SystemClock
-    from sparklog.storage.cluster import open_cluster
-    from sparklog.storage.metadata_store import MetadataStore
+    from sparklog.storage.metadata.cluster_file import open_cluster
+    from sparklog.storage.metadata.store import MetadataStore
     from sparklog.storage.objects import open_store
 
     store = open_store(root, storage_options(root))

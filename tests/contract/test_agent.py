@@ -37,9 +37,9 @@ from sparklog.settings import (
     WriterSettings,
 )
 from sparklog.storage import wal
-from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
-from sparklog.storage.metadata import BrokerKind
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.liveness import Heartbeat, find_live_broker, read_heartbeat
+from sparklog.storage.metadata.model import BrokerKind
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     LocalStore,

@@ -28,12 +28,12 @@ from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
-from sparklog.storage.assign import MOVES_AT_ONCE
-from sparklog.storage.liveness import Phase
-from sparklog.storage.metadata import BrokerKind
-from sparklog.storage.metadata_store import META_SNAPSHOT_EVERY, MetadataStore
+from sparklog.storage.metadata.assign import MOVES_AT_ONCE
+from sparklog.storage.metadata.liveness import Phase
+from sparklog.storage.metadata.model import BrokerKind
+from sparklog.storage.metadata.overview import BrokerState
+from sparklog.storage.metadata.store import META_SNAPSHOT_EVERY, MetadataStore
 from sparklog.storage.objects.memory import named_store
-from sparklog.storage.overview import BrokerState
 from sparklog.terminal.commands import ExitCode
 from tests.contract.test_members import Members, settings, until, values, write
 from tests.support.standing import standing

@@ -27,7 +27,7 @@ from sparklog.broker.position_lag import LAG_READ_SECONDS, LagAnswers
 from sparklog.cli import app
 from sparklog.client.connection import ask
 from sparklog.formats.flight_messages import GroupPosition, GroupPositions
-from sparklog.storage.identity import Ask
+from sparklog.storage.metadata.identity import Ask
 from tests.contract.test_members import Members, members, until
 from tests.support.metrics import Values, parsed
 from tests.support.standing import standing

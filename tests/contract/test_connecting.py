@@ -31,18 +31,18 @@ from sparklog.cluster import RootView
 from sparklog.connecting import EMBEDDED_BROKER_ID
 from sparklog.options import storage_options
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
-from sparklog.storage import identity
-from sparklog.storage.liveness import (
+from sparklog.storage.metadata import identity
+from sparklog.storage.metadata.liveness import (
     Heartbeat,
     LeaderWatch,
     Sighting,
     read_heartbeat,
     write_heartbeat,
 )
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.processes import Process, this_process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.processes import Process, this_process
 from tests.support.waiting import wait_until
 
 _AHEAD_US = 3_600_000_000

@@ -44,15 +44,15 @@ from sparklog.settings import (
 )
 from sparklog.sinks import commit as commits
 from sparklog.sinks.options import to_topic
-from sparklog.storage import manifest
-from sparklog.storage.identity import Ask
-from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import LeaderState, LeaderWatch, Sighting
-from sparklog.storage.metadata import BrokerKind, ClusterMetadata, Epoch
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.leadership import inherited_by
+from sparklog.storage.metadata.liveness import LeaderState, LeaderWatch, Sighting
+from sparklog.storage.metadata.model import BrokerKind, ClusterMetadata, Epoch
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults, SyncFailed
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind
+from sparklog.storage.staging import manifest
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import payload
 from tests.support.comparing import metadata_fields, name_of

@@ -26,7 +26,7 @@ from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.objects.faults import NoFaults, Operation
-from sparklog.storage.removed_files import REMOVED_FILES, REMOVED_FILES_OF_TABLE
+from sparklog.storage.table.removed_files import REMOVED_FILES, REMOVED_FILES_OF_TABLE
 from tests.support.waiting import wait_until
 
 ANYWHERE = "127.0.0.1:0"

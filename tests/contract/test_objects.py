@@ -17,7 +17,7 @@ import pytest
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage.cluster import open_cluster
+from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.objects import (
     DelayedStore,
     LocalStore,

@@ -28,8 +28,8 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from tests.support.flights import BrokerClient

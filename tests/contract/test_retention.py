@@ -157,7 +157,7 @@ from pathlib import Path
 
 import sparklog
 from sparklog.broker.log.partitions import PartitionTable
-from sparklog.storage import retention
+from sparklog.storage.maintenance import retention
 from tests.contract.test_retention import broker, send
 
 root, point = Path(sys.argv[1]), sys.argv[2]

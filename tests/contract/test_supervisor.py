@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 import sparklog
 from sparklog.clock import SystemClock
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import rows_of_table
 from tests.support.processes import arguments, children_of, is_running

@@ -14,7 +14,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import data_file, delta_log, maintenance
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
@@ -28,7 +28,7 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import preparations
+from sparklog.storage.table import data_file, delta_log, preparations
 from sparklog.storage.table.changes import TOPIC_ID, TableChange, create_change, delete_change
 from sparklog.storage.table.names import end_app_id, file_suffix, maintenance_app_id, start_app_id
 from sparklog.storage.table.replay import NO_TABLE

@@ -15,10 +15,10 @@ import pytest
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AppendStaged
 from sparklog.settings import JanitorSettings
-from sparklog.storage import manifest
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.manifest import Manifest, Receipt, StagingWriter
 from sparklog.storage.objects import DelayedStore, MemoryStore, Store
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Manifest, Receipt, StagingWriter
 from tests.support.brokers import Rig, RigOptions, payload
 from tests.support.processes import MIB, resident_bytes
 

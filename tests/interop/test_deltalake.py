@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.storage import file_compaction, maintenance
+from sparklog.storage.maintenance import file_compaction
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import LocalStore, Payload
 from sparklog.storage.snapshot import GapCause, TableSnapshot
 from sparklog.storage.table.changes import TableChange, delete_change

@@ -1,10 +1,10 @@
 """Every interleaving of the changes of leadership: real decisions, over logs that are a model.
 
 `Run` visits the states that can be reached from one broker that has created a topic. The decisions
-are those of `storage/leadership.py`. A log is a set of entries, a fence and a checkpoint. Its
-broker may take no further step at any time, so a crash needs no step of its own, and neither does a
-suspended broker. Ids are given in the order of the first registrations, so states that differ only
-in the names of brokers are one. `Violation` is raised where
+are those of `storage/metadata/leadership.py`. A log is a set of entries, a fence and a checkpoint.
+Its broker may take no further step at any time, so a crash needs no step of its own, and neither
+does a suspended broker. Ids are given in the order of the first registrations, so states that
+differ only in the names of brokers are one. `Violation` is raised where
 
 - I2: a leader changes while the old one may still write;
 - I3: two epochs lead a partition in one leader epoch, or a leader epoch falls;
@@ -28,9 +28,9 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from sparklog import errors
-from sparklog.storage import leadership
-from sparklog.storage.leadership import Handover
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata import leadership
+from sparklog.storage.metadata.leadership import Handover
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,

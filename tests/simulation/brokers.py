@@ -43,14 +43,14 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage import liveness, observer
-from sparklog.storage.liveness import Heartbeat, Leader, LeaderState, LeaderWatch, Sighting
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import liveness, observer
+from sparklog.storage.metadata.liveness import Heartbeat, Leader, LeaderState, LeaderWatch, Sighting
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.observer import Observer
+from sparklog.storage.metadata.processes import Fate
+from sparklog.storage.metadata.processes import Process as ProcessId
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.observer import Observer
-from sparklog.storage.processes import Fate
-from sparklog.storage.processes import Process as ProcessId
 from tests.simulation import scales
 from tests.simulation.history import Place
 from tests.simulation.scheduler import Process, Task

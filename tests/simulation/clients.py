@@ -32,9 +32,9 @@ from sparklog.formats.record import LOG_APPEND_TIME, OFFSET, TIMESTAMP
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
 from sparklog.sinks.kept_offsets import covering
-from sparklog.storage import manifest
-from sparklog.storage.manifest import STAGED_SECTION_ROWS
 from sparklog.storage.objects import SyncFailed
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import STAGED_SECTION_ROWS
 from tests.simulation import scales
 from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import SOURCE, Place, Row, Value, ensure, is_at_source, rows_of

@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection
 
 from sparklog import errors
 from sparklog.formats import flight_messages
-from sparklog.storage import manifest, metadata_format, wal
-from sparklog.storage.leadership import is_open
-from sparklog.storage.metadata import ClusterMetadata, Epoch, Resignation
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage import wal
+from sparklog.storage.metadata import format as metadata_format
+from sparklog.storage.metadata.leadership import is_open
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch, Resignation
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import NOT_LED
-from sparklog.storage.staging_sweep import PARTS_KEPT_SECONDS
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.sweep import PARTS_KEPT_SECONDS
 from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import Place, ensure
 from tests.simulation.scheduler import Process

@@ -11,12 +11,12 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.handover import Handovers
 from sparklog.broker.log import takeover
 from sparklog.broker.log.histories import Histories
-from sparklog.storage import leadership
-from sparklog.storage.leadership import Handover
-from sparklog.storage.liveness import Leader
-from sparklog.storage.manifest import Manifest
-from sparklog.storage.metadata import ClusterMetadata, Epoch
-from sparklog.storage.observer import Observer
+from sparklog.storage.metadata import leadership
+from sparklog.storage.metadata.leadership import Handover
+from sparklog.storage.metadata.liveness import Leader
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch
+from sparklog.storage.metadata.observer import Observer
+from sparklog.storage.staging.manifest import Manifest
 from tests.simulation.faults import Rates
 from tests.simulation.mutation import Mutation
 

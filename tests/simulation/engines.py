@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from sparklog import errors
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.storage import delta_log
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, SyncFailed
 from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import data_path, table_folder
 from sparklog.storage.table.topic_table import TopicTable
 from tests.simulation.faults import Disk, Rewritten

@@ -27,18 +27,13 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkB
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
-from sparklog.storage import (
-    file_compaction,
-    identity,
-    liveness,
-    maintenance,
-    restoring,
-    retention,
-)
-from sparklog.storage import read as reads
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.maintenance import file_compaction, restoring, retention
+from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.metadata import identity, liveness
+from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Sighting
+from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Payload, SyncFailed, base
+from sparklog.storage.reading import read as reads
 from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
 from sparklog.storage.table import preparations, together, topic_table
 from sparklog.storage.table.changes import TableChange

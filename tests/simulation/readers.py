@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from sparklog import errors
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store, SyncFailed
-from sparklog.storage.plan import plan
-from sparklog.storage.read import read_slice
+from sparklog.storage.reading.plan import plan
+from sparklog.storage.reading.read import read_slice
 from sparklog.storage.snapshot import Slice, TableSnapshot
 from tests.simulation.history import History, Place, Row, ensure, rows_of
 

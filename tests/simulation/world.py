@@ -27,15 +27,18 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker
 from sparklog.formats import flight_messages
-from sparklog.storage import delta_log, maintenance, manifest, wal
+from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import Heartbeat, Leader
-from sparklog.storage.metadata import ClusterMetadata, Epoch
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.metadata.liveness import Heartbeat, Leader
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import SyncFailed
 from sparklog.storage.objects.files import BLOCK_BYTES
-from sparklog.storage.plan import plan
+from sparklog.storage.reading.plan import plan
 from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.staging import manifest
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import frames
@@ -57,10 +60,10 @@ from tests.simulation.scheduler import Process, ProcessClock, Scheduler
 
 _LIMITS = {
     "sparklog.limits.TRIM_GRACE_SECONDS": 0.3,
-    "sparklog.storage.metadata_store.META_SNAPSHOT_EVERY": 4,
-    "sparklog.storage.metadata_store.META_KEPT_SECONDS": 1.0,
-    "sparklog.storage.metadata_store.META_LOOK_SECONDS": 0.2,
-    "sparklog.storage.metadata_store.META_LIST_SECONDS": 0.5,
+    "sparklog.storage.metadata.store.META_SNAPSHOT_EVERY": 4,
+    "sparklog.storage.metadata.store.META_KEPT_SECONDS": 1.0,
+    "sparklog.storage.metadata.store.META_LOOK_SECONDS": 0.2,
+    "sparklog.storage.metadata.store.META_LIST_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SWEEP_EVERY_SECONDS": 0.5,
     "sparklog.broker.agent.UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SETTLE_EVERY_SECONDS": 0.5,
@@ -69,8 +72,8 @@ _LIMITS = {
     "sparklog.broker.log.janitor.RETENTION_EVERY_SECONDS": 0.4,
     "sparklog.broker.log.janitor.COMPACT_SETTLED_SECONDS": 0.5,
     "sparklog.storage.table.topic_table.TOMBSTONE_SECONDS": 1.0,
-    "sparklog.storage.removed_files.REMOVED_FILES": 12,
-    "sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE": 6,
+    "sparklog.storage.table.removed_files.REMOVED_FILES": 12,
+    "sparklog.storage.table.removed_files.REMOVED_FILES_OF_TABLE": 6,
     "sparklog.broker.backoff.RETRY_MAX_SECONDS": 1.0,
     "sparklog.broker.log.publish_process.REQUEST_SECONDS": 1.5,
     "sparklog.broker.log.publish_process.RETRY_MAX_SECONDS": 1.0,

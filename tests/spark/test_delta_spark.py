@@ -13,7 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.storage import file_compaction, log_compaction, maintenance
+from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import LocalStore
 from sparklog.storage.table.changes import TableChange, delete_change, describe_change
 from sparklog.storage.table.topic_table import TopicTable

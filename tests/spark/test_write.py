@@ -24,9 +24,9 @@ from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch
-from sparklog.storage import manifest, query_run
-from sparklog.storage.liveness import read_heartbeats
+from sparklog.storage.metadata.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
+from sparklog.storage.staging import manifest, query_run
 
 pytestmark = pytest.mark.spark
 

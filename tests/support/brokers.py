@@ -34,15 +34,16 @@ from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
-from sparklog.storage import plan, wal
+from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import Heartbeat, Readiness, readiness, write_heartbeat
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.liveness import Heartbeat, Readiness, readiness, write_heartbeat
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.read import read_slice
-from sparklog.storage.removed_files import RemovedFileRetention
+from sparklog.storage.reading import plan
+from sparklog.storage.reading.read import read_slice
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot, WalKind
+from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import ObjectAppender
 

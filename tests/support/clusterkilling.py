@@ -19,9 +19,9 @@ from typing import Final
 import sparklog
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.leadership import is_up
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.leadership import is_up
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore
 from tests.support.kafkakilling import (
     PARTITIONS,

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.storage import delta_log
 from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable
 

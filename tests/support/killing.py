@@ -26,7 +26,7 @@ from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore, ObjectMissing
-from sparklog.storage.read import read_slice
+from sparklog.storage.reading.read import read_slice
 from tests.support import preloaded
 from tests.support.brokers import Row, rows_followed, rows_of_table
 from tests.support.waiting import wait_until

@@ -129,8 +129,8 @@ def _on_staged(staged: Any) -> None:
 
 _OF_SPARK: Final = {
     "sparklog.sources.tasks": _on_tasks,
-    "sparklog.storage.manifest": _on_manifest,
-    "sparklog.storage.liveness": _on_liveness,
+    "sparklog.storage.staging.manifest": _on_manifest,
+    "sparklog.storage.metadata.liveness": _on_liveness,
     "sparklog.client.connection": _on_connection,
 }
 _OF_BROKER: Final = {"sparklog.broker.staged": _on_staged}

@@ -12,7 +12,7 @@ from sparklog import testing
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages, record
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.read import read_slice
+from sparklog.storage.reading.read import read_slice
 from tests.support.flights import BrokerClient, Stream
 
 SLICE_ROWS = 1_000

@@ -12,17 +12,17 @@ import pyarrow as pa
 from sparklog.clock import Clock
 from sparklog.formats.record import PAYLOAD_SCHEMA, rows_of_run, timestamp_range_us
 from sparklog.storage import wal
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.data_file import write_file
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     Epoch,
     TopicMetadata,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import Entry, EntryKind, Located
 from sparklog.storage.table.changes import TableChange, create_change, delete_change
+from sparklog.storage.table.data_file import write_file
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.names import start_app_id as log_start_app_id
 from sparklog.storage.table.topic_table import TopicTable

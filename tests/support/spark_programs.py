@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import pyspark
 
-from sparklog.storage.liveness import read_heartbeats
+from sparklog.storage.metadata.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 from tests.support.spark_variables import spark_variables
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats.record import rows
-from sparklog.storage import data_file
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange, create_change
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.topic_table import TopicTable

@@ -102,7 +102,7 @@ WRITE = """
 import pyarrow as pa
 from sparklog import arrow
 from sparklog.sinks import datasink
-from sparklog.storage.manifest import Destination
+from sparklog.storage.staging.manifest import Destination
 
 values = arrow.strings([b"a", b"b", b"c"])
 keyless = pa.nulls(3, pa.string())

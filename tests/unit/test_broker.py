@@ -21,12 +21,11 @@ from sparklog.clock import ManualClock
 from sparklog.formats import consumer_offsets, flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 from sparklog.settings import JanitorSettings
-from sparklog.storage import manifest, retention
-from sparklog.storage.data_file import encode, write_file
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.leadership import register
-from sparklog.storage.metadata import BrokerRegistration, TopicMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.maintenance import retention
+from sparklog.storage.metadata.leadership import register
+from sparklog.storage.metadata.model import BrokerRegistration, TopicMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -38,7 +37,9 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.faults import Faults, Operation
 from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
+from sparklog.storage.staging import manifest
 from sparklog.storage.table.changes import PARTITIONS, TableChange, create_change
+from sparklog.storage.table.data_file import encode, write_file
 from sparklog.storage.table.names import table_folder
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import (
@@ -794,7 +795,7 @@ def test_a_long_table_is_planned_as_it_is_read(
         made += 1
         return Slice(**what)
 
-    monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
+    monkeypatch.setattr("sparklog.storage.reading.plan.Slice", counting)
     monkeypatch.setattr(limits, "SMALL_FILE_BYTES", 0)  # joins no files
     assert len(list(rig.broker.read("t", 0, 0, 20))) == 20
     assert made <= 2 * 20

@@ -90,7 +90,7 @@ def test_a_command_loads_only_what_it_needs(
 ) -> None:
     """With a live broker, a command loads no broker, and of the client only the part it uses."""
     loaded = modules_of(*words, "--root", root, stdin="a\n")
-    assert "sparklog.storage.metadata" in loaded
+    assert "sparklog.storage.metadata.model" in loaded
     assert loaded & _HEAVY == needed
 
 

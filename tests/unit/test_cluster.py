@@ -7,9 +7,9 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage.cluster import open_cluster, raise_format
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.cluster_file import open_cluster, raise_format
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from tests.support.brokers import paths

@@ -11,7 +11,8 @@ import pytest
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
-from sparklog.storage import file_compaction, maintenance
+from sparklog.storage.maintenance import file_compaction
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile

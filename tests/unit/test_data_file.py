@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sparklog import limits
 from sparklog.formats.record import FILE_SCHEMA, PAYLOAD_SCHEMA, rows
-from sparklog.storage import data_file
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.table import data_file
 from tests.support.tables import START_US, manual_clock, record_batch
 
 blobs = st.none() | st.binary(max_size=30)

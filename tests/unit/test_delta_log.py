@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.storage import delta_log
-from sparklog.storage.delta_log import Actions, Add, CommitInfo, Remove, Txn
 from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import delta_log
+from sparklog.storage.table.delta_log import Actions, Add, CommitInfo, Remove, Txn
 
 INFO = CommitInfo(
     timestamp=1,

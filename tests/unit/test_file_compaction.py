@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats.record import FILE_SCHEMA, TIMESTAMP
-from sparklog.storage import data_file, file_compaction
-from sparklog.storage.decode_bounds import FILE_BATCH_BYTES
-from sparklog.storage.file_compaction import (
+from sparklog.storage.maintenance import file_compaction
+from sparklog.storage.maintenance.file_compaction import (
     FILES_BEFORE_SPANS_END,
     FileGroup,
     choose,
@@ -38,8 +37,10 @@ from sparklog.storage.objects import (
     Store,
     put_together,
 )
+from sparklog.storage.reading.decode_bounds import FILE_BATCH_BYTES
+from sparklog.storage.reading.sorting import SORT_MEMORY_BYTES
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.sorting import SORT_MEMORY_BYTES
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange, delete_change
 from sparklog.storage.table.names import data_path, end_app_id, maintenance_app_id
 from sparklog.storage.table.topic_table import TopicTable
@@ -524,7 +525,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     add_foreign(table, heavy.select(FILE_SCHEMA.names))
     publish_rows(table, 0, 20)
     before = rows_of(table)
-    monkeypatch.setattr("sparklog.storage.decode_bounds.FILE_BATCH_BYTES", 64 * limits.KIB)
+    monkeypatch.setattr("sparklog.storage.reading.decode_bounds.FILE_BATCH_BYTES", 64 * limits.KIB)
     sizes: list[int] = []
     add = data_file.Encoder.add
 
@@ -612,13 +613,13 @@ def test_merges_together_are_bounded(monkeypatch: pytest.MonkeyPatch, wide: Topi
     """Lists of groups are bounded in number and in bytes; a larger group is alone."""
     groups = choose(wide.snapshot, compact_files=3)
     assert list(together(groups)) == [groups]
-    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 2)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.COMPACT_GROUPS_TOGETHER", 2)
     assert list(together(groups)) == [groups[:2], groups[2:]]
     size = sum(file.size_bytes for group in groups[:2] for file in group.files)
-    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 9)
-    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_TOGETHER_BYTES", size)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.COMPACT_GROUPS_TOGETHER", 9)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.COMPACT_TOGETHER_BYTES", size)
     assert list(together(groups)) == [groups[:2], groups[2:]]
-    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_TOGETHER_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.COMPACT_TOGETHER_BYTES", 1)
     assert list(together(groups)) == [groups[:1], groups[1:2], groups[2:]]
     assert list(together([])) == []
 
@@ -700,7 +701,7 @@ def test_a_file_out_of_order_is_put_in_order_once(
     table: TopicTable, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
 ) -> None:
     """Its rows come out as several files of ours, however little memory there is, and stay."""
-    monkeypatch.setattr("sparklog.storage.sorting.SORT_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr("sparklog.storage.reading.sorting.SORT_MEMORY_BYTES", memory_bytes)
     monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
     publish_rows(table, 0, 50)
     order = np.random.default_rng(1).permutation(1_000)
@@ -751,7 +752,7 @@ def test_a_file_in_order_is_looked_over_once(
 def test_huge_row_groups_are_cut(table: TopicTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of few rows decodes most of such a group, in order or not."""
     add_part(table, plain_rows(0, 100), "good", end=100)
-    monkeypatch.setattr("sparklog.storage.file_compaction.FOREIGN_GROUP_BYTES", 100)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.FOREIGN_GROUP_BYTES", 100)
     group = found_disordered(table)
     assert group is not None
     assert put_in_order(table, group)
@@ -802,5 +803,5 @@ def test_more_than_can_be_sorted_is_left_alone(
 ) -> None:
     """A sort that outlasts its orphan grace would begin again for ever."""
     add_part(table, plain_rows(0, 100).take(pa.array(range(99, -1, -1))), "x", end=100)
-    monkeypatch.setattr("sparklog.storage.file_compaction.SORT_FILES_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.SORT_FILES_BYTES", 1)
     assert found_disordered(table) is None

@@ -26,15 +26,16 @@ from sparklog.broker.log.writer import PRODUCER_MOVE_SECONDS
 from sparklog.broker.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
-from sparklog.storage import leadership, liveness, manifest
-from sparklog.storage.assign import UNEVEN_LEADERS
-from sparklog.storage.leadership import inherited_by
-from sparklog.storage.liveness import Leader, Phase, Readiness, readiness
-from sparklog.storage.metadata import ClusterMetadata, Epoch
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import leadership, liveness
+from sparklog.storage.metadata.assign import UNEVEN_LEADERS
+from sparklog.storage.metadata.leadership import inherited_by
+from sparklog.storage.metadata.liveness import Leader, Phase, Readiness, readiness
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch
+from sparklog.storage.metadata.observer import Observer
+from sparklog.storage.metadata.processes import Fate
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.observer import Observer
-from sparklog.storage.processes import Fate
+from sparklog.storage.staging import manifest
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (

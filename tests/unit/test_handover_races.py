@@ -17,10 +17,10 @@ from sparklog.broker.log import recovery, takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, PublishNow, TailPosition
 from sparklog.settings import GroupSettings
-from sparklog.storage import leadership
-from sparklog.storage.liveness import Phase
+from sparklog.storage.metadata import leadership
+from sparklog.storage.metadata.liveness import Phase
+from sparklog.storage.metadata.processes import Fate
 from sparklog.storage.objects import MemoryStore, Store
-from sparklog.storage.processes import Fate
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.objects import ObjectFollower
 from tests.support.brokers import Rig, RigOptions, beat, follow, led_by, rows_of_root

@@ -6,7 +6,7 @@ from sparklog import errors
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata.model import Epoch
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import Entry, EntryKind, WalKind
 from tests.support.brokers import payload

@@ -17,13 +17,13 @@ from sparklog.broker.heartbeats import PROOF_PAUSE_REMOTE_SECONDS, Heartbeats
 from sparklog.broker.log import takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import BrokerInfo, ClusterInfo, ProveRoot, RootProof
-from sparklog.storage import identity
-from sparklog.storage.identity import Answer, ask_broker, place_of
-from sparklog.storage.liveness import Heartbeat, Leader
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata import identity
+from sparklog.storage.metadata.identity import Answer, ask_broker, place_of
+from sparklog.storage.metadata.liveness import Heartbeat, Leader
+from sparklog.storage.metadata.processes import Process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Fault, NoFaults, Operation, ScriptedFaults
-from sparklog.storage.processes import Process
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0

@@ -30,7 +30,8 @@ from sparklog.clock import ManualClock
 from sparklog.doctor import CheckState, check_log
 from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
-from sparklog.storage import log_compaction, maintenance, manifest, retention
+from sparklog.storage.maintenance import log_compaction, retention
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -43,6 +44,7 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind, TableFile, WalKind
+from sparklog.storage.staging import manifest
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable

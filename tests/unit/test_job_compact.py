@@ -20,7 +20,7 @@ from sparklog.formats import flight_messages
 from sparklog.jobs import compact as jobs
 from sparklog.jobs import rewriting
 from sparklog.jobs.rewriting import DriverClock
-from sparklog.storage import file_compaction, log_compaction
+from sparklog.storage.maintenance import file_compaction, log_compaction
 from sparklog.storage.objects import MemoryStore, Store, open_store
 from sparklog.storage.table.changes import create_change, delete_change
 from sparklog.storage.table.names import data_path
@@ -216,7 +216,7 @@ def test_work_is_done_in_rounds(
     rounds: list[int],
 ) -> None:
     """Each is one commit, so that a run that is stopped has lost one round."""
-    monkeypatch.setattr("sparklog.storage.file_compaction.COMPACT_GROUPS_TOGETHER", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.COMPACT_GROUPS_TOGETHER", 1)
     monkeypatch.setattr(jobs, bound, value)
     table = make(3)
     fill(table, 2)
@@ -353,7 +353,7 @@ def test_a_pass_that_is_given_up_leaves_no_files(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tasks have written all steps of a pass before the driver commits the first."""
-    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", 1)
     choose = functools.partial(log_compaction.choose, target_bytes=1)
     monkeypatch.setattr(log_compaction, "choose", choose)
     table = make(1, cleanup_policy="compact")
@@ -506,7 +506,7 @@ def test_a_long_pass_is_continued_by_another_run(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A task ends while its first files are young enough to be committed."""
-    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", 1)
     monkeypatch.setattr(rewriting, "_STEPS_SECONDS", -1.0)
     choose = functools.partial(log_compaction.choose, target_bytes=1)
     monkeypatch.setattr(log_compaction, "choose", choose)

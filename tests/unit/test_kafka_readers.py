@@ -13,8 +13,8 @@ from sparklog import errors, limits
 from sparklog.broker.log.kafka_readers import MADE_BYTES, Fetched, KafkaReader
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
-from sparklog.storage import read as reads
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.reading import read as reads
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable

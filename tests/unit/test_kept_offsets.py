@@ -31,8 +31,7 @@ from sparklog.sources.reader import read_slices
 from sparklog.sources.selection import Selection
 from sparklog.sources.tasks import TASKS_MOST
 from sparklog.sources.views import RootView
-from sparklog.storage import manifest, wal
-from sparklog.storage.manifest import Section, StagingWriter
+from sparklog.storage import wal
 from sparklog.storage.objects import MemoryStore, Store, open_store
 from sparklog.storage.snapshot import (
     BatchKind,
@@ -45,6 +44,8 @@ from sparklog.storage.snapshot import (
     TableSnapshot,
     WalPosition,
 )
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Section, StagingWriter
 from sparklog.storage.table.changes import Decide
 from tests.support.batches import Record, built, read, split
 from tests.support.brokers import Rig, RigOptions, Row, payload, rows_of, rows_of_root

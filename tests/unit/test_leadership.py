@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from sparklog import errors
-from sparklog.storage import leadership
-from sparklog.storage.leadership import Handover
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata import leadership
+from sparklog.storage.metadata.leadership import Handover
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,

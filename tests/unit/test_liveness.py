@@ -10,7 +10,7 @@ import pytest
 from sparklog import errors
 from sparklog.broker.log import takeover
 from sparklog.clock import Clock, ManualClock
-from sparklog.storage.liveness import (
+from sparklog.storage.metadata.liveness import (
     STARTING_SECONDS,
     Heartbeat,
     Leader,
@@ -24,11 +24,11 @@ from sparklog.storage.liveness import (
     read_heartbeats,
     write_heartbeat,
 )
-from sparklog.storage.metadata import BrokerKind
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import BrokerKind
+from sparklog.storage.metadata.processes import Process, this_process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.objects.faults import NoFaults, Operation
-from sparklog.storage.processes import Process, this_process
 
 DEAD_AFTER_SECONDS = 5.0
 ELSEWHERE = Process(host="elsewhere", pid=7, machine="another boot", started="1")

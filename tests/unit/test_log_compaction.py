@@ -23,13 +23,14 @@ from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages, topic_config
 from sparklog.formats.record import FILE_SCHEMA, rows
 from sparklog.settings import JanitorSettings
-from sparklog.storage import data_file, file_compaction, log_compaction
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.log_compaction import CompactionPolicy, choose, compact, policy_of
+from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance.log_compaction import CompactionPolicy, choose, compact, policy_of
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Operation
-from sparklog.storage.read import first_since, read_slice
+from sparklog.storage.reading.read import first_since, read_slice
 from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import (
     TableChange,
     create_change,
@@ -627,7 +628,7 @@ def test_a_large_partition_takes_several_commits(
     add_texts(table, *[f"a1 b1 {other}1" for other in "uvwxyz"])
     before, size = table.snapshot.version, table.snapshot.files[0][0].size_bytes
     monkeypatch.setattr(
-        "sparklog.storage.log_compaction.COMPACT_STEP_BYTES", size * files - size // 2
+        "sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", size * files - size // 2
     )
     (each,) = choose(table, everything=True)
     seen: list[tuple[int, int | None]] = []
@@ -757,8 +758,8 @@ def test_keys_are_compared_in_parts(
     sent = [(keys[(number * (seed + 3)) % 700], f"{number}") for number in range(2_000)]
     for start in range(0, 2_000, 500):
         add(table, *sent[start : start + 500])
-    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_KEYS_BYTES", 10_000)
-    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_KEYS_ROWS", 16)
+    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_KEYS_BYTES", 10_000)
+    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_KEYS_ROWS", 16)
     monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
     compact_all(table)
     expected = dict(sent)
@@ -866,7 +867,9 @@ def crash_scene(clock: ManualClock) -> MemoryStore:
 @pytest.mark.parametrize("step_bytes", [1, limits.GIB], ids=["steps", "one"])
 def test_a_crash_anywhere(monkeypatch: pytest.MonkeyPatch, step_bytes: int, *, loses: bool) -> None:
     """Wherever a pass is cut short the table holds what it should, and the next pass ends it."""
-    monkeypatch.setattr("sparklog.storage.log_compaction.COMPACT_STEP_BYTES", step_bytes)
+    monkeypatch.setattr(
+        "sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", step_bytes
+    )
     clock = tables.manual_clock()
     scene = crash_scene(clock)
     for number in range(1_000):

@@ -6,11 +6,12 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import data_file, delta_log, maintenance
-from sparklog.storage.file_compaction import FileGroup, compact
-from sparklog.storage.maintenance import TABLE_LOG_KEPT_SECONDS
+from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.maintenance.file_compaction import FileGroup, compact
+from sparklog.storage.maintenance.sweeping import TABLE_LOG_KEPT_SECONDS
 from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import data_file, delta_log
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path, end_app_id
 from sparklog.storage.table.topic_table import TopicTable

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.formats.record import PAYLOAD_SCHEMA
-from sparklog.storage import manifest, wal
-from sparklog.storage.manifest import STAGED_SECTION_ROWS, Manifest, Section, StagingWriter
+from sparklog.storage import wal
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -24,6 +23,8 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import STAGED_SECTION_ROWS, Manifest, Section, StagingWriter
 
 CLOCK = ManualClock()
 QUERY = "0b7c2d4e-query"

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage import metadata_format
-from sparklog.storage.metadata import (
-    BrokerKind,
-    BrokerRegistration,
-    ClusterMetadata,
-    Epoch,
-    Resignation,
-    TopicMetadata,
-)
-from sparklog.storage.metadata_format import (
+from sparklog.storage.metadata import format as metadata_format
+from sparklog.storage.metadata.format import (
     Delta,
     LeadersMoved,
     Resigned,
@@ -34,9 +26,17 @@ from sparklog.storage.metadata_format import (
     encode_delta,
     encode_snapshot,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import (
+    BrokerKind,
+    BrokerRegistration,
+    ClusterMetadata,
+    Epoch,
+    Resignation,
+    TopicMetadata,
+)
+from sparklog.storage.metadata.processes import Process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import WalKind
 
 _IDS = st.integers(0, 2**31 - 1)

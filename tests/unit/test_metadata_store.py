@@ -8,14 +8,15 @@ import pytest
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata.model import (
     BrokerKind,
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
     TopicMetadata,
 )
-from sparklog.storage.metadata_store import (
+from sparklog.storage.metadata.processes import Process
+from sparklog.storage.metadata.store import (
     META_KEPT_SECONDS,
     META_LIST_SECONDS,
     META_LOOK_SECONDS,
@@ -30,7 +31,6 @@ from sparklog.storage.objects import (
     Stat,
 )
 from sparklog.storage.objects.faults import Operation
-from sparklog.storage.processes import Process
 from tests.support.brokers import paths
 
 _EVERY = 20
@@ -39,7 +39,7 @@ _EVERY = 20
 
 @pytest.fixture(autouse=True)
 def _frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.storage.metadata_store.META_SNAPSHOT_EVERY", _EVERY)
+    monkeypatch.setattr("sparklog.storage.metadata.store.META_SNAPSHOT_EVERY", _EVERY)
 
 
 def count_up(metadata: ClusterMetadata) -> ClusterMetadata:
@@ -246,7 +246,7 @@ def test_a_large_cluster_has_fewer_snapshots(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every hundredth version has one."""
-    monkeypatch.setattr("sparklog.storage.metadata_store.META_LARGE_TOPICS", 0)
+    monkeypatch.setattr("sparklog.storage.metadata.store.META_LARGE_TOPICS", 0)
     topic = TopicMetadata(topic_id="id", leaders=(1,), leader_epochs=(1,))
     meta = MetadataStore(store, clock=clock)
     meta.change(lambda before: msgspec.structs.replace(before, topics={"t": topic}))

@@ -11,19 +11,19 @@ from sparklog import limits
 from sparklog.broker.log import takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import ClusterDescription, LostPartition
-from sparklog.storage import leadership, overview
-from sparklog.storage.liveness import Heartbeat, Leader, Phase, write_heartbeat
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata import leadership, overview
+from sparklog.storage.metadata.liveness import Heartbeat, Leader, Phase, write_heartbeat
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
     Membership,
     TopicMetadata,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.overview import BrokerState
+from sparklog.storage.metadata.processes import Process, this_process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.overview import BrokerState
-from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import WalKind
 
 ELSEWHERE = Process(host="elsewhere", pid=7, machine="another boot", started="1")

@@ -16,9 +16,9 @@ from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, DeleteRecords
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.leadership import register
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.leadership import register
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import NOT_LED, WalKind
 from sparklog.storage.table.changes import TableChange

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.storage.plan import high_watermark, join_tail, latest_timestamp_us, plan, slices
+from sparklog.storage.reading.plan import (
+    high_watermark,
+    join_tail,
+    latest_timestamp_us,
+    plan,
+    slices,
+)
 from sparklog.storage.snapshot import (
     Entry,
     EntryKind,
@@ -212,7 +218,7 @@ def test_a_slice_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, s
         made.append(what["first"])
         return Slice(**what)
 
-    monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
+    monkeypatch.setattr("sparklog.storage.reading.plan.Slice", counting)
     found = slices(topic="t", snapshot=snapshot, tail=tail, partition=0, start=start, end=1_100)
     assert made == []
     assert next(found).first == start

@@ -10,8 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.storage import processes
-from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine, this_process
+from sparklog.storage.metadata import processes
+from sparklog.storage.metadata.processes import (
+    Fate,
+    Process,
+    fate_of,
+    is_of_this_machine,
+    this_process,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.takeover import check_leadership
 from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings
-from sparklog.storage import retention
+from sparklog.storage.maintenance import retention
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.table.changes import TableChange

@@ -24,8 +24,6 @@ from sparklog.broker.log.publish_worker import (
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AppendStaged
 from sparklog.settings import PublisherSettings
-from sparklog.storage.manifest import Manifest, Section
-from sparklog.storage.manifest import write as write_manifest
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -35,6 +33,8 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.faults import Operation
+from sparklog.storage.staging.manifest import Manifest, Section
+from sparklog.storage.staging.manifest import write as write_manifest
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, rows_of_table
 

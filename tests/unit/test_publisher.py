@@ -24,8 +24,7 @@ from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record_batch import Codec
-from sparklog.storage import data_file, maintenance
-from sparklog.storage.data_file import Encoded
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -38,7 +37,9 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.base import CLAIM_ATTEMPTS
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchId, TableSnapshot
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import Decide, TableChange
+from sparklog.storage.table.data_file import Encoded
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support.batches import Record, built

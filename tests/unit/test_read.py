@@ -18,7 +18,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.record import FILE_SCHEMA, ROW_SCHEMA
 from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing
-from sparklog.storage.read import (
+from sparklog.storage.reading.read import (
     SMALL_FILES_AT_ONCE,
     read_runs,
     read_slice,
@@ -261,7 +261,7 @@ def test_heavy_rows_come_in_light_batches(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch is bounded by bytes too, whatever the row groups of the file."""
-    monkeypatch.setattr("sparklog.storage.decode_bounds.FILE_BATCH_BYTES", 10_000)
+    monkeypatch.setattr("sparklog.storage.reading.decode_bounds.FILE_BATCH_BYTES", 10_000)
     batches = read(store, put(store, rows(0, 100, value_bytes=1_000)), end=100)
     assert sum(batch.num_rows for batch in batches) == 100
     assert all(batch.nbytes < 20_000 for batch in batches)
@@ -385,11 +385,11 @@ def test_rows_in_any_order_come_in_the_order_of_offsets(
     wanted = [offset for offset in sorted(seen) if first <= offset < end]
     piece = slice_of(*put_files, first=first, end=end)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sparklog.storage.sorting.SORT_MEMORY_BYTES", memory_bytes)
-        patched.setattr("sparklog.storage.read.SORT_OFFSETS_ROWS", 50)
-        patched.setattr("sparklog.storage.read.SORT_FIRST_ROWS", 7)
-        patched.setattr("sparklog.storage.read.FILES_OPEN", 2)
-        patched.setattr("sparklog.storage.read.BUFFERED_GROUP_BYTES", memory_bytes)
+        patched.setattr("sparklog.storage.reading.sorting.SORT_MEMORY_BYTES", memory_bytes)
+        patched.setattr("sparklog.storage.reading.read.SORT_OFFSETS_ROWS", 50)
+        patched.setattr("sparklog.storage.reading.read.SORT_FIRST_ROWS", 7)
+        patched.setattr("sparklog.storage.reading.read.FILES_OPEN", 2)
+        patched.setattr("sparklog.storage.reading.read.BUFFERED_GROUP_BYTES", memory_bytes)
         decoded = Decoded(patched)
         found = list(
             read_slice(store, piece, columns=columns, batch_rows=batch_rows, wants_all=wants_all)
@@ -411,7 +411,7 @@ def test_few_offsets_need_few_row_groups(
     """Only the needed runs of an unordered file are decoded, and only as far as needed."""
     offsets = [*range(600, 1000), *range(300), *range(300, 600)]
     file = put_shuffled(store, offsets, group_rows=100, name="runs", statistics=True)
-    monkeypatch.setattr("sparklog.storage.decode_bounds.FILE_BATCH_BYTES", 1_000)
+    monkeypatch.setattr("sparklog.storage.reading.decode_bounds.FILE_BATCH_BYTES", 1_000)
     decoded = Decoded(monkeypatch)
     piece = slice_of(file, first=295, end=305)
     found = [row for each in read_slice(store, piece) for row in each.column("offset").to_pylist()]
@@ -425,7 +425,7 @@ def test_a_reader_that_takes_the_first_rows_pays_for_few(
     """A fetch takes some rows of a long slice; what it leaves is neither sorted nor put aside."""
     offsets = [*range(5_000, 10_000), *range(5_000)]
     file = put_shuffled(store, offsets, group_rows=500, name="runs", statistics=True)
-    monkeypatch.setattr("sparklog.storage.read.SORT_FIRST_ROWS", 400)
+    monkeypatch.setattr("sparklog.storage.reading.read.SORT_FIRST_ROWS", 400)
     decoded = Decoded(monkeypatch)
     piece = slice_of(file, end=10_000)
     reading = read_slice(store, piece, batch_rows=100)
@@ -439,7 +439,7 @@ def test_rows_that_cannot_be_put_aside_are_no_damage(
     """A full disk is reported as such, and can be retried."""
     offsets = [*range(50, 100), *range(50)]
     file = put_shuffled(store, offsets, group_rows=100, name="runs", statistics=True)
-    monkeypatch.setattr("sparklog.storage.sorting.SORT_MEMORY_BYTES", 0)
+    monkeypatch.setattr("sparklog.storage.reading.sorting.SORT_MEMORY_BYTES", 0)
 
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparklog.broker.log import recovery
 from sparklog.storage import wal
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata.model import Epoch
 from sparklog.storage.snapshot import Bounds
 
 

@@ -7,17 +7,18 @@ import pytest
 from sparklog import limits
 from sparklog.clock import ManualClock
 from sparklog.settings import JanitorSettings
-from sparklog.storage import delta_log, maintenance, removed_files
-from sparklog.storage.delta_log import Remove
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.removed_files import (
+from sparklog.storage.table import delta_log, removed_files
+from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.delta_log import Remove
+from sparklog.storage.table.removed_files import (
     REMOVED_AT,
     REMOVED_FILE_BYTES,
     REMOVED_FILES,
     RemovedFileRetention,
     fair_number,
 )
-from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support.brokers import Rig
 from tests.support.tables import create, publish_rows
@@ -78,7 +79,7 @@ def test_the_oldest_go_where_they_are_too_many_or_too_large(
     found = removed(1.0, 700.0, 800.0, 900.0)
     assert expired(found, RemovedFileRetention(DAY, files=2)) == ["900", "800"]
     assert expired(found, RemovedFileRetention(DAY, files=0)) == ["900", "800", "700"]
-    monkeypatch.setattr("sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE", 3)
+    monkeypatch.setattr("sparklog.storage.table.removed_files.REMOVED_FILES_OF_TABLE", 3)
     assert expired(found, RemovedFileRetention(DAY)) == ["900"]
     assert expired(found, RemovedFileRetention(DAY), own=DAY) == []
     assert expired(found, RemovedFileRetention(DAY, files=2), own=DAY) == ["900", "800"]
@@ -170,7 +171,7 @@ def test_no_file_is_forgotten_within_its_grace(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are: a forgotten file that is old is an orphan, which goes at once."""
-    monkeypatch.setattr("sparklog.storage.removed_files.REMOVED_FILES_OF_TABLE", 0)
+    monkeypatch.setattr("sparklog.storage.table.removed_files.REMOVED_FILES_OF_TABLE", 0)
     table = kept(store, clock)
     publish_rows(table, 0, 10)
     clock.advance(2 * limits.ORPHAN_GRACE_SECONDS)

@@ -16,9 +16,8 @@ import pytest
 from sparklog import limits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.flight_messages import AddPartitions, AlterTopic, DeleteRecords
-from sparklog.storage import delta_log
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata_store import META_LOOK_SECONDS, MetadataStore
+from sparklog.storage.metadata.store import META_LOOK_SECONDS, MetadataStore
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -26,7 +25,8 @@ from sparklog.storage.objects import (
     Stat,
     in_parallel,
 )
-from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage.reading.read_ahead import ReadAhead
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, rows_of_table
@@ -489,7 +489,9 @@ def test_read_ahead_is_bounded(
     partition = rig.partition_table.topic("t").partition(0)
     entries = list(partition.unpublished)
     path = object_path(entries[2].at)
-    monkeypatch.setattr("sparklog.storage.read_ahead.READ_AHEAD_BYTES", 3 * entries[0].entry.length)
+    monkeypatch.setattr(
+        "sparklog.storage.reading.read_ahead.READ_AHEAD_BYTES", 3 * entries[0].entry.length
+    )
     ahead = ReadAhead(store, entries, is_wanted=lambda each: each is not entries[1])
     store.delete([path])
     with costs(store, get_range=3):

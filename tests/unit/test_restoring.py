@@ -9,7 +9,8 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import file_compaction, log_compaction, maintenance, restoring, retention
+from sparklog.storage.maintenance import file_compaction, log_compaction, restoring, retention
+from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile

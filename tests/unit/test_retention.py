@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage import delta_log, file_compaction, maintenance, retention
+from sparklog.storage.maintenance import file_compaction, retention
+from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.maintenance.retention import (
+    DELETE_ATTEMPTS,
+    RetentionCut,
+    RetentionPolicy,
+    choose,
+    policy_of,
+)
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -24,14 +32,8 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.faults import Moment
-from sparklog.storage.retention import (
-    DELETE_ATTEMPTS,
-    RetentionCut,
-    RetentionPolicy,
-    choose,
-    policy_of,
-)
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.changes import TableChange, delete_change, describe_change
 from sparklog.storage.table.names import data_path, maintenance_app_id
 from sparklog.storage.table.topic_table import TopicTable

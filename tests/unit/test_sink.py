@@ -43,11 +43,11 @@ from sparklog.sinks.datasink import StagedTask, WriteTarget
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
-from sparklog.storage import manifest, query_run
-from sparklog.storage.manifest import Section, StagingWriter
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.staging_sweep import StagingSweep
+from sparklog.storage.staging import manifest, query_run
+from sparklog.storage.staging.manifest import Section, StagingWriter
+from sparklog.storage.staging.sweep import StagingSweep
 from tests.support.brokers import Row, rows_of_root
 
 TYPES: Mapping[str, pa.DataType] = {

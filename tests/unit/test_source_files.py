@@ -17,7 +17,7 @@ from sparklog.formats.record import FILE_SCHEMA
 from sparklog.sources import reader
 from sparklog.sources.options import LogLocation
 from sparklog.storage.objects import DelayedStore, MemoryStore
-from sparklog.storage.read import SMALL_FILES_AT_ONCE
+from sparklog.storage.reading.read import SMALL_FILES_AT_ONCE
 from sparklog.storage.snapshot import ReadSource, Slice
 from sparklog.storage.table.names import data_path
 from tests.support import tables

@@ -29,9 +29,9 @@ from sparklog.sources.selection import Selection
 from sparklog.sources.sql_functions import group_lag
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, OfGroup
 from sparklog.sources.stream import GROUP_REPORT_LAST_SECONDS, EarlierStreamReader, StreamReader
-from sparklog.storage.liveness import read_heartbeats
+from sparklog.storage.metadata.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore, ObjectMissing
-from sparklog.storage.read import read_slice
+from sparklog.storage.reading.read import read_slice
 from tests.support.kafkas import broker
 from tests.support.roots import payload
 from tests.support.waiting import wait_until

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparklog import limits
 from sparklog.sources import tasks
 from sparklog.sources.planner import Planner
-from sparklog.storage import file_compaction
+from sparklog.storage.maintenance import file_compaction
 from sparklog.storage.snapshot import Slice
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support import engines

@@ -16,11 +16,11 @@ from sparklog.client.connection import Backoff, Retry
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic, AppendStaged, AppendStagedReply
 from sparklog.sinks import commit as commits
-from sparklog.storage import manifest
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import BatchId, BatchKind
-from sparklog.storage.staging_sweep import PARTS_KEPT_SECONDS
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.sweep import PARTS_KEPT_SECONDS
 from tests.support.brokers import Rig, RigOptions, payload, rows_of_table
 
 MEMBER = RigOptions(is_member=True)

@@ -15,20 +15,20 @@ from sparklog.broker.log import recovery, takeover
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.storage import wal
-from sparklog.storage.cluster import open_cluster
-from sparklog.storage.liveness import Heartbeat, write_heartbeat
-from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
-from sparklog.storage.metadata_format import (
+from sparklog.storage.metadata.cluster_file import open_cluster
+from sparklog.storage.metadata.format import (
     Delta,
     content_of,
     decode_version,
     encode_delta,
     encode_snapshot,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata.processes import Process, this_process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, NoFaults, ScriptedFaults, Store, SyncFailed
 from sparklog.storage.objects.faults import Moment, Operation
-from sparklog.storage.processes import Process, this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.topic_table import TopicTable

@@ -9,8 +9,8 @@ from sparklog import errors
 from sparklog.broker.log.writer import KAFKA_RECORD_ERRORS, WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
-from sparklog.storage import manifest
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.staging import manifest
 from tests.support.batches import Record, built, changed, split
 from tests.support.brokers import Rig, RigOptions, payload
 

@@ -20,7 +20,7 @@ from sparklog.clock import Clock, ManualClock, SystemClock
 from sparklog.formats.flight_messages import AlterTopic
 from sparklog.jobs.verify import _Verification
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.metadata.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.snapshot import GapCause, Gaps, TableSnapshot, WalPosition
 from sparklog.storage.table.topic_table import TopicTable

@@ -20,8 +20,8 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.snapshot import Bounds, TableSnapshot, WalKind

@@ -23,7 +23,7 @@ from sparklog.broker.log.partition import Partition, base_of, end_of, payload_by
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock
-from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.reading.plan import join_head, join_tail
 from sparklog.storage.snapshot import BatchId, Entry, Located
 
 _OVERHEAD_BYTES = 640

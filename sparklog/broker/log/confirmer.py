@@ -22,9 +22,9 @@ from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
-from sparklog.storage import restoring
+from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import Store, in_parallel
-from sparklog.storage.plan import join_tail
+from sparklog.storage.reading.plan import join_tail
 from sparklog.storage.snapshot import Located, TableFile, TableSnapshot
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata.model import Epoch
 from sparklog.storage.objects import Store
 
 HISTORY_ENTRIES = 100_000  # of other brokers' logs, which a member keeps to read them once

@@ -11,7 +11,7 @@ others in turns, so that each has its turn within a minute. It ends after a whil
 continues. Removal of superseded records may take long, and runs beside everything else.
 
 It also removes the staged files of Spark batches, once all their records are published or after
-`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging_sweep`); the files of
+`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging.sweep`); the files of
 deleted topics, after the graces of all files; and old files of crashed puts. The names of data
 files decide which of them may be orphans (`storage.table.is_our_file`).
 
@@ -40,21 +40,17 @@ from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage import (
-    file_compaction,
-    log_compaction,
-    maintenance,
-    manifest,
-    removed_files,
-    retention,
-)
-from sparklog.storage.manifest import Manifest, Receipt, Section
-from sparklog.storage.metadata import TopicMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.maintenance import file_compaction, log_compaction, retention
+from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.metadata.model import TopicMetadata
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
-from sparklog.storage.staging_sweep import StagingSweep
+from sparklog.storage.staging import manifest
+from sparklog.storage.staging.manifest import Manifest, Receipt, Section
+from sparklog.storage.staging.sweep import StagingSweep
+from sparklog.storage.table import removed_files
+from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 

@@ -28,8 +28,8 @@ from sparklog.broker.log.producer_state import ProducerState
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock, SystemClock
-from sparklog.storage import assign
-from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata import assign
+from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
 from sparklog.storage.snapshot import (
     BatchId,
     BatchKind,

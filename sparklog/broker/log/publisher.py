@@ -12,7 +12,7 @@ partitions has several commits, each of some of them, with turns of other topics
 
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
-`storage/maintenance.py` says how the files of such a *preparation* are kept from the sweeper.
+`storage/maintenance/sweeping.py` says how the sweeper spares the files of such a *preparation*.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
-from sparklog.storage import gaps, restoring
+from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store, SyncFailed, put_together
 from sparklog.storage.snapshot import (
     BatchId,
@@ -48,7 +48,7 @@ from sparklog.storage.snapshot import (
     TableFile,
     TableSnapshot,
 )
-from sparklog.storage.table import preparations
+from sparklog.storage.table import gaps, preparations
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import (
     begun_app_id,

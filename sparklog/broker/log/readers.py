@@ -25,10 +25,11 @@ from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.topic import Topic
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, between, rows_of_run
-from sparklog.storage import plan, wal
+from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_row_since, neighbours, read_runs, read_slices
-from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage.reading import plan
+from sparklog.storage.reading.read import first_row_since, neighbours, read_runs, read_slices
+from sparklog.storage.reading.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
 
 _PLAN_ATTEMPTS: Final = 5

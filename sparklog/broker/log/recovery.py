@@ -24,10 +24,10 @@ from sparklog.broker.log.takeover import Taken
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.cluster import read_cluster
-from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata.cluster_file import read_cluster
+from sparklog.storage.metadata.model import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
-from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.reading.plan import join_head, join_tail
 from sparklog.storage.snapshot import (
     NOT_LED,
     BatchId,

@@ -20,10 +20,10 @@ from sparklog.broker.log.hot_tail import HotTail
 from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, between, rows_of_run
 from sparklog.storage import wal
-from sparklog.storage.data_file import Encoded, encode, new_file, put_file
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
-from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage.reading.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Located, TableFile
+from sparklog.storage.table.data_file import Encoded, encode, new_file, put_file
 from sparklog.storage.table.names import data_path
 
 PUBLISH_TOGETHER_BYTES = 1 * limits.MIB  # of Kafka's batches that are decoded together

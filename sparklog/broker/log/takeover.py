@@ -1,7 +1,7 @@
 """Takeover of a root: the right to write, in the next epoch of a broker id.
 
-Heartbeats only decide when to try (`storage/liveness.py`). The fence in the WAL of each open epoch
-makes the takeover safe: after it, no other broker can ack a record of our partitions.
+Heartbeats only decide when to try (`storage/metadata/liveness.py`). The fence in the WAL of each
+open epoch makes the takeover safe: after it, no other broker can ack a record of our partitions.
 
 A live leader refuses every other broker, with two exceptions: a standing broker replaces embedded
 and detached ones, because their programs continue as its clients, and `take_over` replaces any
@@ -16,9 +16,10 @@ leader. The steps are:
 4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
    broker may serve.
 
-So no partition has a new leader before its old one can write no more (`storage/leadership.py`). A
-broker that crashes between two steps leaves the partitions to the old leader, whose log may have a
-fence already, or takes them to its grave; the next start does the same again.
+So no partition has a new leader before its old one can write no more
+(`storage/metadata/leadership.py`). A broker that crashes between two steps leaves the partitions to
+the old leader, whose log may have a fence already, or takes them to its grave; the next start does
+the same again.
 
 Of two brokers that start at once, the one that registered last takes over: it fences the other one,
 which gives up as soon as it finds the later registration, and never fences a later one itself. If
@@ -45,8 +46,8 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import Clock
-from sparklog.storage.cluster import Cluster, open_cluster, raise_format
-from sparklog.storage.leadership import (
+from sparklog.storage.metadata.cluster_file import Cluster, open_cluster, raise_format
+from sparklog.storage.metadata.leadership import (
     check_lease,
     elect,
     failover,
@@ -58,17 +59,23 @@ from sparklog.storage.leadership import (
     register,
     succeed,
 )
-from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe, describe_broker
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata.liveness import (
+    Leader,
+    LeaderState,
+    LeaderWatch,
+    describe,
+    describe_broker,
+)
+from sparklog.storage.metadata.model import (
     BrokerKind,
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
     Membership,
 )
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.processes import Process
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import WalKind
 
 _log = structlog.get_logger("sparklog.takeover")

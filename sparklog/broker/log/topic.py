@@ -14,7 +14,7 @@ from sparklog.broker.log.spark_batches import TopicSparkBatches
 from sparklog.formats import topic_config
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.formats.topic_names import MIRROR_SOURCE
-from sparklog.storage.retention import removes_records
+from sparklog.storage.maintenance.retention import removes_records
 from sparklog.storage.table.encoding import APPEND_ONLY_REASON
 from sparklog.storage.table.replay import NO_TABLE
 from sparklog.storage.table.topic_table import TopicTable

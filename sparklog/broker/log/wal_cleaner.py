@@ -33,8 +33,8 @@ from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.metadata import Epoch
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import Epoch
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import EntryKind, Located, WalPosition
 

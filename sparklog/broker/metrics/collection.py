@@ -35,9 +35,9 @@ from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
 from sparklog.storage import wal
-from sparklog.storage.assign import Loads
-from sparklog.storage.identity import Ask
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata.assign import Loads
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject

@@ -14,7 +14,7 @@ from sparklog.formats.flight_messages import (
     PositionLag,
     PositionLags,
 )
-from sparklog.storage.identity import Ask
+from sparklog.storage.metadata.identity import Ask
 
 _LAG_LEADERS = 16  # that are asked at the same time
 LAG_ASK_SECONDS = 0.5  # of one collection, to ask leaders

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from sparklog.storage import delta_log
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import end_app_id, start_app_id
 
 TOPIC_ID: Final = "sparklog.topicId"

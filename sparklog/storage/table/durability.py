@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from sparklog.storage.delta_log import Add
+from sparklog.storage.table.delta_log import Add
 from sparklog.storage.table.names import is_our_file
 
 

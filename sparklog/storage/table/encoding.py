@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import msgspec
 
 from sparklog import errors, limits
-from sparklog.storage import delta_log, removed_files
-from sparklog.storage.delta_log import Actions, CommitInfo, Metadata, Remove, Txn
+from sparklog.storage.table import delta_log, removed_files
 from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.delta_log import Actions, CommitInfo, Metadata, Remove, Txn
 from sparklog.storage.table.names import preparation_of
 from sparklog.storage.table.replay import Replay
 from sparklog.version import VERSION

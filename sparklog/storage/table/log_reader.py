@@ -10,10 +10,10 @@ import crc32c
 import pyarrow as pa
 
 from sparklog import errors
-from sparklog.storage import delta_log
-from sparklog.storage.delta_log import Actions
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table import delta_log
+from sparklog.storage.table.delta_log import Actions
 from sparklog.storage.table.names import table_folder
 
 _OLD_COMMITS = 100  # the newest ones of a table that are read to find which are old

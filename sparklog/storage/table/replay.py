@@ -12,10 +12,10 @@ from urllib.parse import unquote
 import msgspec
 
 from sparklog import errors, limits
-from sparklog.storage import delta_log, gaps, removed_files
-from sparklog.storage.delta_log import Actions, Add, Metadata, Protocol, Remove, Txn
 from sparklog.storage.snapshot import GapCause, Gaps, TableFile, TableSnapshot
+from sparklog.storage.table import delta_log, gaps, removed_files
 from sparklog.storage.table.changes import CONFIG, CREATOR, PARTITIONS, TOPIC_ID
+from sparklog.storage.table.delta_log import Actions, Add, Metadata, Protocol, Remove, Txn
 from sparklog.storage.table.names import (
     end_app_id,
     key_app_id,

@@ -33,12 +33,11 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import delta_log, removed_files
-from sparklog.storage.delta_log import Actions, Txn
 from sparklog.storage.objects import PutUnresolved, Store, claim, in_parallel
-from sparklog.storage.removed_files import RemovedFileRetention
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.table import delta_log, removed_files
 from sparklog.storage.table.changes import Decide, TableChange
+from sparklog.storage.table.delta_log import Actions, Txn
 from sparklog.storage.table.durability import ReadBacks, SyncState, Unsynced
 from sparklog.storage.table.encoding import PreparedCommit, check, encode
 from sparklog.storage.table.log_reader import LogReader
@@ -49,6 +48,7 @@ from sparklog.storage.table.names import (
     query_app_id,
     table_folder,
 )
+from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.replay import NO_TABLE, Replay
 
 TABLE_COMMIT_ATTEMPTS = 100

@@ -2,7 +2,7 @@
 
 Version v is put only if it is absent, so one of two writers wins. It is a delta, which names the
 version that it follows; every twentieth version has a snapshot too, or every hundredth one in a
-large cluster (`storage/metadata_format.py`).
+large cluster (`storage/metadata/format.py`).
 
 Old versions are pruned, in order, once they are ten minutes old and precede two snapshots. So
 
@@ -29,9 +29,9 @@ import msgspec
 
 from sparklog import errors
 from sparklog.clock import NEVER, Clock, Moment
-from sparklog.storage import metadata_format
-from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.metadata_format import Delta
+from sparklog.storage.metadata import format as metadata_format
+from sparklog.storage.metadata.format import Delta
+from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import (
     ObjectExists,
     ObjectMissing,

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from sparklog.storage.delta_log import Txn
 from sparklog.storage.snapshot import GapCause, Gaps, TableFile
+from sparklog.storage.table.delta_log import Txn
 
 _APP_ID: Final = re.compile(r"(\d{1,9})/(?:gaps/([a-z]+)|compacted)")
 

@@ -39,7 +39,7 @@ from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import OFFSET, count_keyless
 from sparklog.storage import wal
-from sparklog.storage.metadata import TopicMetadata
+from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 

@@ -28,10 +28,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sparklog.clock import Clock
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
-from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.processes import Fate, Process, fate_of, is_of_this_machine
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
-from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine
 
 STARTING_SECONDS = 60.0  # for which a broker without heartbeats may be starting, while it runs
 
@@ -77,7 +77,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_stuck: bool = False
     """True if it cannot take over the partitions that it has got."""
     nonces: tuple[str, ...] = ()
-    """Newest nonces of programs that have asked which root it serves (`storage/identity.py`)."""
+    """Newest nonces of programs that have asked which root it serves; see `identity`."""
 
 
 _decoder = msgspec.json.Decoder(Heartbeat)

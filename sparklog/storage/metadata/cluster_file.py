@@ -1,7 +1,7 @@
 """Identity of a root: `cluster.json`, which is created once; only its format version rises.
 
 The format version guards what a release cannot read. 2: a broker's log may lie in segments. 3: the
-metadata are deltas and snapshots (`storage/metadata_format.py`).
+metadata are deltas and snapshots (`storage/metadata/format.py`).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog.clock import Clock
-from sparklog.storage.liveness import Answers, Heartbeat, Leader
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata.liveness import Answers, Heartbeat, Leader
+from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store, in_parallel
 
 _ASKED_AT_ONCE: Final = 32

@@ -32,9 +32,10 @@ from typing import Final
 import numpy as np
 
 from sparklog import arrow, errors, limits
-from sparklog.storage import data_file, file_compaction, restoring
+from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.encoding import APPEND_ONLY_REASON
 from sparklog.storage.table.names import data_path, maintenance_app_id, start_app_id

@@ -37,11 +37,13 @@ import pyarrow.parquet as pq
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.storage import data_file, restoring, sorting
-from sparklog.storage.decode_bounds import light_rows
+from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
-from sparklog.storage.read import open_parquet
+from sparklog.storage.reading import sorting
+from sparklog.storage.reading.decode_bounds import light_rows
+from sparklog.storage.reading.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path, maintenance_app_id
 from sparklog.storage.table.topic_table import TopicTable

@@ -30,10 +30,10 @@ import msgspec
 from sparklog import errors
 from sparklog.formats import flight_messages
 from sparklog.formats.flight_messages import ProveRoot, RootProof
-from sparklog.storage.cluster import read_cluster
-from sparklog.storage.liveness import Answers, Leader, read_heartbeat
+from sparklog.storage.metadata.cluster_file import read_cluster
+from sparklog.storage.metadata.liveness import Answers, Leader, read_heartbeat
+from sparklog.storage.metadata.processes import machine
 from sparklog.storage.objects import Store
-from sparklog.storage.processes import machine
 
 _NONCE_BYTES: Final = 16
 

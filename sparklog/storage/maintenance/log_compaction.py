@@ -58,9 +58,10 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import data_file, file_compaction, gaps, restoring
+from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import GapCause, TableFile, TableSnapshot
+from sparklog.storage.table import data_file, gaps
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import (
     compacted_app_id,

@@ -7,7 +7,7 @@ each page that has one.
 
 The files of another engine may be large and unordered. Only row groups with offsets of the slice
 are decoded, batch by batch and up to the last of these offsets; unordered rows are sorted in
-bounded memory (`storage.sorting`).
+bounded memory (`storage.reading.sorting`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
 from sparklog.formats.record import ROW_SCHEMA, between, rows
-from sparklog.storage import sorting, wal
-from sparklog.storage.decode_bounds import light_rows
+from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
-from sparklog.storage.plan import latest_timestamp_us
+from sparklog.storage.reading import sorting
+from sparklog.storage.reading.decode_bounds import light_rows
+from sparklog.storage.reading.plan import latest_timestamp_us
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table.names import data_path
 

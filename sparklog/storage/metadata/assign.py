@@ -2,7 +2,7 @@
 
 They use no clock, no random numbers and no `hash`, so every broker comes to the same decision on
 the same version. None of them changes anything: the caller makes the change, whose precondition is
-judged again (`storage/leadership.py`).
+judged again (`storage/metadata/leadership.py`).
 
 Leaders are counted, and the bytes of their partitions are not. Brokers of one topic matter before
 brokers of all topics, because the partitions of one topic are read and written together.
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sparklog.storage.leadership import is_up
-from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata.leadership import is_up
+from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
 
 SUCCESSORS = 10  # brokers that share the partitions of one that has died
 MOVES_AT_ONCE = 16  # partitions that a broker gives, or gets, in one pass of balancing

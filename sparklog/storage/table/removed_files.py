@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import limits
-from sparklog.storage.delta_log import Remove
+from sparklog.storage.table.delta_log import Remove
 
 REMOVED_FILES = 100_000  # of all tables of a broker, beyond their grace,
 REMOVED_FILES_OF_TABLE = 10_000

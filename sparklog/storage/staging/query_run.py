@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors
-from sparklog.storage import manifest
 from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.staging import manifest
 
 NAME: Final = "run.json"
 _REPLACED_KEPT: Final = 32

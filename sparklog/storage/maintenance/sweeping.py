@@ -36,10 +36,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from sparklog import errors, limits
-from sparklog.storage import delta_log, restoring
+from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableSnapshot
-from sparklog.storage.table import preparations
+from sparklog.storage.table import delta_log, preparations
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import is_our_file, table_folder
 from sparklog.storage.table.topic_table import TopicTable
@@ -148,7 +148,7 @@ def _cut(table: TopicTable, names: Mapping[str, int], oldest_kept: int) -> int:
 def sweep_replaced(table: TopicTable, *, is_retained: bool = True) -> int:
     """Removes the files that have left the table and need not stay. Returns their number.
 
-    See `storage.removed_files`; `is_retained` is false if they stay for
+    See `storage.table.removed_files`; `is_retained` is false if they stay for
     `janitor.removed_file_grace_seconds` only. `limits.REPLACED_KEPT_SECONDS` is another grace: it
     keeps replaced files from the VACUUM of other engines, by the dates in our commits.
 

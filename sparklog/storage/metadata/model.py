@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from sparklog import errors
-from sparklog.storage.processes import Process
+from sparklog.storage.metadata.processes import Process
 from sparklog.storage.snapshot import WalKind
 
 
@@ -97,7 +97,7 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An epoch of a broker whose WAL may still be needed: see `storage/leadership.py`."""
+    """An epoch of a broker whose WAL may still be needed: see `storage/metadata/leadership.py`."""
 
     broker: int
     epoch: int

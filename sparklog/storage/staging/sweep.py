@@ -29,10 +29,10 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import manifest, query_run
-from sparklog.storage.manifest import Destinations, Manifest, Receipt
 from sparklog.storage.objects import Stat, Store
 from sparklog.storage.snapshot import BatchKind
+from sparklog.storage.staging import manifest, query_run
+from sparklog.storage.staging.manifest import Destinations, Manifest, Receipt
 
 PARTS_KEPT_SECONDS = 3600.0  # the staged files of several leaders, after all have appended them
 

@@ -20,11 +20,18 @@ from sparklog.formats.flight_messages import (
     EpochDescription,
     LostPartition,
 )
-from sparklog.storage.assign import Loads
-from sparklog.storage.liveness import Answers, Leader, LeaderState, LeaderWatch, Phase, Sighting
-from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata.assign import Loads
+from sparklog.storage.metadata.liveness import (
+    Answers,
+    Leader,
+    LeaderState,
+    LeaderWatch,
+    Phase,
+    Sighting,
+)
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.processes import is_of_this_machine
 from sparklog.storage.objects import Store, in_parallel
-from sparklog.storage.processes import is_of_this_machine
 
 _ATTEMPTS: Final = 5
 """Looks that begin again because a broker has registered meanwhile."""

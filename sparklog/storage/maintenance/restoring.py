@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog import errors, limits
-from sparklog.storage import delta_log
-from sparklog.storage.delta_log import Add, Remove
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import delta_log
 from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.delta_log import Add, Remove
 from sparklog.storage.table.names import (
     data_path,
     is_our_file,

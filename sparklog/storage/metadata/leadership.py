@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sparklog import errors
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 import msgspec
 import pyarrow as pa
 
-from sparklog.storage.metadata import (
+from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,

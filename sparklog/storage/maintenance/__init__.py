@@ -1,0 +1,1 @@
+"""Upkeep of tables: compaction, retention, and the removal of files that no version names."""

@@ -1,0 +1,1 @@
+"""Files of Spark batches, staged until a commit appends them."""
