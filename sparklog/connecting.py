@@ -353,7 +353,7 @@ class _RootSession:
 
         if self._asks_for_kafka or self._kind is BrokerKind.DETACHED:
             raise refusal
-        reason = str(refusal.facts["reason"])
+        reason = refusal.reason
         if self._reader is None:
             try:
                 self._reader = RootChannel(self._store, clock=self._clock, reason=reason)

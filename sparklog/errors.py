@@ -11,9 +11,10 @@ A message says what happened, to what, and what to do.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Iterable
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, dataclass_transform
 
 __all__ = [
     "BadAcks",
@@ -84,6 +85,7 @@ __all__ = [
     "TopicGone",
     "TopicHeldBack",
     "TopicIsMirror",
+    "UnexpectedError",
     "UnknownCodec",
     "UnknownLeaderEpoch",
     "UnknownOption",
@@ -118,30 +120,48 @@ _DOUBLE_STOP: Final = re.compile(r"(?<![./])([.?…])\.(?= |$)")
 _Error = TypeVar("_Error", bound="SparklogError")
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class SparklogError(Exception):
     """Base of all failures.
 
-    `facts` are JSON values, the constructor's keyword arguments; each is an attribute too.
+    The annotated names of a class are its facts: the constructor's keyword arguments, and
+    attributes. They are JSON values. A peer of another release may send others.
     """
 
-    code: ClassVar[str] = "error"
+    code: ClassVar[str] = ""
     template: ClassVar[str] = "{reason}"
     needs_proof: ClassVar[bool] = False
     """True if it says that the client knows more than the broker: a broker that has been replaced
     would say so wrongly, and proves first that it leads (`broker/leader_metadata.py`)."""
 
-    def __init__(self, **facts: Any) -> None:
-        self.facts = facts
-        super().__init__(_DOUBLE_STOP.sub(r"\1", self.template.format(**facts)))
+    if TYPE_CHECKING:  # the constructor is that of the annotated names
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["facts"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+        @property
+        def facts(self) -> dict[str, Any]:
+            """All facts, by name."""
+
+    else:
+
+        def __init__(self, **facts: Any) -> None:
+            self.facts = {**self._defaults, **facts}
+            self.__dict__.update(self.facts)
+            super().__init__(_DOUBLE_STOP.sub(r"\1", self.template.format(**self.facts)))
+
+    _defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        own = {name: vars(cls)[name] for name in inspect.get_annotations(cls) if name in vars(cls)}
+        cls._defaults = {**cls._defaults, **own}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (revive, (self.code, self.facts))
+
+
+class UnexpectedError(SparklogError):
+    """Something failed in a way that has no class of its own, or one that this release lacks."""
+
+    code = "error"
+    reason: str
 
 
 class Retriable(SparklogError):
@@ -179,6 +199,9 @@ class NotLeader(Retriable):
         "This broker does not lead {topic}-{partition}; send the request to the leader, broker"
         " {leader}."
     )
+    topic: str
+    partition: int
+    leader: int
 
 
 class LeadersChanged(Retriable):
@@ -186,6 +209,7 @@ class LeadersChanged(Retriable):
 
     code = "leaders_changed"
     template = "The leaders were not changed: {reason}. Decide again on the newest metadata."
+    reason: str
 
 
 class NotCoordinator(Retriable):
@@ -193,6 +217,7 @@ class NotCoordinator(Retriable):
 
     code = "not_coordinator"
     template = "This broker does not coordinate group {group!r}; ask which broker does."
+    group: str
 
 
 class MetadataChanged(Retriable):
@@ -210,6 +235,9 @@ class StorageUnavailable(Retriable):
         "The store refused {operation} of {path}: {reason}. Try again, and check the store if it"
         " keeps failing."
     )
+    operation: str
+    path: str
+    reason: str
 
 
 class StorageFull(Retriable):
@@ -220,10 +248,18 @@ class StorageFull(Retriable):
         "No {missing} is left for records under {root}: {free_bytes} bytes are free, and"
         " {reserve_bytes} are kept in reserve. {advice}."
     )
+    root: str
+    free_bytes: int
+    reserve_bytes: int
+    missing: str = "space"
+    advice: str = ""
+    """By default that for what is missing."""
 
-    def __init__(self, *, missing: str = "space", advice: str | None = None, **facts: Any) -> None:
-        advice = advice or _ADVICE_WHEN_FULL[missing]
-        super().__init__(missing=missing, advice=advice, **facts)
+    if not TYPE_CHECKING:
+
+        def __init__(self, *, missing: str = "space", advice: str = "", **facts: Any) -> None:
+            advice = advice or _ADVICE_WHEN_FULL[missing]
+            super().__init__(missing=missing, advice=advice, **facts)
 
 
 class EarlierBatchMissing(Retriable):
@@ -234,6 +270,9 @@ class EarlierBatchMissing(Retriable):
         "A batch of producer {producer_id} came to {topic}-{partition} before an earlier one, which"
         " was refused before this broker served the partition. Send both again, in order."
     )
+    producer_id: int
+    topic: str
+    partition: int
 
 
 class QueueFull(Retriable):
@@ -244,6 +283,9 @@ class QueueFull(Retriable):
         "The broker takes no more for now: {queue} is full ({bytes} bytes). Send more slowly, or"
         " raise {setting}."
     )
+    queue: str
+    bytes: int
+    setting: str
 
 
 class TooManyStreams(Retriable):
@@ -254,6 +296,9 @@ class TooManyStreams(Retriable):
         "The broker refuses a stream: {open} {what} are open, of all clients together. Close"
         " some, try again, or raise {setting}."
     )
+    open: int
+    what: str
+    setting: str
 
 
 class TopicHeldBack(Retriable):
@@ -264,6 +309,8 @@ class TopicHeldBack(Retriable):
         "Topic {topic!r} is held back and takes no records, because its table cannot be written:"
         " {reason}. Mend the table; the broker then continues by itself."
     )
+    topic: str
+    reason: str
 
 
 class BrokerUnavailable(Retriable):
@@ -271,6 +318,8 @@ class BrokerUnavailable(Retriable):
 
     code = "broker_unavailable"
     template = "No broker answers at {address}: {reason}."
+    address: str
+    reason: str
 
 
 class BrokerClosing(Retriable):
@@ -278,6 +327,7 @@ class BrokerClosing(Retriable):
 
     code = "broker_closing"
     template = "Broker {broker} is stopping. Connect again."
+    broker: int
 
 
 class TimedOut(Retriable):
@@ -288,6 +338,8 @@ class TimedOut(Retriable):
         "Timed out: {what} did not finish within {timeout_seconds} s. Try again, or allow more"
         " time."
     )
+    what: str
+    timeout_seconds: float
 
 
 class DamagedBatch(Retriable):
@@ -295,6 +347,7 @@ class DamagedBatch(Retriable):
 
     code = "damaged_batch"
     template = "A record batch arrived damaged: {reason}. Send it again."
+    reason: str
 
 
 class GroupBusy(Retriable):
@@ -302,6 +355,8 @@ class GroupBusy(Retriable):
 
     code = "group_busy"
     template = "Group {group!r} is busy ({error}). Try again."
+    group: str
+    error: str
 
 
 class OutcomeUnknown(SparklogError):
@@ -312,6 +367,8 @@ class OutcomeUnknown(SparklogError):
         "The outcome of {what} is unknown, because no answer came: {reason}. It may have taken"
         " effect; look before you repeat it."
     )
+    what: str
+    reason: str
 
 
 class StillSending(OutcomeUnknown):
@@ -322,6 +379,9 @@ class StillSending(OutcomeUnknown):
         "Not acked within {timeout_seconds} s: {what}. The producer is still sending. Wait for the"
         " same future again, or flush again; sending the record again writes it twice."
     )
+    timeout_seconds: float | None
+    what: str
+    reason: str = "no answer came yet"
 
 
 # ------------------------------------------------------------------------------ invalid
@@ -333,9 +393,8 @@ class UnknownTopic(Invalid):
     code = "unknown_topic"
     needs_proof = True
     template = "Topic {topic!r} does not exist. Create it, or correct the name.{hint}"
-
-    def __init__(self, *, hint: str = "", **facts: Any) -> None:
-        super().__init__(hint=hint, **facts)
+    topic: str
+    hint: str = ""
 
 
 class TopicExists(Invalid):
@@ -344,6 +403,7 @@ class TopicExists(Invalid):
     code = "topic_exists"
     needs_proof = True  # another broker may have deleted it
     template = "Topic {topic!r} already exists. Use it, or choose another name."
+    topic: str
 
 
 class TopicChanged(Invalid):
@@ -355,6 +415,9 @@ class TopicChanged(Invalid):
         "Topic {topic!r} was deleted and created again: its id was {expected} and is now {found}."
         " Start from its beginning or its end."
     )
+    topic: str
+    expected: str | None
+    found: str | None
 
 
 class TopicGone(Invalid):
@@ -368,6 +431,9 @@ class TopicGone(Invalid):
         "Topic {topic!r} {reason}. The query had read it up to offsets {at}; set"
         " failOnDataLoss=false to continue without these records."
     )
+    topic: str
+    reason: str
+    at: Any
 
 
 class BadTopicName(Invalid):
@@ -378,6 +444,7 @@ class BadTopicName(Invalid):
         "The topic name {topic!r} is invalid: use 1–249 characters of letters, digits, '.', '_' and"
         " '-', and not '.' or '..' alone."
     )
+    topic: str | float | None
 
 
 class InternalTopic(Invalid):
@@ -385,6 +452,8 @@ class InternalTopic(Invalid):
 
     code = "internal_topic"
     template = "Topic {topic!r} is internal: clients cannot {what} it. Use another topic."
+    topic: str
+    what: str
 
 
 class TopicIsMirror(Invalid):
@@ -396,6 +465,8 @@ class TopicIsMirror(Invalid):
         " offsets. Write to the source; or end the mirror, by removing the topic's configuration"
         " mirror.source."
     )
+    topic: str
+    source: str
 
 
 class NotAMirror(Invalid):
@@ -406,6 +477,7 @@ class NotAMirror(Invalid):
         "Topic {topic!r} is no mirror, so the broker assigns the offsets of its records. Write"
         " without offsets=keep; or set mirror.source in its configuration, while it is empty."
     )
+    topic: str
 
 
 class OffsetsDoNotContinue(Invalid):
@@ -417,6 +489,10 @@ class OffsetsDoNotContinue(Invalid):
         "A write with offsets begins at {first} in {topic}-{partition}, which ends at {end}."
         " Begin at its end: these records were written before, or others would be missing."
     )
+    first: int
+    topic: str
+    partition: int
+    end: int
 
 
 class BadPartitionCount(Invalid):
@@ -424,6 +500,9 @@ class BadPartitionCount(Invalid):
 
     code = "bad_partition_count"
     template = "Topic {topic!r} cannot have {requested} partitions: {reason}."
+    topic: str
+    requested: int
+    reason: str
 
 
 class UnknownPartition(Invalid):
@@ -432,6 +511,9 @@ class UnknownPartition(Invalid):
     code = "unknown_partition"
     needs_proof = True
     template = "Topic {topic!r} has no partition {partition}: its partitions are 0 to {last}."
+    topic: str
+    partition: int
+    last: int
 
 
 class RecordTooLarge(Invalid):
@@ -442,6 +524,8 @@ class RecordTooLarge(Invalid):
         "A record of {bytes} bytes exceeds writer.max_record_bytes = {limit_bytes}. Send smaller"
         " records, or raise the setting."
     )
+    bytes: int
+    limit_bytes: int
 
 
 class BatchTooLarge(Invalid):
@@ -452,6 +536,8 @@ class BatchTooLarge(Invalid):
         "A batch of {bytes} bytes exceeds writer.max_batch_bytes = {limit_bytes}. Send smaller"
         " batches, or raise the setting."
     )
+    bytes: int
+    limit_bytes: int
 
 
 class MessageTooLarge(Invalid):
@@ -462,6 +548,10 @@ class MessageTooLarge(Invalid):
         "Topic {topic!r} refuses {what} of {bytes} bytes: its max.message.bytes is {limit_bytes}."
         " Send less at a time, or raise it."
     )
+    topic: str
+    what: str
+    bytes: int
+    limit_bytes: int
 
 
 class KeylessRecord(Invalid):
@@ -475,6 +565,11 @@ class KeylessRecord(Invalid):
         "Topic {topic!r} is compacted (cleanup.policy=compact), so each of its records needs a"
         " key; {count} of those sent to partition {partition} have none. Set a key."
     )
+    topic: str
+    count: int
+    records: Sequence[tuple[int, str]] = ()
+    """As of `BadTimestamp`."""
+    partition: int
 
 
 class WrongSchema(Invalid):
@@ -482,6 +577,7 @@ class WrongSchema(Invalid):
 
     code = "wrong_schema"
     template = "{reason}"
+    reason: str
 
 
 class BadValue(Invalid):
@@ -489,6 +585,10 @@ class BadValue(Invalid):
 
     code = "bad_value"
     template = "Cannot read the value at {topic}-{partition}, offset {offset}: {reason}."
+    topic: str
+    partition: int
+    offset: int
+    reason: str
 
 
 class DeserializationFailed(Invalid):
@@ -503,6 +603,11 @@ class DeserializationFailed(Invalid):
         "Cannot deserialize the {part} at {topic}-{partition}, offset {offset}: {reason}. Correct"
         " the deserializer, or seek to the next offset to skip the record."
     )
+    part: str
+    topic: str
+    partition: int
+    offset: int
+    reason: str
 
 
 class UnknownLeaderEpoch(Retriable):
@@ -513,6 +618,10 @@ class UnknownLeaderEpoch(Retriable):
         "Leader epoch {found} of {topic}-{partition} is newer than the broker's, {current}. Try"
         " again."
     )
+    found: int
+    topic: str
+    partition: int
+    current: int
 
 
 class FencedLeaderEpoch(Retriable):
@@ -523,6 +632,10 @@ class FencedLeaderEpoch(Retriable):
         "Leader epoch {found} of {topic}-{partition} is over: it is now {current}. Refresh the"
         " metadata and try again."
     )
+    found: int
+    topic: str
+    partition: int
+    current: int
 
 
 class BadAcks(Invalid):
@@ -530,6 +643,7 @@ class BadAcks(Invalid):
 
     code = "bad_acks"
     template = "acks = {acks} is invalid: use -1, 0 or 1."
+    acks: int
 
 
 class BadBatch(Invalid):
@@ -537,6 +651,7 @@ class BadBatch(Invalid):
 
     code = "bad_batch"
     template = "The broker refuses a record batch: {reason}."
+    reason: str
 
 
 class BadReplicationFactor(Invalid):
@@ -544,6 +659,9 @@ class BadReplicationFactor(Invalid):
 
     code = "bad_replication_factor"
     template = "Topic {topic!r} cannot have a replication factor of {requested}: {reason}."
+    topic: str
+    requested: int
+    reason: str
 
 
 class BadAssignment(Invalid):
@@ -551,6 +669,8 @@ class BadAssignment(Invalid):
 
     code = "bad_assignment"
     template = "The partition assignment of topic {topic!r} is invalid: {reason}."
+    topic: str
+    reason: str
 
 
 class BadTimestamp(Invalid):
@@ -558,6 +678,9 @@ class BadTimestamp(Invalid):
 
     code = "bad_timestamp"
     template = "The timestamp of a record is refused: {reason}."
+    reason: str
+    records: Sequence[tuple[int, str]] = ()
+    """Each invalid record of the batch, by its index, and why; at most `KAFKA_RECORD_ERRORS`."""
 
 
 class UnknownCodec(Invalid):
@@ -565,6 +688,7 @@ class UnknownCodec(Invalid):
 
     code = "unknown_codec"
     template = "Compression {codec} is unknown: use 0 to 4 (none, gzip, snappy, lz4, zstd)."
+    codec: int
 
 
 class CodecTooNew(Invalid):
@@ -575,6 +699,9 @@ class CodecTooNew(Invalid):
         "Compression {codec} needs version {needed} of this request, not {version}. Use a newer"
         " client, or another compression."
     )
+    codec: str
+    needed: int
+    version: int
 
 
 class OffsetOutOfRange(Invalid):
@@ -583,6 +710,11 @@ class OffsetOutOfRange(Invalid):
     code = "offset_out_of_range"
     needs_proof = True
     template = "Offset {offset} of {topic}-{partition} is outside the range {start} to {end}."
+    offset: int
+    topic: str
+    partition: int
+    start: int
+    end: int
 
 
 class PolicyViolation(Invalid):
@@ -590,6 +722,8 @@ class PolicyViolation(Invalid):
 
     code = "policy_violation"
     template = "Topic {topic!r} does not allow this: {reason}."
+    topic: str
+    reason: str
 
 
 class UnknownOption(Invalid):
@@ -597,6 +731,9 @@ class UnknownOption(Invalid):
 
     code = "unknown_option"
     template = "There is no option {option!r} in {where}.{hint}"
+    option: str
+    where: str
+    hint: str
 
     @classmethod
     def among(cls, where: str, option: str, known: Iterable[str]) -> UnknownOption:
@@ -617,6 +754,9 @@ class BadOption(Invalid):
 
     code = "bad_option"
     template = "Invalid option {option} = {value!r}: {reason}."
+    option: str
+    value: Any
+    reason: str
 
 
 class NotInstalled(Invalid):
@@ -624,6 +764,9 @@ class NotInstalled(Invalid):
 
     code = "not_installed"
     template = "Packages needed for {what} are not installed ({missing}): {hint}."
+    what: str
+    missing: str | None
+    hint: str
 
 
 class BrokerAlive(Invalid):
@@ -634,6 +777,10 @@ class BrokerAlive(Invalid):
         "Root {root} already has a broker: {leader}. Use that broker, stop it first, or replace"
         " it with --take-over. Brokers with different --id share a root{condition}."
     )
+    root: str
+    leader: str
+    broker: int | None = None
+    address: str = ""
 
     def __init__(self, *, condition: str = "", **facts: Any) -> None:
         super().__init__(condition=condition, **facts)
@@ -644,6 +791,8 @@ class CannotDrain(Invalid):
 
     code = "cannot_drain"
     template = "Broker {broker} cannot be drained: {reason}."
+    broker: int
+    reason: str
 
 
 class RootNotWritable(Invalid):
@@ -654,6 +803,8 @@ class RootNotWritable(Invalid):
         "Root {root} is not writable: {reason}. Grant this process write access, or use another"
         " root."
     )
+    root: str
+    reason: str
 
 
 class RootReadOnly(RootNotWritable):
@@ -664,6 +815,9 @@ class RootReadOnly(RootNotWritable):
         "Root {root} is read-only for this process, and no broker serves it, which {what} needs:"
         " {reason}. Start a broker that can write to the root, or grant this process write access."
     )
+    root: str
+    what: str
+    reason: str
 
 
 class FormatTooNew(Invalid):
@@ -674,9 +828,10 @@ class FormatTooNew(Invalid):
         "Root {root} has {what} {found}, and this sparklog knows {what}s up to {known}: upgrade"
         " sparklog."
     )
-
-    def __init__(self, *, what: str = "format version", **facts: Any) -> None:
-        super().__init__(what=what, **facts)
+    root: str
+    found: int
+    known: int
+    what: str = "format version"
 
 
 class NotARoot(Invalid):
@@ -684,11 +839,9 @@ class NotARoot(Invalid):
 
     code = "not_a_root"
     template = "{root} is not a sparklog root ({reason}): {advice}."
-
-    def __init__(
-        self, *, advice: str = "correct it, or start a broker on it first", **facts: Any
-    ) -> None:
-        super().__init__(advice=advice, **facts)
+    root: str
+    reason: str
+    advice: str = "correct it, or start a broker on it first"
 
 
 class RootNotEmpty(Invalid):
@@ -696,9 +849,9 @@ class RootNotEmpty(Invalid):
 
     code = "root_not_empty"
     template = "{root} is not a sparklog root and is not empty: it holds {found}. {advice}."
-
-    def __init__(self, *, advice: str = _EMPTY_ROOT_ADVICE, **facts: Any) -> None:
-        super().__init__(advice=advice, **facts)
+    root: str
+    found: str
+    advice: str = _EMPTY_ROOT_ADVICE
 
 
 class WrongCluster(Invalid):
@@ -709,6 +862,11 @@ class WrongCluster(Invalid):
         "Root {root} is cluster {expected}, but the broker at {address} serves cluster {found},"
         " {served}. Correct flight.advertised of the root's broker."
     )
+    root: str
+    expected: str
+    address: str
+    found: str
+    served: str
 
 
 class RootIsCopy(Invalid):
@@ -720,6 +878,9 @@ class RootIsCopy(Invalid):
         " in step with it. Connect to {served} or {address}; or, to use the copy, end its"
         " synchronization first."
     )
+    root: str
+    served: str
+    address: str
 
 
 class WrongPort(Invalid):
@@ -727,6 +888,8 @@ class WrongPort(Invalid):
 
     code = "wrong_port"
     template = "{address} is not a Flight port: {reason}."
+    address: str
+    reason: str
 
 
 class BadRequest(Invalid):
@@ -734,6 +897,7 @@ class BadRequest(Invalid):
 
     code = "bad_request"
     template = "{reason}"
+    reason: str
 
 
 class GroupRefused(Invalid):
@@ -742,6 +906,9 @@ class GroupRefused(Invalid):
     code = "group_refused"
     needs_proof = True
     template = "Group {group!r} refuses the request: {error}{hint}."
+    group: str
+    error: str
+    hint: str
 
 
 class OutOfOrderSequence(Invalid):
@@ -753,6 +920,11 @@ class OutOfOrderSequence(Invalid):
         "Producer {producer_id} sent sequence {found} to {topic}-{partition}, where {expected}"
         " comes next. Create a new producer."
     )
+    producer_id: int
+    found: int
+    topic: str
+    partition: int
+    expected: int
 
 
 # ------------------------------------------------------------------------------ fenced
@@ -763,9 +935,9 @@ class BrokerFenced(Fenced):
 
     code = "broker_fenced"
     template = "Broker {broker} (epoch {epoch}) was replaced by {successor}, and stops."
-
-    def __init__(self, *, successor: str = "a newer broker", **facts: Any) -> None:
-        super().__init__(successor=successor, **facts)
+    broker: int
+    epoch: int
+    successor: str = "a newer broker"
 
 
 class PublisherFenced(Fenced):
@@ -776,6 +948,10 @@ class PublisherFenced(Fenced):
         "The table of {topic}-{partition} ends at offset {found}, beyond {end}: a newer broker"
         " writes it, and this one stops."
     )
+    topic: str
+    partition: int
+    found: int
+    end: int
 
 
 class ProducerFenced(Fenced):
@@ -787,6 +963,9 @@ class ProducerFenced(Fenced):
         "Epoch {epoch} of producer {producer_id} was replaced by epoch {current}. Stop this"
         " producer."
     )
+    epoch: int
+    producer_id: int
+    current: int
 
 
 class MemberFenced(Fenced):
@@ -795,6 +974,9 @@ class MemberFenced(Fenced):
     code = "member_fenced"
     needs_proof = True
     template = "Group {group!r} no longer has member {member_id!r} ({error}). Join again."
+    group: str
+    member_id: str
+    error: str
 
 
 # ------------------------------------------------------------------------------ corrupt
@@ -805,9 +987,9 @@ class CorruptObject(Corrupt):
 
     code = "corrupt_object"
     template = "{path} is damaged: {check}. {advice}."
-
-    def __init__(self, *, advice: str = "Restore it from a backup", **facts: Any) -> None:
-        super().__init__(advice=advice, **facts)
+    path: str
+    check: str
+    advice: str = "Restore it from a backup"
 
 
 class MissingObject(Corrupt):
@@ -815,6 +997,8 @@ class MissingObject(Corrupt):
 
     code = "missing_object"
     template = "{path} is missing: {reason}. Restore it from a backup."
+    path: str
+    reason: str
 
 
 class ForeignTable(Corrupt):
@@ -826,6 +1010,8 @@ class ForeignTable(Corrupt):
         "The table of topic {topic!r} was changed so that sparklog cannot use it: {reason}. Undo"
         " the change."
     )
+    topic: str
+    reason: str
 
 
 class CorruptRecord(Corrupt):
@@ -833,6 +1019,8 @@ class CorruptRecord(Corrupt):
 
     code = "corrupt_record"
     template = "Cannot decode {what}: {reason}. It is damaged, or a newer version wrote it."
+    what: str
+    reason: str
 
 
 class DataLoss(Corrupt):
@@ -840,6 +1028,11 @@ class DataLoss(Corrupt):
 
     code = "data_loss"
     template = "Offsets {start} to {end} of {topic}-{partition} no longer exist: {reason}."
+    start: int
+    end: int
+    topic: str
+    partition: int
+    reason: str
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
@@ -868,11 +1061,11 @@ def _all_codes(root: type[SparklogError]) -> dict[str, type[SparklogError]]:
 
 def revive(code: str, facts: dict[str, Any]) -> SparklogError:
     """Returns the error that a peer reported; an unknown code keeps its facts as text."""
-    known = _all_codes(SparklogError).get(code, SparklogError)
+    known = _all_codes(SparklogError).get(code, UnexpectedError)
     try:
         return known(**facts)
     except (KeyError, IndexError):
-        return SparklogError(reason=f"{code}: {facts}")
+        return UnexpectedError(reason=f"{code}: {facts}")
 
 
 def __dir__() -> list[str]:

@@ -238,7 +238,7 @@ class Controller:
         try:
             changed = self._metadata.change(decide)
         except errors.LeadersChanged as error:  # it has started again: nothing has to move
-            _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
+            _log.info("not failed over", broker=dead, epoch=epoch, reason=error.reason)
             return
         self._metadata.serve(changed)  # some of the partitions may be ours
         if not moved:  # it has given all of them away before it stopped

@@ -203,7 +203,7 @@ class StagedBatches:
             try:
                 partition = topic.partition(section.partition)
             except errors.NotLeader as error:
-                elsewhere.setdefault(topic.name, {})[section.partition] = error.facts["leader"]
+                elsewhere.setdefault(topic.name, {})[section.partition] = error.leader
                 continue
             known = self._partition_table.batches([partition], staged.batch_id).get(
                 partition.number

@@ -243,7 +243,7 @@ def failure_of(error: BaseException, address: str) -> errors.SparklogError:
     )
     if isinstance(error, unavailable):
         return errors.BrokerUnavailable(address=address, reason=reason)
-    return errors.SparklogError(reason=f"the broker at {address} failed: {reason}")
+    return errors.UnexpectedError(reason=f"the broker at {address} failed: {reason}")
 
 
 def _command(message: msgspec.Struct) -> Any:
@@ -656,7 +656,7 @@ class Connection:
         except errors.SparklogError:
             raise
         except Exception as error:
-            raise errors.SparklogError(reason=f"no broker was found: {error!r}") from error
+            raise errors.UnexpectedError(reason=f"no broker was found: {error!r}") from error
 
     def _address_of(self, broker: int) -> str | None:
         # The only broker is used at the address that was given. The one that it advertises may be

@@ -704,7 +704,7 @@ def test_a_broker_that_fails_while_the_loops_are_loaded_does_not_start(tmp_path:
     agent = Agent(settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0")))
 
     def fail() -> None:
-        agent._on_failure(errors.SparklogError(reason="killed"))
+        agent._on_failure(errors.UnexpectedError(reason="killed"))
         assert agent._stopped.wait(SECONDS)
 
     with (
@@ -803,7 +803,7 @@ def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path, kind: WalKind) -> N
         client.append(["a"])
         client.append(["b"])
     damaged, start = flush_at(store, kind, 1)
-    agent._on_failure(errors.SparklogError(reason="killed"))
+    agent._on_failure(errors.UnexpectedError(reason="killed"))
     with pytest.raises(errors.SparklogError):
         agent.wait(SECONDS)
     flip(store, damaged, start + 20)
@@ -880,7 +880,7 @@ def test_a_failure_is_raised_once_the_broker_has_stopped(monkeypatch: pytest.Mon
         close()
 
     monkeypatch.setattr(agent, "_close", close_later)
-    agent._on_failure(errors.SparklogError(reason="replaced"))
+    agent._on_failure(errors.UnexpectedError(reason="replaced"))
     try:
         assert not agent.wait(0.1)
         assert not refuses(agent.address)
@@ -1063,7 +1063,7 @@ def test_a_damaged_entry_keeps_its_partition_back_only(tmp_path: Path, kind: Wal
         client.append(["x"], partition=1)
     (located,) = wal.of(store, CLOCK, kind).follower(1, 1).poll()[2].located
     path, _ = flush_at(store, kind, 2)
-    first._on_failure(errors.SparklogError(reason="killed"))
+    first._on_failure(errors.UnexpectedError(reason="killed"))
     flip(store, path, located.origin + located.entry.length - 20)
     with running(Agent(settings(tmp_path))) as client:
         until(lambda: client.describe().partitions[1].published == 1, "nothing is published")

@@ -330,7 +330,7 @@ def test_retries_are_logged_seldom() -> None:
 def test_foreign_exceptions_are_not_hidden() -> None:
     """A failure of another kind than the transport is reported with the broker's message."""
     failure = failure_of(OSError("something odd"), "host:1")
-    assert type(failure) is errors.SparklogError
+    assert type(failure) is errors.UnexpectedError
     assert "something odd" in str(failure)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import string
 from collections.abc import Iterator
@@ -17,13 +18,23 @@ def _classes(root: type[errors.SparklogError]) -> Iterator[type[errors.SparklogE
         yield from _classes(child)
 
 
-CLASSES = list(_classes(errors.SparklogError))
+CLASSES = [*_classes(errors.SparklogError)][1:]
 KINDS = {errors.Retriable, errors.Invalid, errors.Fenced, errors.Corrupt, errors.OutcomeUnknown}
 
 
+def _names(kind: type[errors.SparklogError]) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
+
+
 def _example(kind: type[errors.SparklogError]) -> errors.SparklogError:
-    names = {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
-    return kind(**{name: "" if name == "hint" else "x" for name in names})
+    return kind(**{name: "" if name == "hint" else "x" for name in _names(kind)})
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda each: each.code)
+def test_facts_are_declared(kind: type[errors.SparklogError]) -> None:
+    """A type checker knows every fact of a message."""
+    declared = {name for each in kind.__mro__ for name in inspect.get_annotations(each)}
+    assert kind in KINDS or _names(kind) <= declared
 
 
 def test_every_code_is_unique() -> None:
@@ -35,7 +46,7 @@ def test_every_code_is_unique() -> None:
 def test_every_error_is_documented_and_of_one_kind(kind: type[errors.SparklogError]) -> None:
     """Each class has a docstring of its own and belongs to exactly one kind."""
     assert kind.__doc__
-    if kind is not errors.SparklogError:
+    if kind is not errors.UnexpectedError:
         assert len(KINDS & set(kind.__mro__)) == 1
 
 

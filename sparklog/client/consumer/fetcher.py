@@ -344,7 +344,7 @@ class Fetcher:
             except Exception as error:
                 # A fault of ours must not leave the consumer waiting.
                 _log.exception("reading failed")
-                self._fail(reading, errors.SparklogError(reason=f"reading failed: {error!r}"))
+                self._fail(reading, errors.UnexpectedError(reason=f"reading failed: {error!r}"))
 
         thread = threading.Thread(target=read, name="sparklog-read", daemon=True)
         reading.threads.append(thread)

@@ -385,7 +385,7 @@ class Membership:
             except Exception as error:
                 # A fault of ours must not leave the consumer waiting.
                 _log.exception("a membership failed")
-                self._fail(errors.SparklogError(reason=f"the membership failed: {error!r}"))
+                self._fail(errors.UnexpectedError(reason=f"the membership failed: {error!r}"))
         self._leave()
 
     def _work(self) -> None:

@@ -397,7 +397,7 @@ class TopicSender:
         except Exception as error:
             # A fault of ours must not leave any caller waiting.
             _log.exception("the sender of topic %s failed", self.topic)
-            self._fail(errors.SparklogError(reason=f"the producer failed: {error!r}"))
+            self._fail(errors.UnexpectedError(reason=f"the producer failed: {error!r}"))
 
     def _next_work(self) -> Work | None:
         """Sleeps until there is work; None: the thread ends."""

@@ -167,5 +167,7 @@ def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         location = folder or "the folder for temporary files"
-        raise errors.StorageUnavailable(operation="sorting", path=location, reason=error) from error
+        raise errors.StorageUnavailable(
+            operation="sorting", path=location, reason=str(error)
+        ) from error
     return list(pa.ipc.open_stream(pa.py_buffer(mapped)))

@@ -98,7 +98,7 @@ async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics
 def _place(error: Append | errors.SparklogError) -> TopicPartition:
     """Returns the partition that a `NotLeader` names."""
     assert isinstance(error, errors.NotLeader)
-    return error.facts["topic"], error.facts["partition"]
+    return error.topic, error.partition
 
 
 async def _outcome(
