@@ -249,7 +249,7 @@ def _after_fork_in_child() -> None:
     for session in _open:
         agent = session.forget()
         if agent is not None:
-            _of_the_parent.extend((agent, *_disarmed(agent._flight)))
+            _of_the_parent.extend((agent, *_disarmed(agent.listeners.flight)))
     _open.clear()
 
 

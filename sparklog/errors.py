@@ -253,7 +253,7 @@ class StorageFull(Retriable):
     reserve_bytes: int
     missing: str = "space"
     advice: str = ""
-    """By default that for what is missing."""
+    """The remedy for the missing resource, unless given."""
 
     if not TYPE_CHECKING:
 
@@ -779,11 +779,9 @@ class BrokerAlive(Invalid):
     )
     root: str
     leader: str
+    condition: str = ""
     broker: int | None = None
     address: str = ""
-
-    def __init__(self, *, condition: str = "", **facts: Any) -> None:
-        super().__init__(condition=condition, **facts)
 
 
 class CannotDrain(Invalid):

@@ -20,8 +20,10 @@ from structlog.testing import capture_logs
 import sparklog
 from sparklog import errors, limits
 from sparklog.broker import agent as agents
+from sparklog.broker import listening
 from sparklog.broker.agent import Agent
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.kafka import listener as kafka_listener
 from sparklog.broker.log import recovery, takeover
 from sparklog.clock import SystemClock
 from sparklog.connecting import EMBEDDED_BROKER_ID
@@ -622,12 +624,12 @@ def raises() -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (agents, "_compile_loops"),
+        (agents, "compile_loops"),
         (takeover, "acquire"),
         (recovery, "recover"),
         (agents, "Coordinator"),
-        (agents, "_kafka_server"),
-        (agents, "FlightListener"),
+        (kafka_listener, "KafkaListener"),
+        (listening, "FlightListener"),
     ],
 )
 def test_a_start_that_fails_gives_its_ports_back(tmp_path: Path, owner: object, name: str) -> None:
@@ -658,7 +660,7 @@ def test_native_clients_do_not_wait_for_the_loops_over_kafkas_records(tmp_path: 
         with BrokerClient(agent.address) as client:
             answers.append(client.action("cluster").brokers[0].kafka)
 
-    with before(agents, "_compile_loops", ask):
+    with before(agents, "compile_loops", ask):
         agent.start()
     assert answers == [agent.kafka_address] != [""]
     agent.stop()
@@ -672,7 +674,7 @@ def test_a_failure_that_two_threads_meet_is_logged_once(
     agent = Agent(settings(tmp_path))
     with running(agent), capture_logs() as lines:
         for _ in range(2):
-            agent._on_failure(errors.SparklogError(reason="killed"))
+            agent._on_failure(errors.UnexpectedError(reason="killed"))
     assert [each["event"] for each in lines].count("the broker stops") == 1
 
 
@@ -692,7 +694,7 @@ def test_the_time_of_a_recovery_is_without_that_of_the_loops(
 
     clock = Clock()
     agent = Agent(settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0")), clock=clock)
-    monkeypatch.setattr(agents, "_compile_loops", load)
+    monkeypatch.setattr(agents, "compile_loops", load)
     with capture_logs() as lines, running(agent):
         pass
     (serving,) = (each for each in lines if each["event"] == "serving")
@@ -708,7 +710,7 @@ def test_a_broker_that_fails_while_the_loops_are_loaded_does_not_start(tmp_path:
         assert agent._stopped.wait(SECONDS)
 
     with (
-        before(agents, "_compile_loops", fail),
+        before(agents, "compile_loops", fail),
         pytest.raises(errors.SparklogError, match="killed"),
     ):
         agent.start()
@@ -722,7 +724,7 @@ def test_the_loops_are_loaded_before_a_living_broker_is_replaced(tmp_path: Path)
     order: list[str] = []
     with (
         running(older),
-        before(agents, "_compile_loops", lambda: order.append("compile")),
+        before(agents, "compile_loops", lambda: order.append("compile")),
         before(takeover, "acquire", lambda: order.append("acquire")),
         running(newer),
     ):
@@ -786,7 +788,7 @@ def test_a_late_heartbeat_calls_no_stopped_broker_alive(tmp_path: Path) -> None:
     agent = Agent(settings(tmp_path))
     agent.start()
     agent.stop()
-    agent._write_heartbeat()
+    agent._heartbeats.write()
     assert live_broker(LocalStore(tmp_path)) is None
 
 

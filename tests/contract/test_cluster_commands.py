@@ -137,12 +137,12 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
     three.create("t", 6)
     three.wait_for_topic(three.agents[3], "t")
     for agent in three.agents.values():
-        agent._partition_table.backlog.unpublished_bytes = 100
+        agent.parts.partition_table.backlog.unpublished_bytes = 100
     code, found = status("--root", three.root)
     assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 3)
     assert found["broker"]["broker"] == three.metadata.controller
     assert (found["topics"], found["partitions"], found["unpublished_bytes"]) == (1, 6, 300)
-    topics = [three.agents[broker]._partition_table.topic("t") for broker in (2, 3)]
+    topics = [three.agents[broker].parts.partition_table.topic("t") for broker in (2, 3)]
     for topic in topics:
         topic.held_back = "the disk is full"
     code, found = status("--root", three.root)
@@ -157,7 +157,7 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
 
 def test_a_member_that_is_alive_and_silent(three: Cluster) -> None:
     """It is named with the reason, and the exit code says that something is wrong."""
-    flight = three.agents[2]._flight
+    flight = three.agents[2].listeners.flight
     assert flight is not None
     flight.close()
     code, found = status("--root", three.root)
@@ -376,7 +376,7 @@ def test_the_broker_itself_refuses(three: Cluster) -> None:
         three.agents.pop(other).stop()
         until(lambda gone=other: three.states()[gone] == BrokerState.STOPPED)  # type: ignore[misc]
     until(lambda: set(three.loads()) <= {1})
-    until(lambda: len(agent._broker.members()) == 1 if agent._broker else False)
+    until(lambda: len(agent.parts.broker.members()) == 1)
     with pytest.raises(errors.CannotDrain, match="no other broker"):
         ask(agent.address, "broker.drain", right)
     assert not agent.wait(0.2)
@@ -434,8 +434,7 @@ def test_a_drain_that_takes_too_long(three: Cluster, monkeypatch: pytest.MonkeyP
     three.create("t", 6)
     agent = three.agents.pop(2)
     proceed = threading.Event()
-    handovers = agent._handovers
-    assert handovers is not None
+    handovers = agent.cluster.handovers
     give_all = handovers.drain
 
     def slow(deadline: float, *, leaving: Collection[int]) -> None:
@@ -562,8 +561,9 @@ def test_a_member_that_is_drained_gets_nothing(
     lean(cluster)
     proceed = threading.Event()
     leaver = cluster.agents.pop(2)
-    assert leaver._handovers is not None
-    monkeypatch.setattr(leaver._handovers, "drain", lambda _deadline, **_: proceed.wait(30.0))
+    monkeypatch.setattr(
+        leaver.cluster.handovers, "drain", lambda _deadline, **_: proceed.wait(30.0)
+    )
     leaver.stop_soon("test")
     until(lambda: cluster.states()[2] == BrokerState.DRAINING)
     result = run("cluster", "balance", "--root", cluster.root)
@@ -577,7 +577,7 @@ def test_a_member_that_is_drained_gets_nothing(
 def test_partitions_that_do_not_move(cluster: Cluster) -> None:
     """A leader keeps a partition whose end is unknown: the command says so, with exit code 3."""
     lean(cluster)
-    table = cluster.agents[1]._partition_table
+    table = cluster.agents[1].parts.partition_table
     for topic in table.topics():
         topic.in_doubt = "a test"
     result = run("cluster", "balance", "--root", cluster.root)

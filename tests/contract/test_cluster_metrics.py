@@ -111,8 +111,7 @@ def test_partitions_without_a_leader_are_counted(
 ) -> None:
     """By the controller, while it cannot give the partitions of a dead broker to others."""
     agent = cluster.agents[cluster.metadata.controller]
-    controller = agent._controller
-    assert controller is not None
+    controller = agent.cluster.controller
     other, lost = cluster.agents.keys() - {agent._leadership.broker}
     led = at(metrics(cluster.agents[lost]), "kafka_server_replicamanager_leadercount")[-1]
 
@@ -136,7 +135,7 @@ def test_partitions_without_a_leader_are_counted(
 def test_partitions_that_cannot_be_restored_are_counted(cluster: Members) -> None:
     """By their new leader: they are not blocked here, and no client is served."""
     agent = cluster.agents[3]
-    sources, table = agent._sources, agent._partition_table
+    sources, table = agent._sources, agent.parts.partition_table
     assert sources is not None
     collector, topic = Collector(sources), table.topic("t")
     assert collector._stuck(topic) == 0
@@ -237,8 +236,7 @@ def test_a_leader_that_hangs_is_asked_for_half_a_second(
     """A port that accepts and says nothing, as that of a stopped process."""
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     agent = coordinator(cluster, "g")
-    core = agent._broker
-    assert core is not None
+    core = agent.parts.broker
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         known = {
@@ -266,8 +264,7 @@ def test_a_leader_answers_ends_while_it_reads(
 ) -> None:
     """Several coordinators ask at the same time; only ages have to be read."""
     commit(cluster, "g", dict.fromkeys(range(6), 1))
-    core = cluster.agents[1]._broker
-    assert core is not None
+    core = cluster.agents[1].parts.broker
     topic = core._partition_table.topic("t")
     asked = GroupPositions(positions=[GroupPosition(topic.topic_id, n, 1) for n in range(6)])
     led = {number for number in range(6) if cluster.leaders("t")[number] == 1}

@@ -612,6 +612,6 @@ def test_a_folder_has_no_storage_options(
 ) -> None:
     """Variables for a bucket do not matter to a folder."""
     monkeypatch.setenv("SPARKLOG_STORAGE_AWS_REGION", "eu")
-    monkeypatch.setattr("sparklog.DETACHED_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.connecting.DETACHED_IDLE_SECONDS", 1.0)
     with sparklog.connect(tmp_path, detached=detached) as log:
         assert log.topics() == []

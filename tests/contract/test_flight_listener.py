@@ -326,8 +326,8 @@ def test_many_tails_have_no_threads_and_share_their_messages(
     count = 24
     other = f"{topic}-other"
     client.create(other, 1)
-    assert agent._flight is not None
-    served = agent._flight._tails
+    assert agent.listeners.flight is not None
+    served = agent.listeners.flight._tails
     threads = {each.ident for each in threading.enumerate() if each.name == "sparklog-call"}
     tails = [client.tail(request_tail(topic, 0, heartbeat_ms=60_000)) for _ in range(count)]
     tails += [client.tail(request_tail(other, 0, heartbeat_ms=60_000)) for _ in range(count)]
@@ -597,7 +597,7 @@ def test_calls_end_at_their_deadlines(client: BrokerClient, agent: Agent, topic:
     began = time.monotonic()
     assert statuses(agent.address, calls, b"700m") == [grpc_status.DEADLINE_EXCEEDED] * 3
     assert 0.7 <= time.monotonic() - began < 20.0
-    served = agent._flight
+    served = agent.listeners.flight
     assert served is not None
     wait_until(lambda: served.open_calls == 0, "their threads have ended")
     assert served._waiting_actions == 0

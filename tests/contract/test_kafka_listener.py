@@ -24,7 +24,8 @@ from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import errors, limits
-from sparklog.broker.agent import FLUSHES_AT_ONCE_REMOTE, Agent
+from sparklog.broker.agent import Agent
+from sparklog.broker.assembly import FLUSHES_AT_ONCE_REMOTE
 from sparklog.broker.broker import PartitionStatus
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.groups.messages import GroupError
@@ -168,7 +169,7 @@ def test_a_session_may_name_more_partitions_while_there_is_room(
 ) -> None:
     """Those are answered at once; one too many ends the session, and the client begins again."""
     assert log.topics() == ["t"]
-    kafka = agent._kafka
+    kafka = agent.listeners.kafka
     assert kafka is not None
     with frames(agent) as client:
         answer, found = fetch(client, (0, 0), {0: 0})
@@ -239,7 +240,7 @@ def test_a_waiting_fetch_is_not_woken_by_other_partitions(
     agent: Agent, log: sparklog.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each flush would cost as much as there are consumers."""
-    broker = agent._broker
+    broker = agent.parts.broker
     assert broker is not None
     looks: list[int] = []
     place = broker.partition_status
@@ -447,7 +448,7 @@ def test_a_client_that_never_reads_is_dropped(
             with log.producer() as producer:
                 for _ in range(64):
                     producer.send("t", b"x" * (1 << 18))
-        served, door = agent._broker, agent._kafka
+        served, door = agent.parts.broker, agent.listeners.kafka
         assert served is not None
         assert door is not None
         fetches = mock.Mock(side_effect=served.fetch_kafka)

@@ -164,7 +164,7 @@ def test_a_fetch_of_many_bytes_reads_them_once(
 ) -> None:
     """New bytes are counted, and all records are read when there are enough."""
     with broker(tmp_path / "root") as agent, frames(agent) as client, frames(agent) as other:
-        served = agent._broker
+        served = agent.parts.broker
         assert served is not None
         fetches = mock.Mock(side_effect=served.fetch_kafka)
         monkeypatch.setattr(served, "fetch_kafka", fetches)
@@ -189,7 +189,7 @@ def test_requests_of_disconnected_clients_end(tmp_path: Path) -> None:
     with broker(tmp_path / "root") as agent, frames(agent) as client:
         kafkarequests.create(client, "t")
         kafkarequests.produce(client, "t", 0, kafkarequests.batch(VALUES))
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
         wanted = fetch_fields(0, min_bytes=1 << 20, wait_ms=600_000)
         for _ in range(20):
@@ -245,7 +245,7 @@ def test_a_batch_larger_than_all_the_room_is_given_in_turn(tmp_path: Path) -> No
         kafkarequests.create(client, "t")
         batch = kafkarequests.batch([bytes(12 << 20)])
         assert not kafkarequests.produce(client, "t", 0, batch).error_code
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
 
         def sizes() -> list[int]:
@@ -264,7 +264,7 @@ def test_a_client_that_stops_near_the_end_of_a_request_is_dropped(tmp_path: Path
     kafka = KafkaSettings(listen="127.0.0.1:0", request_max_bytes=100 << 20, memory_bytes=128 << 20)
     with broker(tmp_path / "root", kafka=kafka) as agent, frames(agent) as client:
         kafkarequests.create(client, "t")
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
         with frames(agent) as large, frames(agent) as other:
             for stalled, size in ((large, 90 << 20), (other, 1 << 20)):
@@ -282,7 +282,7 @@ def test_small_replies_do_not_wait_for_a_large_one(tmp_path: Path) -> None:
     with broker(tmp_path / "root") as agent, frames(agent) as client, frames(agent) as other:
         kafkarequests.create(client, "t")
         assert find_coordinator(client) == ErrorCode.none
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
         asyncio.run_coroutine_threadsafe(door.large_reply_lock.acquire(), door._loop).result(5.0)
         names = [f"g{number}" for number in range(1_500)]
@@ -301,7 +301,7 @@ def test_offsets_by_time_hold_up_no_reads(tmp_path: Path, monkeypatch: pytest.Mo
     may_go_on = threading.Event()
     with broker(tmp_path / "root") as agent, frames(agent) as client, ExitStack() as opened:
         kafkarequests.create(client, "t")
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
         slow = door.broker.offsets_for_times
 
@@ -340,7 +340,7 @@ def test_clients_that_do_not_read_hold_up_no_reads(tmp_path: Path) -> None:
         fields = fetch_fields(0)
         (wanted,) = fields["topics"][0]["partitions"]
         fields["topics"][0]["partitions"] = [wanted | {"partition": each} for each in range(4)]
-        door = agent._kafka
+        door = agent.listeners.kafka
         assert door is not None
         slow = [opened.enter_context(frames(agent)) for _ in range(2 * READ_THREADS)]
         for each in slow:
@@ -469,9 +469,9 @@ def test_records_sent_before_a_client_left_are_written(tmp_path: Path) -> None:
 def test_clients_that_come_at_a_time_are_all_accepted(tmp_path: Path) -> None:
     """The system keeps a burst of connections for as long as the event loop is busy."""
     with broker(tmp_path / "root") as agent, ExitStack() as stack:
-        assert agent._kafka is not None
+        assert agent.listeners.kafka is not None
         released = threading.Event()
-        agent._kafka._loop.call_soon_threadsafe(released.wait, SECONDS)
+        agent.listeners.kafka._loop.call_soon_threadsafe(released.wait, SECONDS)
         host, _, port = agent.kafka_address.rpartition(":")
         try:
             for _ in range(300):
@@ -485,8 +485,8 @@ def test_clients_that_come_at_a_time_are_all_accepted(tmp_path: Path) -> None:
 def test_connections_that_have_ended_keep_no_bytes(tmp_path: Path) -> None:
     """Read-ahead and unfinished requests are freed at once, before Python collects cycles."""
     with broker(tmp_path / "root") as agent:
-        assert agent._kafka is not None
-        listener = agent._kafka
+        assert agent.listeners.kafka is not None
+        listener = agent.listeners.kafka
         host, _, port = agent.kafka_address.rpartition(":")
 
         def opened(sent: bytes = b"") -> socket.socket:

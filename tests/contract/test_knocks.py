@@ -118,7 +118,7 @@ def test_an_early_kafka_client_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
         loads.set()
         assert proceed.wait(SECONDS)
 
-    monkeypatch.setattr(agents, "_compile_loops", load)
+    monkeypatch.setattr(agents, "compile_loops", load)
     agent = Agent(settings(tmp_path))
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(agent.start)
@@ -126,7 +126,7 @@ def test_an_early_kafka_client_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert loads.wait(SECONDS)
             with sparklog.connect(agent.address) as log:
                 assert log.topics() == []
-            host, _, port = agent._kafka_advertised.rpartition(":")
+            host, _, port = agent.listeners.kafka_advertised.rpartition(":")
             with socket.create_connection((host, int(port)), SECONDS) as peer:
                 peer.sendall(struct.pack(">ihhih", 10, 18, 0, 1, -1))
                 assert not select.select([peer], [], [], 0.1)[0]

@@ -107,14 +107,12 @@ class Members:
 
     def wait_for_members(self, agent: Agent) -> None:
         """Waits until a member knows all others."""
-        core = agent._broker
-        assert core is not None
+        core = agent.parts.broker
         until(lambda: core.members().keys() == self.agents.keys())
 
     def wait_for_topic(self, agent: Agent, topic: str) -> None:
         """Waits until a member serves a topic that another one has created."""
-        core = agent._broker
-        assert core is not None
+        core = agent.parts.broker
         until(lambda: core.topics.exists(topic))
 
     @property
@@ -203,7 +201,7 @@ def test_a_member_serves_new_topics_while_its_loops_are_loaded(
                 write(log, "t", range(20), partitions=2)
                 written.append(values(log, "t", 20))
 
-        monkeypatch.setattr(agents, "_compile_loops", ask)
+        monkeypatch.setattr(agents, "compile_loops", ask)
         cluster.agents[2] = starting
         starting.start()
         assert written == [Counter(b"%d" % number for number in range(20))]
@@ -336,7 +334,7 @@ def test_the_last_member_leads_all(monkeypatch: pytest.MonkeyPatch) -> None:
             assert values(log, "t", 66) == Counter(b"%d" % n for n in range(66))
 
         def has_left_others() -> bool:
-            cluster.agents[3]._wal_cleaner.checkpoint()
+            cluster.agents[3].parts.wal_cleaner.checkpoint()
             return not inherited_by(cluster.metadata, 3)
 
         until(has_left_others)
@@ -401,7 +399,7 @@ def test_others_read_the_log_of_a_member_that_stops(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Handovers, "drain", drain_and_note)
         stopping = cluster.agents.pop(2)
         with frames(stopping):
-            until(stopping._has_clients)
+            until(stopping.listeners.has_clients)
             stopping.stop()
         assert before == [2, 2]
         assert 2 not in cluster.leaders("t")
@@ -416,7 +414,8 @@ def test_a_member_without_clients_stops_at_once(
     with frames(cluster.agents[1]) as client:
         create(client, "t", 3)
     stopping = cluster.agents.pop(2)
-    until(lambda: stopping._kafka is not None and not stopping._kafka.connection_count)
+    kafka = stopping.listeners.kafka
+    until(lambda: kafka is not None and not kafka.connection_count)
     stopping.stop()
     assert 2 not in cluster.leaders("t")
 
@@ -603,8 +602,7 @@ def about_to_move(cluster: Members) -> tuple[int, int, Handovers]:
         create(client, "t", 1)
     (giver,) = cluster.leaders("t")
     cluster.wait_for_topic(cluster.agents[giver], "t")
-    handovers = cluster.agents[giver]._handovers
-    assert handovers is not None
+    handovers = cluster.agents[giver].cluster.handovers
     return giver, next(each for each in cluster.agents if each != giver), handovers
 
 
@@ -765,8 +763,7 @@ def test_topics_of_others(cluster: Members) -> None:
         sparklog.connect(cluster.agents[1].address),
         sparklog.connect(cluster.agents[2].address),
     )
-    core = cluster.agents[3]._broker
-    assert core is not None
+    core = cluster.agents[3].parts.broker
     with first, second:
         first.create_topic("t", 2)
         with pytest.raises(errors.TopicExists):
@@ -801,9 +798,7 @@ def test_configurations_that_two_brokers_change(
     cluster: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metadata and table have both of two changes that are made at the same time."""
-    first, second = cluster.agents[1]._broker, cluster.agents[2]._broker
-    assert first is not None
-    assert second is not None
+    first, second = cluster.agents[1].parts.broker, cluster.agents[2].parts.broker
     with sparklog.connect(cluster.agents[1].address) as log:
         log.create_topic("t", 1)
     cluster.wait_for_topic(cluster.agents[2], "t")
@@ -873,7 +868,7 @@ def test_a_member_that_was_fenced_may_return(
 ) -> None:
     """One that was silent for too long joins again, unless another process has its id."""
     silent = cluster.agents.pop(2)
-    monkeypatch.setattr(silent, "_write_heartbeat", lambda **_: None)
+    monkeypatch.setattr(silent._heartbeats, "write", lambda **_: None)
     with pytest.raises(errors.BrokerFenced):
         silent.wait(20.0)
     assert silent.may_return()
@@ -894,7 +889,7 @@ def test_a_member_whose_log_was_deleted_may_return(
     """One that was suspended until its log was deleted notices that before it sees why."""
     gone = SyncFailed("wal/2/0000000001/00000000.seg", "its file was moved or removed")
     silent = cluster.agents.pop(2)
-    monkeypatch.setattr(silent, "_write_heartbeat", lambda **_: None)
+    monkeypatch.setattr(silent._heartbeats, "write", lambda **_: None)
     fail = silent._on_failure
     monkeypatch.setattr(silent, "_on_failure", lambda _: fail(gone))
     with pytest.raises(errors.BrokerFenced, match="was replaced by broker 1"):

@@ -17,6 +17,7 @@ import pytest
 import sparklog
 from sparklog import errors, limits
 from sparklog.broker import agent as agents
+from sparklog.broker import listening
 from sparklog.broker.agent import Agent
 from sparklog.broker.flight.grpc import call
 from sparklog.broker.flight.grpc.server import CONNECTIONS, CONNECTIONS_PER_ADDRESS, UNSERVED_CALLS
@@ -141,7 +142,7 @@ def test_a_taken_port_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs them."""
-    monkeypatch.setattr(agents, "METRICS_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(listening, "METRICS_PACKAGES", ("no_such_package",))
     with pytest.raises(errors.NotInstalled, match=r"no_such_package.*sparklog\[broker\]"):
         agent_on(tmp_path).start()
     agent_on(tmp_path, metrics__listen="")  # which needs none of them
@@ -228,7 +229,7 @@ def test_ready_while_all_listeners_serve(tmp_path: Path, monkeypatch: pytest.Mon
         compiles.set()
         assert goes_on.wait(30.0)
 
-    monkeypatch.setattr(agents, "_compile_loops", compile_loops)
+    monkeypatch.setattr(agents, "compile_loops", compile_loops)
     agent = agent_on(tmp_path)
     monkeypatch.setattr(
         agent, "_drain", lambda _leaving: states.append(get(agent.metrics_address, "/readyz")[0])

@@ -94,7 +94,7 @@ class World:
 
     def states(self) -> dict[str, str]:
         """The work that is refused now, with the reasons."""
-        broker = self.agent._broker
+        broker = self.agent.parts.broker
         assert broker is not None
         return {each.work: each.reason for each in broker.status().refused}
 

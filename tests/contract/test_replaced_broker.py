@@ -183,8 +183,7 @@ def test_a_broker_without_sight_of_the_metadata_serves_no_reads() -> None:
             produced = produce(client, "t", 0, batch([b"a"]))
             assert produced.error_code is ErrorCode.none
             blind.is_set.set()
-            assert agent._broker is not None
-            broker = agent._broker
+            broker = agent.parts.broker
             wait_until(lambda: not broker.has_sight, "the last look is old")
             client.ask(18, 3, {"client_software_name": "x", "client_software_version": "1"})
             with cut():
@@ -214,8 +213,7 @@ def test_a_broker_without_heartbeats_looks_before_each_request() -> None:
     ):
         create(client, "t")
         produce(client, "t", 0, batch([b"a"]))
-        assert agent._broker is not None
-        broker = agent._broker
+        broker = agent.parts.broker
         wait_until(lambda: broker.has_sight, "a heartbeat is young")
         mute.is_set.set()
         wait_until(lambda: not broker.has_sight, "the last heartbeat is old")

@@ -143,7 +143,7 @@ def test_a_commit_looks_only_at_its_partitions(
         looked_at.append(partition)
         return end_app_id(topic_id, partition)
 
-    monkeypatch.setattr("sparklog.storage.table.names.end_app_id", named)
+    monkeypatch.setattr("sparklog.storage.table.replay.end_app_id", named)
     file = table_file(clock, 7, 0, 9)
     txns = {end_app_id(tables.TOPIC_ID, 7): 10, start_app_id(tables.TOPIC_ID, 7): 3}
     after = table.commit(lambda _: TableChange(adds=(file,), txns=txns))

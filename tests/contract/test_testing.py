@@ -269,7 +269,7 @@ def test_flushes_do_not_linger() -> None:
 
     def linger_seconds(broker: testing.Broker) -> float:
         assert broker._agent is not None
-        return broker._agent._writer._bounds.linger_seconds
+        return broker._agent.parts.writer._bounds.linger_seconds
 
     with testing.broker() as broker:
         assert linger_seconds(broker) == 0

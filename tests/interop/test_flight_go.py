@@ -31,7 +31,7 @@ def test_a_program_with_arrow_go(agent: Agent, tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["done"], done.stderr
-    door = agent._flight
+    door = agent.listeners.flight
     assert door is not None
     wait_until(lambda: door.open_calls == 0, "no call is served any more")
     assert door._server._calls == 0

@@ -65,7 +65,7 @@ def test_a_program_with_arrow_flight(agent: Agent, tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["done"], done.stdout + done.stderr
-    door = agent._flight
+    door = agent.listeners.flight
     assert door is not None
     wait_until(lambda: door.open_calls == 0, "no call is served any more")
     assert door._server._calls == 0

@@ -195,7 +195,7 @@ def engine(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     )  # fmt: skip
     scrapes: list[dict[str, Any]] = []
     with Agent(settings) as agent:
-        broker = agent._broker
+        broker = agent.parts.broker
         assert broker is not None
         for topic in ("t", "u"):
             broker.topics.create(flight_messages.CreateTopic(topic=topic, partitions=2))

@@ -19,14 +19,15 @@ from unittest import mock
 import msgspec
 
 from sparklog import errors
-from sparklog.broker import agent as agents
 from sparklog.broker import ports
 from sparklog.broker.agent import Agent
+from sparklog.broker.assembly import Surroundings
 from sparklog.broker.broker import Broker
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.log import takeover
+from sparklog.broker.log import publish_process, takeover
+from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import PartitionTable
-from sparklog.broker.log.publish_process import REQUEST_SECONDS, PublishProcess
+from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
@@ -203,7 +204,7 @@ class SimulatedBroker:
 
     @property
     def partition_table(self) -> PartitionTable:
-        return self._agent._partition_table
+        return self._agent.parts.partition_table
 
     @property
     def core(self) -> Broker:
@@ -310,7 +311,8 @@ class SimulatedWorker:
         scheduler.spawn(
             self._process, "sparklog-publisher", lambda: answers.append(self._worker.serve(request))
         )
-        if not scheduler.wait(lambda: bool(answers) or not self._process.alive, REQUEST_SECONDS):
+        seconds = publish_process.REQUEST_SECONDS
+        if not scheduler.wait(lambda: bool(answers) or not self._process.alive, seconds):
             raise WorkerLost("it does not answer")
         if not answers or self._world.faults.loses_answer():
             raise WorkerLost("it is dead")
@@ -329,12 +331,12 @@ class SimulatedWorker:
         self._world.scheduler.spawn(self._world.disk.network, "late kill", body)
 
 
-def _publish_process(agent: Agent) -> PublishProcess | None:
+def _publish_process(given: Surroundings, hot: HotTail) -> PublishProcess | None:
     assert _world is not None
     if not _world.profile.has_worker:
         return None
     start = functools.partial(SimulatedWorker, _world, _broker())
-    return PublishProcess(agent._hot, start, clock=agent._clock, objects=1, after_seconds=0.0)
+    return PublishProcess(hot, start, clock=given.clock, objects=1, after_seconds=0.0)
 
 
 # ------------------------------------------------------------------------------ surroundings
@@ -528,24 +530,24 @@ def simulated(world: World) -> Iterator[None]:
         return found
 
     replaced = {
-        "FlightListener": _Door,
-        "ThreadPoolExecutor": _Pool,
-        "this_process": _this_process,
-        "WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
-        "Publisher": functools.partial(Publisher, **publisher),
-        "WriterLimits": functools.partial(
+        "agent.ThreadPoolExecutor": _Pool,
+        "agent.this_process": _this_process,
+        "agent._PUBLISH_TICK_SECONDS": 0.05,
+        "agent._WAL_TICK_SECONDS": 0.2,
+        "assembly.WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
+        "assembly.Publisher": functools.partial(Publisher, **publisher),
+        "assembly.WriterLimits": functools.partial(
             WriterLimits,
             flush_max_entries=pace.flush_max_entries,
             flush_interval_seconds=pace.flush_interval_seconds,
         ),
-        "_PUBLISH_TICK_SECONDS": 0.05,
-        "_WAL_TICK_SECONDS": 0.2,
-        "_RETRY_SECONDS": 0.2,
+        "assembly.publish_process": _publish_process,
+        "listening.FlightListener": _Door,
+        "loops.RETRY_SECONDS": 0.2,
     }
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
-            stack.enter_context(mock.patch.object(agents, name, value))
-        stack.enter_context(mock.patch.object(Agent, "_new_publish_process", _publish_process))
+            stack.enter_context(mock.patch(f"sparklog.broker.{name}", value))
         stack.enter_context(mock.patch.object(ports, "BoundPort", _Listener))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))

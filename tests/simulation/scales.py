@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog import limits
 from sparklog.broker.decode_memory import DecodeMemory
-from sparklog.broker.log.run_writer import PUBLISH_TOGETHER_BYTES
+from sparklog.broker.log import run_writer
 from sparklog.formats import record_batch
 from sparklog.formats.record_batch import CheckedBatch
 from sparklog.storage import wal
@@ -75,7 +75,7 @@ def installed(world: World) -> Iterator[None]:
         found, turn = decode(entries, batches), granted()
         if turn is not None:
             told = sum(each.memory_bytes for each in entries)
-            most = PUBLISH_TOGETHER_BYTES
+            most = run_writer.PUBLISH_TOGETHER_BYTES
             ensure(found.nbytes <= told, f"{entries} decode to {found.nbytes} bytes")
             ensure(len(entries) == 1 or told <= most, f"{told} bytes are decoded together")
             is_large = found.nbytes > limits.READ_RUN_BYTES

@@ -65,7 +65,7 @@ _LIMITS = {
     "sparklog.storage.metadata.store.META_LOOK_SECONDS": 0.2,
     "sparklog.storage.metadata.store.META_LIST_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SWEEP_EVERY_SECONDS": 0.5,
-    "sparklog.broker.agent.UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
+    "sparklog.broker.assembly.UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SETTLE_EVERY_SECONDS": 0.5,
     "sparklog.broker.log.janitor.UPKEEP_RETRY_SECONDS": 0.3,
     "sparklog.broker.log.janitor.UPKEEP_RETRY_MAX_SECONDS": 1.0,

@@ -258,7 +258,7 @@ class Rig:
         """Makes the janitor, and with it the views of all tables, use another view of the store."""
         self.janitor._store = self.janitor._staging._store = store
         for topic in self.partition_table.topics():
-            topic.table.store = store
+            topic.table.store = topic.table.log_reader.store = store
 
     # -------------------------------------------------------------------------- writing
 

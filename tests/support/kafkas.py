@@ -46,7 +46,7 @@ def broker(root: Path, **settings: Any) -> Iterator[Agent]:
 
 def forget_producers(agent: Agent) -> None:
     """Makes the broker forget all producers, as after a day in which they wrote nothing."""
-    partition_table = agent._partition_table
+    partition_table = agent.parts.partition_table
     partition_table.expire_producers(2**62)
     for topic in partition_table.topics():
         assert not any(each.producers for each in topic.partitions.values())

@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import decimal
 import io
+import itertools
 import json
 import os
 import pkgutil
@@ -12,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +42,7 @@ from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
 from sparklog.terminal.commands import ExitCode
 from tests.support.live import LiveBroker
+from tests.support.waiting import time_with
 
 
 @pytest.fixture(autouse=True)
@@ -345,16 +346,19 @@ def test_closed_port_is_told_at_once(host: str, told: str) -> None:
 def test_wait_waits_and_says_so(broker: LiveBroker) -> None:
     """With --wait, the command uses a broker that starts later, and prints that it waits."""
     broker.crash()
-    starting = threading.Timer(0.5, broker.restart)
-    starting.start()
-    try:
+    waits = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        if not next(waits):
+            broker.restart()
+        time.sleep(seconds)
+
+    with mock.patch("sparklog.terminal.options.time", time_with(sleep=sleep)):
         result = run("topics", "list", "--wait", "--bootstrap", broker.address)
-        assert result.stdout == "t1\nt4\n"
-        told = f"sparklog: waiting up to 60 s for a broker at {broker.address} (Connection refused"
-        assert result.stderr.startswith(told)
-        assert len(result.stderr.splitlines()) == 1
-    finally:
-        starting.join()
+    assert result.stdout == "t1\nt4\n"
+    told = f"sparklog: waiting up to 60 s for a broker at {broker.address} (Connection refused"
+    assert result.stderr.startswith(told)
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_wait_ends(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from sparklog.storage.objects import (
     Store,
     put_together,
 )
-from sparklog.storage.reading.decode_bounds import FILE_BATCH_BYTES
 from sparklog.storage.reading.sorting import SORT_MEMORY_BYTES
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import data_file
@@ -525,7 +524,8 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     add_foreign(table, heavy.select(FILE_SCHEMA.names))
     publish_rows(table, 0, 20)
     before = rows_of(table)
-    monkeypatch.setattr("sparklog.storage.reading.decode_bounds.FILE_BATCH_BYTES", 64 * limits.KIB)
+    batch_bytes = 64 * limits.KIB
+    monkeypatch.setattr("sparklog.storage.reading.decode_bounds.FILE_BATCH_BYTES", batch_bytes)
     sizes: list[int] = []
     add = data_file.Encoder.add
 
@@ -536,7 +536,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     monkeypatch.setattr(data_file.Encoder, "add", watch)
     assert compact(table, [whole(table)])
     assert rows_of(table).equals(before)
-    assert max(sizes) < 2 * FILE_BATCH_BYTES
+    assert max(sizes) < 2 * batch_bytes
 
 
 def test_damaged_page_is_not_copied(table: TopicTable) -> None:

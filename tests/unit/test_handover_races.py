@@ -249,9 +249,10 @@ def test_a_partition_is_not_released_while_it_moves(
         first.append([f"{sequence}"], partition=number, producer_sequence=(9, 0, sequence))
     table, give = first.partition_table, first.partition_table.give
 
-    def give_and_release(*values: Any) -> None:
-        give(*values)
+    def give_and_release(*values: Any) -> bool:
+        is_given = give(*values)
         first.handovers._release()
+        return is_given
 
     monkeypatch.setattr(table, "give", give_and_release)
     first.handovers.move({("t", number): 2})

@@ -1003,7 +1003,7 @@ def test_a_tick_ends_after_a_while(
     slow = Slow()
     assert isinstance(rig.store, MemoryStore)
     for state in rig.janitor._topics.values():
-        state.table.store = rig.store.view(slow)
+        state.table.store = state.table.log_reader.store = rig.store.view(slow)
     order = []
     for _ in range(12):
         rig.janitor.tick()

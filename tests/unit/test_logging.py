@@ -122,9 +122,9 @@ def test_a_log_file_takes_what_libraries_say(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from sparklog import limits\n"
+        "from sparklog.broker import logging\n"
         "from sparklog.broker.logging import LogFile\n"
-        "LOG_FILE_BYTES = 100\n"
+        "logging.LOG_FILE_BYTES = 100\n"
         "file = LogFile(Path(sys.argv[1]))\n"
         "file.take_stderr()\n"
         "os.write(2, b'one\\n')\n"

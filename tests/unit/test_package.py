@@ -19,7 +19,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 import sparklog
 from sparklog import errors, sinks, sources
-from sparklog.broker import agent
+from sparklog.broker import listening
 from sparklog.client.consumer.reading import Record
 from sparklog.sinks import options as sink
 from sparklog.sources import options as source
@@ -227,9 +227,9 @@ def test_extras_name_what_the_code_looks_for() -> None:
     base = {_package(each) for each in project["dependencies"]}
     extras = project["optional-dependencies"]
     assert base.isdisjoint(OF_THE_KAFKA_LISTENER)
-    needed = {*agent.KAFKA_PACKAGES, *agent.METRICS_PACKAGES}
+    needed = {*listening.KAFKA_PACKAGES, *listening.METRICS_PACKAGES}
     assert {_package(each).replace("-", "_") for each in extras["broker"]} == needed
-    assert set(agent.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
+    assert set(listening.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
     assert {_package(each) for each in extras["spark"]} >= {"cramjam", "numba"}
 
 

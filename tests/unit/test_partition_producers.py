@@ -232,7 +232,7 @@ def test_a_state_that_cannot_be_encoded_is_not_lost(
     """The next checkpoint continues where the failed one ended."""
     rig.append(["a"], producer_sequence=(9, 0, 0))
     with monkeypatch.context() as patched:
-        patched.setattr("sparklog.broker.log.partitions._state_encoder", _Failing())
+        patched.setattr("sparklog.broker.log.checkpoint_state._state_encoder", _Failing())
         with pytest.raises(MemoryError):
             rig.wal_cleaner.checkpoint()
     rig.append(["b"])
@@ -334,7 +334,7 @@ class _Counting:
 def test_no_call_encodes_many_producers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other threads can run between two calls of the encoder, and never within one."""
     counting = _Counting()
-    monkeypatch.setattr("sparklog.broker.log.partitions._state_encoder", counting)
+    monkeypatch.setattr("sparklog.broker.log.checkpoint_state._state_encoder", counting)
     StateEncoder().encode(_table_of_many(5_000).snapshot_states(now_us=0))
     assert 0 < counting.most <= PRODUCERS_PER_BLOCK
 

@@ -128,7 +128,7 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     """
     faults = FailingGets()
     topics = [rig.partition_table.topic(name) for name in ("t", "u")]
-    topics[0].table.store = store.view(faults)
+    topics[0].table.store = topics[0].table.log_reader.store = store.view(faults)
     loop = publishing(rig)
     for topic in topics:
         rig.partition_table.backlog.hold_back(topic, "403")

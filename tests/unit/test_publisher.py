@@ -85,7 +85,7 @@ def faulty(rig: Rig, *script: Fault) -> None:
     faults: Faults = ScriptedFaults(*script)
     rig.publish_to(rig.store.view(faults))
     for topic in rig.partition_table.topics():
-        topic.table.store = rig.publisher._store
+        topic.table.store = topic.table.log_reader.store = rig.publisher._store
 
 
 def files(store: Store) -> list[str]:
@@ -363,7 +363,7 @@ def test_other_topics_are_published_during_a_large_batch(
     assert waits == list(range(1, 10))
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
     found = rig.partition_table.topic("t").table
-    assert not found.preparations
+    assert not found.open_preparations
     assert rig.publisher.publish(rig.partition_table.topic("t")).rows == 0
 
 
@@ -469,7 +469,7 @@ def test_an_error_in_a_large_batch(
     assert len(files(store)) == (4 if is_kept else 0)
     rig.publish_to(store)
     for topic in rig.partition_table.topics():
-        topic.table.store = store
+        topic.table.store = topic.table.log_reader.store = store
     assert turns(rig) == (6 if is_kept else 10)
     assert len(files(store)) == 10
 
@@ -499,7 +499,7 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
         publish_once(rig)
     rig.publish_to(store)
     for topic in rig.partition_table.topics():
-        topic.table.store = store
+        topic.table.store = topic.table.log_reader.store = store
     publish_once(rig)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
@@ -536,7 +536,7 @@ def test_files_of_a_commit_that_may_have_landed_stay(
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
         rig.publish_to(store)
         for topic in rig.partition_table.topics():
-            topic.table.store = store
+            topic.table.store = topic.table.log_reader.store = store
     if ends_by == "a deletion":
         rig.publisher.remove_topic(rig.partition_table.topic("t"))
     else:

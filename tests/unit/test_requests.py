@@ -454,7 +454,7 @@ def test_files_are_confirmed_in_parallel(slow: DelayedStore) -> None:
         fill(rig, 1, 1, topic=f"t{number}")
     rig.publish()
     for topic in rig.partition_table.topics():
-        topic.table.store = slow
+        topic.table.store = topic.table.log_reader.store = slow
     rig.confirmer._store = slow
     rig.confirmer.confirm()
     assert slow.most_at_once >= 8

@@ -740,7 +740,9 @@ def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualC
     rig.append(["b"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.partition_table.topic("t").table.store = store.view(ScriptedFaults(fault))
+    rig.partition_table.topic("t").table.store = rig.partition_table.topic(
+        "t"
+    ).table.log_reader.store = store.view(ScriptedFaults(fault))
     with pytest.raises(SyncFailed):
         rig.publish()
     store.put_unflushed(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
@@ -780,7 +782,9 @@ def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
     rig.append(["a"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.partition_table.topic("t").table.store = store.view(ScriptedFaults(fault))
+    rig.partition_table.topic("t").table.store = rig.partition_table.topic(
+        "t"
+    ).table.log_reader.store = store.view(ScriptedFaults(fault))
     if when != "before the start":
         successor = rig.successor()
     with pytest.raises(SyncFailed):

@@ -1,4 +1,4 @@
-"""Changes since the last checkpoint: the partitions whose bounds or states it must have anew.
+"""Partitions whose bounds or states have changed since the last checkpoint.
 
 The lock of the `PartitionTable` guards all of it.
 """

@@ -63,7 +63,7 @@ class CheckpointContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The reason why a partition accepts no record, and what is known of its records."""
+    """The reason why a partition accepts no record, and its known records."""
 
     reason: errors.SparklogError
     end: int

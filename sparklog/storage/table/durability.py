@@ -1,4 +1,4 @@
-"""What of a table's state may not be durable, and which commits another engine may overwrite. Pure.
+"""Tracks the parts of a table that may not be durable, or may be overwritten. Pure.
 
 Other engines do not flush: delta-rs writes data files and commits that a power cut may leave empty.
 On a store that is not local, they may also overwrite commits, because they do not put them only if

@@ -25,7 +25,7 @@ class LogReader:
 
     def __init__(self, store: Store, topic: str, *, with_removes: bool) -> None:
         """`with_removes`: read also which files were removed, most of an old checkpoint."""
-        self._store = store
+        self.store = store
         self._topic = topic
         self._with_removes = with_removes
         self.folder = f"{table_folder(topic)}/{delta_log.LOG_FOLDER}"
@@ -40,17 +40,17 @@ class LogReader:
 
         def read(version: int) -> pa.Buffer | None:
             try:
-                return self._store.get(self.commit_path(version))
+                return self.store.get(self.commit_path(version))
             except ObjectMissing:
                 return None
 
-        found = in_parallel(self._store, read, range(first, first + count))
+        found = in_parallel(self.store, read, range(first, first + count))
         return list(itertools.takewhile(lambda data: data is not None, found))
 
     def checksum(self, version: int) -> int | None:
         """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""
         try:
-            return crc32c.crc32c(self._store.get(self.commit_path(version)))
+            return crc32c.crc32c(self.store.get(self.commit_path(version)))
         except ObjectMissing:
             return None
 
@@ -59,7 +59,7 @@ class LogReader:
         if version < 0:
             return True
         try:
-            self._store.stat(self.commit_path(version))
+            self.store.stat(self.commit_path(version))
         except ObjectMissing:
             return False
         return True
@@ -67,13 +67,13 @@ class LogReader:
     def follows(self, version: int) -> bool:
         """Returns whether the new commit continues the log, and is not in its removed part."""
         if version == 0:
-            return len(self._store.list_after(self.folder)) == 1
+            return len(self.store.list_after(self.folder)) == 1
         return self.exists(version - 1)
 
     def last_checkpoint(self) -> int | None:
         """Returns the version of the checkpoint that the hint names; None without a hint."""
         try:
-            hint = self._store.get(f"{self.folder}/{delta_log.LAST_CHECKPOINT}")
+            hint = self.store.get(f"{self.folder}/{delta_log.LAST_CHECKPOINT}")
         except ObjectMissing:
             return None
         return delta_log.decode_last_checkpoint(hint)
@@ -110,7 +110,7 @@ class LogReader:
 
     def _newest_base(self, after: str, known_version: int) -> tuple[int, Actions, Sequence[str]]:
         """Finds the newest complete checkpoint with all commits after it; -1: the log's start."""
-        stats = self._store.list_after(self.folder, after)
+        stats = self.store.list_after(self.folder, after)
         listing = delta_log.read_names(stat.name for stat in stats)
         newest = max([*listing.commits, *listing.checkpoints], default=-1)
         if newest < known_version:
@@ -141,7 +141,7 @@ class LogReader:
         parts = []
         for name in names:
             path = f"{self.folder}/{name}"
-            data = self._store.get(path)
+            data = self.store.get(path)
             parts.append(delta_log.decode_checkpoint(data, path, removes=self._with_removes))
         whole = delta_log.joined(parts)
         if not whole.protocol or not whole.metadata:
@@ -157,7 +157,7 @@ class LogReader:
         """
         version, ends = snapshot.version, dict(enumerate(snapshot.ends))
         first = max(version - _OLD_COMMITS, 0)
-        stats = self._store.list_after(self.folder, delta_log.commit_name(first))
+        stats = self.store.list_after(self.folder, delta_log.commit_name(first))
         names = {delta_log.commit_name(each): each for each in range(first, version + 1)}
         times = {names[stat.name]: stat.modified_us for stat in stats if stat.name in names}
         old = [each for each, modified_us in times.items() if modified_us < horizon_us]
@@ -165,7 +165,7 @@ class LogReader:
             return {}
         for each in range(max(old) + 1, version + 1):
             try:
-                data = self._store.get(self.commit_path(each))
+                data = self.store.get(self.commit_path(each))
                 adds = delta_log.decode_commit(data, self.commit_path(each)).adds
                 files = [delta_log.file_of(add) for add in adds]
             except (ObjectMissing, errors.Corrupt, ValueError):

@@ -393,7 +393,7 @@ class Call:
         return self.connection.lock
 
     def on_grant(self) -> None:
-        """Lets the client send what was granted."""
+        """Lets the client send as much as was granted."""
         self.connection.update_window(self)
 
     # ---------------------------------------------------------------------- windows, under the lock

@@ -1,0 +1,368 @@
+"""Builds the parts of a broker that has taken its root over, in the order in which they depend."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from sparklog import limits
+from sparklog.broker import loops
+from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.controller import Controller
+from sparklog.broker.counts import UpkeepCounts
+from sparklog.broker.handover import Handovers
+from sparklog.broker.heartbeats import Heartbeats
+from sparklog.broker.log import takeover
+from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.janitor import Janitor
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
+from sparklog.broker.log.writer import Writer, WriterLimits
+from sparklog.broker.metrics.collection import FlushCounts
+from sparklog.broker.reconciler import Reconciler
+from sparklog.broker.refused_work import RefusedWork
+from sparklog.clock import Clock
+from sparklog.settings import BrokerSettings
+from sparklog.storage import wal
+from sparklog.storage.metadata import identity
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.liveness import heartbeat_time_us, readiness
+from sparklog.storage.metadata.model import BrokerKind, ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
+from sparklog.storage.objects import LocalStore, Store
+from sparklog.storage.table.removed_files import RemovedFileRetention
+from sparklog.storage.table.topic_table import OpenTable
+from sparklog.storage.wal.base import Appender
+
+FLUSHES_AT_ONCE_REMOTE = 4  # puts of the log that are under way at the same time
+_PUBLISH_SHARE_REMOTE = 1.0  # waiting for a store takes no processor from producers
+UPKEEP_QUIET_REMOTE_SECONDS = 20.0  # between two looks at a table to which nothing was committed
+_FREE_INODES_RESERVE = 100_000  # with fewer, files that may stay go
+_SILENT_ASK_SECONDS = 0.5  # for which a silent member is asked, before its partitions move
+_LOOK: Final = 0.15
+"""The pause between two looks at heartbeats on an object store, in shares of the time of death."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The settings, the store and the threads that a broker is built with."""
+
+    settings: BrokerSettings
+    store: Store
+    clock: Clock
+    kind: BrokerKind
+    meta: MetadataStore
+    leadership: Leadership
+    heartbeats: Heartbeats
+    refused: RefusedWork
+    stopping: threading.Event
+    """Set once the broker stops."""
+    publish_now: threading.Event
+    """Set where a request waits for the tables."""
+    files: Executor
+    """Writes the files of large commits."""
+    publishers: Executor
+    """Publishes large topics beside the others."""
+    compactors: Executor
+    """Compacts tables by key."""
+    removed_files: RemovedFileRetention
+    flushes: FlushCounts
+    upkeep: UpkeepCounts
+    on_flush: Callable[[wal.WalObject, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a broker, complete."""
+
+    partition_table: PartitionTable
+    appender: Appender
+    hot: HotTail
+    writer: Writer
+    publisher: Publisher
+    publishing: PublishLoop
+    publish_process: PublishProcess | None
+    wal_cleaner: WalCleaner
+    janitor: Janitor
+    broker: Broker
+    """The façade that listeners see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterParts:
+    """The parts of a broker that shares its root with others."""
+
+    controller: Controller
+    handovers: Handovers
+
+
+def assemble(given: Surroundings, partition_table: PartitionTable, open_table: OpenTable) -> Parts:
+    """Returns the parts of a broker, none of which runs yet."""
+    settings, store, clock = given.settings, given.store, given.clock
+    hot = HotTail(limit_bytes=settings.hot_tail.bytes)
+    appender, writer = _writer(given, partition_table, hot)
+    process = publish_process(given, hot)
+    publisher = Publisher(
+        store,
+        partition_table,
+        hot,
+        clock=clock,
+        pool=given.files,
+        counts=given.upkeep,
+        process=process,
+    )
+    broker = Broker(
+        store,
+        given.meta,
+        given.leadership,
+        partition_table,
+        writer,
+        publisher,
+        hot,
+        clock=clock,
+        open_table=open_table,
+        refused=given.refused,
+        defaults=TopicDefaults(
+            auto_create=settings.topics.auto_create,
+            partitions=settings.topics.default_partitions,
+            refuse_replication=settings.topics.refuse_replication,
+        ),
+        settings=settings,
+    )
+    broker.metadata.heartbeat_age_seconds = lambda: given.heartbeats.newest.age_seconds(clock)
+    broker.publishing.publish_now = given.publish_now.set
+    return Parts(
+        partition_table=partition_table,
+        appender=appender,
+        hot=hot,
+        writer=writer,
+        publisher=publisher,
+        publishing=PublishLoop(
+            publisher,
+            partition_table,
+            settings=settings.publisher,
+            check_leadership=lambda: takeover.check_leadership(
+                given.meta.reload(), given.leadership
+            ),
+            on_published=writer.notify_published,
+            clock=clock,
+            retry_seconds=loops.RETRY_SECONDS,
+            workers=given.publishers,
+            share=limits.PUBLISH_SHARE if store.is_local else _PUBLISH_SHARE_REMOTE,
+        ),
+        publish_process=process,
+        wal_cleaner=_wal_cleaner(given, partition_table, appender, writer, publisher),
+        janitor=_janitor(given, partition_table, broker, open_table),
+        broker=broker,
+    )
+
+
+def _writer(
+    given: Surroundings, partition_table: PartitionTable, hot: HotTail
+) -> tuple[Appender, Writer]:
+    settings, store, leadership = given.settings, given.store, given.leadership
+    appender = wal.of(store, given.clock, leadership.log).appender(
+        leadership.broker, leadership.epoch, stopping=given.stopping.is_set
+    )
+    writer = Writer(
+        store,
+        appender,
+        partition_table,
+        hot,
+        clock=given.clock,
+        bounds=WriterLimits(
+            flush_max_bytes=settings.writer.flush_max_bytes,
+            linger_seconds=settings.writer.linger_ms_on(local=store.is_local) / 1e3,
+            flushes_at_once=1 if store.is_local else FLUSHES_AT_ONCE_REMOTE,
+            queue_bytes=settings.writer.queue_bytes,
+            unpublished_bytes=settings.publisher.unpublished_bytes,
+            staged_bytes=settings.publisher.staged_bytes,
+            max_record_bytes=settings.writer.max_record_bytes,
+            max_batch_bytes=settings.writer.max_batch_bytes,
+            free_space_reserve_bytes=settings.writer.free_space_reserve_bytes,
+        ),
+        on_flush=given.on_flush,
+        refused=given.refused,
+    )
+    return appender, writer
+
+
+def publish_process(given: Surroundings, hot: HotTail) -> PublishProcess | None:
+    """Returns the publishing process, which starts with work for it; None if none is wanted."""
+    store, settings = given.store, given.settings.publisher
+    is_possible = given.kind is BrokerKind.STANDING and isinstance(store, LocalStore)
+    if settings.process == "off" or not is_possible:
+        return None
+    start = functools.partial(WorkerProcess, store.uri)
+    return PublishProcess(hot, start, clock=given.clock, interval_seconds=settings.interval_seconds)
+
+
+def _wal_cleaner(
+    given: Surroundings,
+    partition_table: PartitionTable,
+    appender: Appender,
+    writer: Writer,
+    publisher: Publisher,
+) -> WalCleaner:
+    settings, store, leadership = given.settings.writer, given.store, given.leadership
+    confirmer = Confirmer(
+        store,
+        partition_table,
+        publisher,
+        clock=given.clock,
+        after_seconds=limits.CONFIRM_AFTER_SECONDS,
+        store_now_us=(
+            functools.partial(heartbeat_time_us, store, leadership.broker)
+            if leadership.inherited
+            else None
+        ),
+    )
+    return WalCleaner(
+        store,
+        given.meta,
+        leadership,
+        appender,
+        partition_table,
+        writer,
+        confirm=confirmer.confirm,
+        clock=given.clock,
+        bounds=WalCleanerLimits(
+            checkpoint_every_seconds=settings.checkpoint_every_seconds,
+            trim_grace_seconds=settings.trim_grace_seconds,
+        ),
+        is_controller=functools.partial(_is_controller, given),
+    )
+
+
+def _janitor(
+    given: Surroundings, partition_table: PartitionTable, broker: Broker, open_table: OpenTable
+) -> Janitor:
+    store = given.store
+
+    def owns(topic: Topic) -> bool:
+        """Returns whether this broker maintains the topic's table: one broker does."""
+        return topic.leaders[:1] == (given.leadership.broker,)
+
+    return Janitor(
+        store,
+        partition_table,
+        given.settings.janitor,
+        clock=given.clock,
+        open_table=open_table,
+        finish_deletion=broker.topics.finish_deletion,
+        settle_doubts=broker.topics.settle_doubts,
+        settle_config=broker.topics.settle_config,
+        workers=given.compactors,
+        counts=given.upkeep,
+        owns=owns,
+        quiet_seconds=0.0 if store.is_local else UPKEEP_QUIET_REMOTE_SECONDS,
+        is_controller=functools.partial(_is_controller, given),
+        removed_files=given.removed_files,
+        is_short_of_space=functools.partial(_is_short_of_space, given),
+    )
+
+
+def _is_controller(given: Surroundings) -> bool:
+    return given.meta.current.controller == given.leadership.broker
+
+
+def _is_short_of_space(given: Surroundings) -> bool:
+    """Returns whether appends will soon be refused, or are."""
+    free_bytes, free_inodes = given.store.free_bytes(), given.store.free_inodes()
+    reserve_bytes = given.settings.writer.free_space_reserve_bytes
+    has_bytes = free_bytes is None or free_bytes >= 2 * reserve_bytes
+    return not has_bytes or (free_inodes is not None and free_inodes < _FREE_INODES_RESERVE)
+
+
+# ------------------------------------------------------------------------------ of a cluster
+
+
+def reconciler_of(
+    given: Surroundings,
+    parts: Parts,
+    recovered: ClusterMetadata,
+    open_table: OpenTable,
+    *,
+    histories: Histories,
+    on_change: Callable[[], None],
+) -> Reconciler:
+    """Returns what follows the metadata; a member's requests use it from now on.
+
+    Args:
+        given: as for `assemble`.
+        parts: the other parts.
+        recovered: the metadata as of the takeover.
+        open_table: returns the table of a topic.
+        histories: logs of others.
+        on_change: called when a tick has something to do.
+    """
+    reconciler = Reconciler(
+        given.store,
+        parts.broker.metadata,
+        given.leadership,
+        parts.partition_table,
+        parts.publisher,
+        parts.writer,
+        inherit=parts.wal_cleaner.inherit,
+        open_table=open_table,
+        clock=given.clock,
+        seen=recovered,
+        on_change=on_change,
+        readiness=functools.partial(readiness, given.store),
+        histories=histories,
+    )
+    if given.leadership.is_member:
+        metadata = parts.broker.metadata
+        metadata.lead, metadata.apply = reconciler.lead, reconciler.apply
+    return reconciler
+
+
+def cluster_parts(
+    given: Surroundings,
+    parts: Parts,
+    *,
+    dead_after_seconds: float,
+    histories: Histories,
+    ask: Ask | None,
+) -> ClusterParts:
+    """Returns the parts of a member. `ask`: sends requests to other brokers, if it may."""
+    store, clock, broker = given.store, given.clock, parts.broker
+    ask_readiness = functools.partial(readiness, store)
+    controller = Controller(
+        store,
+        broker.metadata,
+        given.leadership,
+        clock=clock,
+        dead_after_seconds=dead_after_seconds,
+        readiness=ask_readiness,
+        every_seconds=limits.WATCH_SECONDS if store.is_local else dead_after_seconds * _LOOK,
+        is_sound=lambda: given.heartbeats.newest.age_seconds(clock) < dead_after_seconds / 2,
+        histories=histories,
+        answers=(
+            identity.writes(store, ask, timeout_seconds=_SILENT_ASK_SECONDS)
+            if ask is not None
+            else None
+        ),
+    )
+    handovers = Handovers(
+        broker.metadata,
+        given.leadership,
+        parts.partition_table,
+        parts.writer,
+        parts.wal_cleaner,
+        clock=clock,
+        readiness=ask_readiness,
+    )
+    broker.cluster_admin.handovers, broker.cluster_admin.ask = handovers, ask
+    return ClusterParts(controller=controller, handovers=handovers)

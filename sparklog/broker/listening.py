@@ -1,0 +1,264 @@
+"""The listeners of a broker: their ports, from binding to closing, and their servers.
+
+A port is bound before the root is taken over, so that a start that cannot serve changes nothing,
+and listens once the broker has recovered.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from sparklog import errors
+from sparklog.broker import ports
+from sparklog.broker.broker import Broker
+from sparklog.broker.flight.hooks import RequestHooks
+from sparklog.broker.flight.listener import FlightListener
+from sparklog.broker.flight.streams import StreamBounds
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from sparklog.broker.kafka.listener import KafkaListener
+    from sparklog.broker.metrics.server import MetricsServer
+
+KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
+"""Packages of the extra `broker`, which the Kafka listener needs."""
+METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
+"""Packages of the extra `broker`, which the port for metrics needs."""
+
+_log = structlog.get_logger("sparklog.broker")
+_SLOW_SECONDS = 3.0
+_LEAVING_SECONDS = 0.7
+"""Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
+
+
+class Listeners:
+    """The ports for Flight, Kafka and metrics, and what serves them."""
+
+    def __init__(self, settings: BrokerSettings, *, hooks: RequestHooks | None = None) -> None:
+        """`hooks`: called for each request of a Flight client; for tests."""
+        self._settings = settings
+        self._hooks = hooks
+        self._flight_port = _port("flight.listen", settings.flight.listen)
+        self._kafka_port = _port("kafka.listen", settings.kafka.listen)
+        self._metrics_port = _port("metrics.listen", settings.metrics.listen)
+        self.flight: FlightListener | None = None
+        self.kafka: KafkaListener | None = None
+        self._metrics: MetricsServer | None = None
+
+    # -------------------------------------------------------------------------- addresses
+
+    @property
+    def flight_address(self) -> str:
+        """The address advertised to Flight clients, once its port is bound."""
+        assert self._flight_port is not None
+        return _advertised(self._settings.flight.advertised, self._flight_port.address)
+
+    @property
+    def kafka_advertised(self) -> str:
+        """The address for Kafka clients, before its listener is open; empty without one."""
+        if self._kafka_port is None:
+            return ""
+        return _advertised(self._settings.kafka.advertised, self._kafka_port.address)
+
+    @property
+    def kafka_address(self) -> str:
+        """The address advertised to Kafka clients; empty without a Kafka listener."""
+        return self.kafka.address if self.kafka is not None else ""
+
+    @property
+    def metrics_address(self) -> str:
+        """The address of the HTTP port for metrics; empty without one."""
+        return self._metrics_port.address if self._metrics_port is not None else ""
+
+    @property
+    def has_metrics(self) -> bool:
+        return self._metrics_port is not None
+
+    # -------------------------------------------------------------------------- opening
+
+    def bind(self, ports_of_leader: Callable[[], Collection[int]]) -> None:
+        """Binds the ports. Raises `BadOption` for one that another program holds.
+
+        A port that the live leader of the root holds is bound later, once that broker has been
+        replaced and has closed it.
+        """
+        for each in self._ports():
+            if not each.try_bind() and each.port not in ports_of_leader():
+                each.bind(patience_seconds=_LEAVING_SECONDS)
+        for each, other in itertools.combinations(self._ports(), 2):
+            if other.overlaps(each):
+                reason = f"{each.option} has the same port; each listener needs one of its own"
+                raise errors.BadOption(
+                    option=other.option, value=other.listen_address, reason=reason
+                )
+
+    def bind_all(self, *, patience_seconds: float) -> None:
+        """Binds ports that a broker held which was replaced, and needs a moment to close them."""
+        for each in self._ports():
+            each.bind(patience_seconds=patience_seconds)
+
+    def open_kafka(self, broker: Broker, groups: Coordinator, *, patience_seconds: float) -> None:
+        """Opens the Kafka listener, if there is one; it serves once it is started."""
+        if self._kafka_port is None:
+            return
+        from sparklog.broker.kafka.listener import KafkaListener
+
+        listening = self._kafka_port.listen(patience_seconds=patience_seconds)
+        settings = self._settings.kafka
+        self.kafka = KafkaListener(
+            broker,
+            groups,
+            listening,
+            address=settings.advertised or self._kafka_port.address,
+            request_max_bytes=settings.request_max_bytes,
+            memory_bytes=settings.memory_bytes,
+            max_connections=settings.max_connections,
+            max_connections_per_address=settings.max_connections_per_address,
+        )
+
+    def open_flight(
+        self, broker: Broker, groups: Coordinator, *, patience_seconds: float
+    ) -> FlightListener:
+        """Opens the Flight listener, which serves at once."""
+        assert self._flight_port is not None
+        self.flight = FlightListener(
+            broker,
+            groups,
+            self._flight_port.listen(patience_seconds=patience_seconds),
+            bounds=StreamBounds(streams=self._settings.flight.max_streams),
+            max_batch_bytes=self._settings.writer.max_batch_bytes,
+            hooks=self._hooks,
+        )
+        return self.flight
+
+    def open_metrics(
+        self,
+        *,
+        collect: Callable[[], Sequence[bytes] | None],
+        is_healthy: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        patience_seconds: float | None,
+    ) -> None:
+        """Opens the HTTP port for metrics, if there is one and it is not open.
+
+        `patience_seconds`: None: only if it is bound.
+        """
+        port = self._metrics_port
+        if port is None or self._metrics is not None:
+            return
+        if patience_seconds is None and not port.is_bound:
+            return
+        from sparklog.broker.metrics.server import MetricsServer
+
+        self._metrics = MetricsServer(
+            port.listen(patience_seconds=patience_seconds or 0.0),
+            collect=collect,
+            is_healthy=is_healthy,
+            is_ready=is_ready,
+        )
+        self._metrics.start()
+
+    # -------------------------------------------------------------------------- clients
+
+    def has_clients(self) -> bool:
+        """Returns whether a client is connected whose requests have to be redirected.
+
+        Each request is answered with the new leader of its partition. If the connection were closed
+        instead, a client would ask any other member for the leaders, and believe one that does not
+        know of the change yet.
+        """
+        return (self.kafka is not None and self.kafka.connection_count > 0) or (
+            self.flight is not None and self.flight.open_calls > 0
+        )
+
+    def cut_connections(self) -> None:
+        """Cuts the connections of all clients, which may connect again; for tests."""
+        for listener in (self.kafka, self.flight):
+            if listener is not None:
+                listener.cut_connections()
+
+    def close(self) -> None:
+        """Closes servers and ports."""
+        for listener in (self.kafka, self.flight, self._metrics):
+            if listener is not None:
+                listener.close()
+        for each in self._ports():
+            each.close()
+
+    def _ports(self) -> list[ports.BoundPort]:
+        found = (self._flight_port, self._kafka_port, self._metrics_port)
+        return [each for each in found if each is not None]
+
+
+def _port(option: str, listen: str) -> ports.BoundPort | None:
+    return ports.BoundPort(option, listen) if listen else None
+
+
+def _advertised(advertised: str, listen: str) -> str:
+    """Returns the address for clients; port 0 of `advertised` means the port that was bound."""
+    host, _, port = advertised.rpartition(":")
+    return f"{host}:{ports.port_of(listen)}" if port == "0" else advertised or listen
+
+
+def check_installed(settings: BrokerSettings) -> None:
+    """Raises `NotInstalled` where a listener is wanted and its packages are missing."""
+    for what, listen, packages, without in (
+        ("the Kafka listener", settings.kafka.listen, KAFKA_PACKAGES, "--kafka ''"),
+        ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
+    ):
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if listen and missing:
+            raise errors.NotInstalled(
+                what=f"{what} at {listen}",
+                missing=", ".join(missing),
+                hint=f"pip install 'sparklog[broker]', or start the broker without it by {without}",
+            )
+
+
+@functools.cache
+def compile_loops() -> None:
+    """Loads or compiles the loops over Kafka's records, before the first client needs them."""
+    began = time.monotonic()
+    slow = threading.Timer(
+        _SLOW_SECONDS,
+        lambda: _log.info(
+            "loading the loops over Kafka's records; compiling them takes some seconds, once per"
+            " machine"
+        ),
+    )
+    slow.daemon = True
+    slow.start()
+    try:
+        from sparklog.formats import kernel_cache, record_batch, record_kernels
+
+        unsaved = record_batch.compile_loops()
+    finally:
+        slow.cancel()
+    seconds = round(time.monotonic() - began, 1)
+    folder = record_kernels.CACHE
+    if folder is None or unsaved is not None:
+        _log.warning(
+            "the loops over Kafka's records cannot be kept, and are compiled at each start: set"
+            " NUMBA_CACHE_DIR to a folder that this user can write",
+            folder=str(folder),
+            reason=str(unsaved) if unsaved is not None else "no folder can be written",
+            seconds=seconds,
+        )
+    elif kernel_cache.is_temporary(folder):
+        _log.warning(
+            "the loops over Kafka's records are kept in a temporary folder, because neither the"
+            " installation nor the user's cache can be written: set NUMBA_CACHE_DIR to another",
+            folder=str(folder),
+            seconds=seconds,
+        )
+    elif seconds >= _SLOW_SECONDS:
+        _log.info("loaded the loops over Kafka's records", folder=str(folder), seconds=seconds)
