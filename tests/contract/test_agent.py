@@ -22,7 +22,7 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker import listening
 from sparklog.broker.agent import Agent
-from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.groups.expiry import Expiry
 from sparklog.broker.kafka import listener as kafka_listener
 from sparklog.broker.log import recovery, takeover
 from sparklog.clock import SystemClock
@@ -990,14 +990,14 @@ class Everywhere(NoFaults):
 
 def test_a_surprise_in_a_group_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator continues with the other groups."""
-    real, failures = Coordinator._expire, [MemoryError(), AssertionError("a mistake")]
+    real, failures = Expiry.tick, [MemoryError(), AssertionError("a mistake")]
 
-    def expire(coordinator: Coordinator) -> None:
+    def expire(expiry: Expiry) -> None:
         if failures:
             raise failures.pop()
-        real(coordinator)
+        real(expiry)
 
-    monkeypatch.setattr(Coordinator, "_expire", expire)
+    monkeypatch.setattr(Expiry, "tick", expire)
     agent = Agent(settings(), store=MemoryStore(CLOCK))
     with running(agent) as client:
         client.create()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from sparklog import limits
-from sparklog.broker.groups.coordinator import GROUPS_MEMBERS_BYTES
+from sparklog.broker.groups.known_groups import GROUPS_MEMBERS_BYTES
 from sparklog.broker.log.kafka_readers import AHEAD_BYTES
 from tests.support import bystander, kafkarequests
 from tests.support.kafkas import Frames

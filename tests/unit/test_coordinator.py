@@ -23,11 +23,11 @@ from sparklog.broker.flight import group_calls
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import (
     OFFSET_METADATA_LENGTH,
-    OFFSETS_RETENTION_CHECK_SECONDS,
     Commit,
     Coordinator,
     Errors,
 )
+from sparklog.broker.groups.expiry import OFFSETS_RETENTION_CHECK_SECONDS
 from sparklog.broker.groups.messages import (
     Description,
     GroupError,
@@ -671,12 +671,12 @@ def test_until_the_groups_are_read_everybody_has_to_wait(groups: GroupRig) -> No
 def test_waiting_for_groups_that_are_read_costs_one_place(groups: GroupRig) -> None:
     """Clients that ask again meanwhile do not hold up what waits for other groups."""
     fresh = Coordinator(groups.rig.broker, settings=SETTINGS, clock=groups.rig.clock)
-    while fresh._refusal is not None:
+    while fresh._loading.refusal is not None:
         fresh.tick(0.0)
-    fresh._loaded.clear()
+    fresh._loading._loaded.clear()
     for _ in range(1_000):
         assert fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS
-    assert fresh._storing.qsize() == 1
+    assert fresh._known._storing.qsize() == 1
     assert fresh.groups() is GroupError.COORDINATOR_LOAD_IN_PROGRESS
     while fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS:
         fresh.tick(0.0)
@@ -690,14 +690,14 @@ def test_groups_that_cannot_be_understood_hold_up_no_others(
     groups.commit(5)
     fresh = Coordinator(groups.rig.broker, settings=SETTINGS, clock=clock)
     bad = groups.coordinator._topic.partition_of("g")
-    restore = fresh._restore
+    restore = fresh._loading._restore
 
     def fail(records: Mapping[Key, bytes]) -> Any:
         assert not records
         return restore(records)
 
-    monkeypatch.setattr(fresh, "_restore", fail)
-    while fresh._refusal is not None:
+    monkeypatch.setattr(fresh._loading, "_restore", fail)
+    while fresh._loading.refusal is not None:
         fresh.tick(0.0)
     assert fresh.committed("g") is GroupError.COORDINATOR_LOAD_IN_PROGRESS
     other = next(f"g{n}" for n in range(99) if fresh._topic.partition_of(f"g{n}") != bad)
@@ -804,7 +804,7 @@ class TimedLock:
 def test_many_offsets_keep_nobody_from_the_lock(groups: GroupRig) -> None:
     """To commit, fetch, sweep and delete 40,000 offsets of a group takes it in small steps."""
     lock = TimedLock()
-    groups.coordinator._lock = lock  # type: ignore[assignment]
+    groups.coordinator._known._lock = lock  # type: ignore[assignment]
     places = []
     for name in "abcd":
         groups.rig.create(name, 10_000)
@@ -836,7 +836,7 @@ def test_a_snapshot_of_offsets_stays_as_it_is(groups: GroupRig) -> None:
     """A snapshot has no later commit, and keeps offsets that are deleted later."""
     groups.rig.create("u", 2)
     groups.commit(1)
-    entry = groups.coordinator._groups["g"]
+    entry = groups.coordinator._known.by_id["g"]
     before = entry.offsets.snapshot()
     groups.commit(2)
     groups.commit(3, ("u", 1))

@@ -10,7 +10,7 @@ import pytest
 from sparklog import limits
 from sparklog.broker.groups import coordinator as coordinating
 from sparklog.broker.groups.checks import GROUP_MEMBER_BYTES
-from sparklog.broker.groups.coordinator import OFFSETS_RETENTION_CHECK_SECONDS
+from sparklog.broker.groups.expiry import OFFSETS_RETENTION_CHECK_SECONDS
 from sparklog.broker.groups.members import GROUP_GONE_SECONDS, RESERVED_BYTES
 from sparklog.broker.groups.messages import (
     GroupError,
@@ -34,7 +34,7 @@ MEMORY_BYTES = 1_000 * KIB
 @pytest.fixture(name="groups")
 def _groups(monkeypatch: pytest.MonkeyPatch) -> GroupRig:
     """Groups whose members may take a megabyte together."""
-    monkeypatch.setattr("sparklog.broker.groups.coordinator.GROUPS_MEMBERS_BYTES", MEMORY_BYTES)
+    monkeypatch.setattr("sparklog.broker.groups.known_groups.GROUPS_MEMBERS_BYTES", MEMORY_BYTES)
     clock = ManualClock()
     rig = Rig(MemoryStore(clock), clock)
     rig.create("t", 1)
@@ -67,7 +67,7 @@ def fill(groups: GroupRig, **given: Any) -> list[JoinReply]:
 
 
 def _held_bytes(groups: GroupRig) -> int:
-    return groups.coordinator._memory.held_bytes
+    return groups.coordinator._known.memory.held_bytes
 
 
 def test_a_member_beyond_the_memory_is_refused_for_now(groups: GroupRig) -> None:
@@ -105,7 +105,7 @@ def test_assignments_need_memory_too(groups: GroupRig) -> None:
     reply = groups.take(groups.join("filled-0", member_id="nobody"))
     assert reply.error is GroupError.UNKNOWN_MEMBER_ID
     before_bytes = _held_bytes(groups)
-    leader = groups.coordinator._groups["filled-0"].group.leader
+    leader = groups.coordinator._known.by_id["filled-0"].group.leader
     assert leader is not None
     request = SyncRequest(member_id=leader, generation=1, assignments={leader: bytes(MEMORY_BYTES)})
     synced = groups.take(groups.coordinator.sync("filled-0", request))
@@ -122,7 +122,7 @@ def test_ids_that_nobody_joins_with_keep_no_member_out(
     A member that has got its id while thousands of others are asked for joins all the same.
     """
     monkeypatch.setattr(limits, "GROUPS_RESERVED_BYTES", 100 * RESERVED_BYTES)
-    monkeypatch.setattr(coordinating, "_DUE_KEPT", 10)
+    monkeypatch.setattr("sparklog.broker.groups.known_groups._DUE_KEPT", 10)
     groups.member()
     session_ms = GroupSettings().max_session_timeout_ms
 
@@ -135,16 +135,16 @@ def test_ids_that_nobody_joins_with_keep_no_member_out(
     for number in range(1_000):
         ask("g2" if in_one_group else f"g{number}")
     coordinator = groups.coordinator
-    assert len(coordinator._groups) <= 102
-    assert len(coordinator._due) <= 2 * 102 + 10
+    assert len(coordinator._known.by_id) <= 102
+    assert len(coordinator._known._due) <= 2 * 102 + 10
     mine = ask("mine")
     for number in range(50):
         ask("g2" if in_one_group else f"g{number}")
     assert groups.take(join(groups, "mine", size=1, member_id=mine)).error is None
     _advance(groups, session_ms / 1e3 + 1)
     groups.settle()
-    assert _held_bytes(groups) == coordinator._memory.reserved_bytes == 0
-    assert set(coordinator._groups) <= {"g", "mine"}
+    assert _held_bytes(groups) == coordinator._known.memory.reserved_bytes == 0
+    assert set(coordinator._known.by_id) <= {"g", "mine"}
 
 
 def test_a_client_that_is_gone_frees_memory(groups: GroupRig) -> None:
@@ -194,7 +194,7 @@ def test_offsets_expire_behind_a_group_that_cannot_be_looked_through(
     for group in ("a", "b", "c"):
         groups.take(groups.coordinator.commit(group, {("t", 0): coordinating.Commit(offset=1)}))
     looked_at = []
-    sweep = groups.coordinator._sweep
+    sweep = groups.coordinator._expiry._sweep
 
     def surprised(entry: Any) -> None:
         looked_at.append(entry.group.group_id)
@@ -202,7 +202,7 @@ def test_offsets_expire_behind_a_group_that_cannot_be_looked_through(
             raise AssertionError("a surprise")
         sweep(entry)
 
-    monkeypatch.setattr(groups.coordinator, "_sweep", surprised)
+    monkeypatch.setattr(groups.coordinator._expiry, "_sweep", surprised)
     _advance(groups, OFFSETS_RETENTION_CHECK_SECONDS + 1)
     groups.coordinator.tick(0)
     assert sorted(looked_at) == ["a", "b", "c"]
