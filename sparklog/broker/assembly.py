@@ -18,6 +18,7 @@ from sparklog.broker.handover import Handovers
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.log import takeover
 from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
@@ -28,7 +29,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
-from sparklog.broker.log.writer import Writer, WriterLimits
+from sparklog.broker.log.writer import Writer
 from sparklog.broker.metrics.collection import FlushCounts
 from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork

@@ -26,11 +26,13 @@ from sparklog.broker.inspection import (
     PartitionStatuses,
 )
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.preparing import WouldBlock
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader
@@ -38,7 +40,7 @@ from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
@@ -431,12 +433,13 @@ class Broker:
     ) -> PendingAppend:
         """Queues a payload batch.
 
-        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare` and `Writer.submit` raise.
+        Raises `UnknownTopic`, `InternalTopic`, and what `AppendPreparer.prepare` and
+        `Writer.submit` raise.
         """
         check_not_internal(topic, "write to")
         found = self._partition_table.topic(topic)
         try:
-            prepared = self._writer.prepare(found, partition, batch, producer_sequence)
+            prepared = self._writer.preparer.prepare(found, partition, batch, producer_sequence)
             return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
         except errors.SparklogError:
             found.counts.failed_produces += 1
@@ -445,9 +448,11 @@ class Broker:
     def prepare_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Append:
         """Checks and encodes records for one of the broker's own topics; queues nothing yet.
 
-        Raises `UnknownTopic`, and what `Writer.prepare` raises.
+        Raises `UnknownTopic`, and what `AppendPreparer.prepare` raises.
         """
-        return self._writer.prepare(self._partition_table.topic(topic), partition, batch, None)
+        return self._writer.preparer.prepare(
+            self._partition_table.topic(topic), partition, batch, None
+        )
 
     def submit_internal(self, append: Append) -> PendingAppend:
         """Queues an append of `prepare_internal`, even where the queue is full.
@@ -463,13 +468,15 @@ class Broker:
     ) -> Append:
         """Checks a record batch in Kafka's encoding, for `submit`; queues nothing yet.
 
-        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` raises: `WouldBlock`
+        Raises `UnknownTopic`, `InternalTopic`, and what `AppendPreparer` raises: `WouldBlock`
         where `only_quick` is given and the check takes long.
         """
         check_not_internal(topic, "write to")
         found = self._partition_table.topic(topic)
         try:
-            return self._writer.prepare_kafka(found, partition, data, only_quick=only_quick)
+            return self._writer.preparer.prepare_kafka(
+                found, partition, data, only_quick=only_quick
+            )
         except errors.SparklogError:
             found.counts.failed_produces += 1
             raise

@@ -27,11 +27,12 @@ import structlog
 
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner
-from sparklog.broker.log.writer import EmptyObject, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PartitionMove
 from sparklog.storage.metadata import assign, leadership

@@ -22,12 +22,13 @@ from sparklog import limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
+from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import EmptyObject, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
 from sparklog.storage.metadata import assign, leadership
 from sparklog.storage.metadata.leadership import Handover

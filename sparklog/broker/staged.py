@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from sparklog import errors
+from sparklog.broker.log.appends import Append, KeptOffsets
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import append_within_seconds
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import Append, KeptOffsets, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import AppendStaged, AppendStagedReply

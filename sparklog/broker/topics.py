@@ -25,11 +25,12 @@ from sparklog.broker import described
 from sparklog.broker.backoff import run_each
 from sparklog.broker.described import ConfigEntry
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import EmptyObject, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.broker.topic_checks import (
     INTERNAL_TOPICS,
     RESERVED_TOPICS,

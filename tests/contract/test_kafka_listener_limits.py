@@ -28,7 +28,7 @@ from sparklog.broker.kafka.apis.metadata import CREATED_TOPICS
 from sparklog.broker.kafka.listener import READ_THREADS
 from sparklog.broker.kafka.registry import WorkerPool
 from sparklog.broker.kafka.socket_stream import READ_BYTES
-from sparklog.broker.log.writer import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES
+from sparklog.broker.log.preparing import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES
 from sparklog.formats import record_batch
 from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
 from tests.support import kafkarequests

@@ -25,13 +25,13 @@ from sparklog.broker.assembly import Surroundings
 from sparklog.broker.broker import Broker
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import publish_process, takeover
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
-from sparklog.broker.log.writer import WriterLimits
 from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.broker.broker import Broker
+from sparklog.broker.log.appends import AppendResult
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.tailing import ReadBatch
-from sparklog.broker.log.writer import AppendResult
 from sparklog.client.connection import Backoff, Retry
 from sparklog.formats import flight_messages, record_batch
 from sparklog.formats.record import LOG_APPEND_TIME, OFFSET, TIMESTAMP

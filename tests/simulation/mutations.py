@@ -16,12 +16,15 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log import flush as flushes
 from sparklog.broker.log import publish_process, readers, recovery
 from sparklog.broker.log import publisher as publishers
 from sparklog.broker.log import writer as writers
+from sparklog.broker.log.appends import Append
 from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_state import StateEncoder, StateSnapshot
 from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.flush import Flush
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
 from sparklog.formats import record_batch
@@ -61,7 +64,7 @@ def _trim_all(appender: ObjectAppender, checkpoint: Checkpoint) -> None:
     _trim(appender, dataclasses.replace(checkpoint, needed=()))
 
 
-def _find_alone(flush: writers._Flush, look: Callable[[writers._Flush], Any]) -> Any:
+def _find_alone(flush: Flush, look: Callable[[Flush], Any]) -> Any:
     """Judges a flush by the tables, without the flushes under way before it."""
     return look(flush)
 
@@ -163,13 +166,13 @@ def _state_of_late(leader: Leader, *, now: float, **known: Any) -> LeaderState:
     return _state_of(leader, **{**known, "now": now, "asked_at": now})
 
 
-def _tell_nothing(append: writers.Append, **place: int) -> Entry:
+def _tell_nothing(append: Append, **place: int) -> Entry:
     return msgspec.structs.replace(_entry(append, **place), decoded_bytes=1)
 
 
 _state_of = liveness.state_of
 _ask_broker = identity.ask_broker
-_entry = writers.Append.entry
+_entry = Append.entry
 _trim = ObjectAppender.trim
 _check = record_batch.check
 _HEAVY = (("is_heavy", True), ("consumers", 1), ("steps", 1_500))
@@ -232,7 +235,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="producers are not remembered",
-        patches=((writers, "find_duplicate", _always(None)),),
+        patches=((flushes, "find_duplicate", _always(None)),),
         rates=_DOUBTS,
     ),
     Mutation(
@@ -247,7 +250,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="the log does not say what batches decode to",
-        patches=((writers.Append, "entry", _tell_nothing),),
+        patches=((Append, "entry", _tell_nothing),),
         rates=Rates(),
         profile=_HEAVY,
     ),
@@ -320,7 +323,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a write with offsets begins anywhere",
-        patches=((writers, "_check_offsets", _always(None)),),
+        patches=((flushes, "_check_offsets", _always(None)),),
         rates=_DOUBTS,
         profile=(("has_mirror", True),),
     ),
@@ -458,7 +461,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a flush is judged without those under way",
-        patches=((writers._Flush, "_find", _find_alone),),
+        patches=((Flush, "_find", _find_alone),),
         rates=Rates(),
         profile=_FLUSHES,
     ),

@@ -19,7 +19,9 @@ from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.controller import Controller
 from sparklog.broker.handover import Handovers
 from sparklog.broker.log import recovery, takeover
+from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
@@ -28,7 +30,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.tailing import ReadBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
-from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, Writer, WriterLimits
+from sparklog.broker.log.writer import Writer
 from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker, ReadBatch, TopicDefaults
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.spark_batches import BATCHES_REMEMBERED, SINGLES_REMEMBERED
-from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import consumer_offsets, flight_messages
 from sparklog.formats.record import ROW_SCHEMA

@@ -18,11 +18,11 @@ from sparklog.broker import topics
 from sparklog.broker.backoff import RETRY_MAX_SECONDS
 from sparklog.broker.controller import Controller
 from sparklog.broker.handover import BALANCE_SECONDS
+from sparklog.broker.log.flush import PRODUCER_MOVE_SECONDS
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.janitor import BUSY_AFTER_TAKEOVER_SECONDS, SWEEP_EVERY_SECONDS
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import PRODUCER_MOVE_SECONDS
 from sparklog.broker.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
@@ -361,7 +361,7 @@ def test_appends_that_come_too_late(members: Members, monkeypatch: pytest.Monkey
     number = led_by(first)
     queued = [first.submit(["c"], partition=number, producer_sequence=(9, 0, 2))]
     topic, finish = first.partition_table.topic("t"), first.handovers._finish_appends
-    prepared = first.writer.prepare(topic, number, payload(["d"]), None)
+    prepared = first.writer.preparer.prepare(topic, number, payload(["d"]), None)
 
     def submit_late() -> None:
         finish()

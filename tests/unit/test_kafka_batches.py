@@ -14,8 +14,9 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.broker.broker import WouldBlock
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.kafka_readers import BATCH_BYTES
-from sparklog.broker.log.writer import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES, WriterLimits
+from sparklog.broker.log.preparing import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore

@@ -15,7 +15,7 @@ from sparklog.broker.kafka import messages, scheduler
 from sparklog.broker.kafka.apis import produce
 from sparklog.broker.kafka.registry import Outcome
 from sparklog.broker.kafka.scheduler import LoopScheduler
-from sparklog.broker.log.writer import WriterLimits
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.storage.objects import MemoryStore
 from tests.support.batches import Record, built

@@ -441,7 +441,7 @@ def test_a_mirror_takes_no_other_records(rig: Rig) -> None:
     """Neither from a client of Flight or Kafka, nor staged; the error says whose mirror it is."""
     mirror(rig)
     keep(rig, [1], 0, 3)
-    kafka = rig.writer.prepare_kafka(
+    kafka = rig.writer.preparer.prepare_kafka(
         rig.partition_table.topic("m"), 0, built([Record(1_700_000_000_000, None, b"v")])
     )
     assert kafka.encoding is Encoding.KAFKA

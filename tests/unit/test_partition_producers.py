@@ -11,6 +11,7 @@ import pytest
 
 from sparklog import errors
 from sparklog.broker.log.checkpoint_state import StateEncoder
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import (
@@ -22,7 +23,6 @@ from sparklog.broker.log.producer_state import (
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
-from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.snapshot import BatchId, Entry, EntryKind, Located, WalPosition

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparklog import errors
+from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
-from sparklog.broker.log.writer import EmptyObject
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
 from sparklog.formats.topic_names import MIRROR_SOURCE

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors
-from sparklog.broker.log.writer import KAFKA_RECORD_ERRORS, WriterLimits
+from sparklog.broker.log.flush import WriterLimits
+from sparklog.broker.log.preparing import KAFKA_RECORD_ERRORS
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore

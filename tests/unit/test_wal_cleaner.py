@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.broker.log import takeover
+from sparklog.broker.log.appends import CarriedEntry
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import CLOSED_EPOCHS, INHERITED_EPOCHS, WalCleanerLimits
-from sparklog.broker.log.writer import CarriedEntry, WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions
 from sparklog.storage import wal

@@ -14,19 +14,14 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
+from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
+from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.flush_pace import (
     QUICK_FLUSH_SECONDS,
     SLOW_FLUSH_PAUSE_SECONDS,
     SLOW_FLUSH_SECONDS,
 )
-from sparklog.broker.log.writer import (
-    FREE_SPACE_SECONDS,
-    QUICK_FLUSH_BYTES,
-    Append,
-    AppendResult,
-    PendingAppend,
-    WriterLimits,
-)
+from sparklog.broker.log.writer import FREE_SPACE_SECONDS, QUICK_FLUSH_BYTES
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import CREATE_TIME, TIMESTAMP, conform_payload
@@ -687,7 +682,7 @@ def test_an_unbounded_append_is_queued(store: MemoryStore, clock: ManualClock, b
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
         rig.broker.wait(first)
-    append = rig.writer.prepare(rig.partition_table.topic("t"), 1, payload(["b"]), None)
+    append = rig.writer.preparer.prepare(rig.partition_table.topic("t"), 1, payload(["b"]), None)
     with pytest.raises(errors.QueueFull):
         rig.writer.submit([append])
     pending = rig.writer.submit([append], is_bounded=False)
@@ -835,7 +830,7 @@ def test_space_that_is_freed_in_time_is_used(store: MemoryStore, clock: ManualCl
     """A caller that waits for space continues when the publisher has freed some."""
     rig = rig_with(store, clock, unpublished_bytes=1)
     rig.append(["a"])
-    append = rig.writer.prepare(rig.partition_table.topic("t"), 0, payload(["b"]), None)
+    append = rig.writer.preparer.prepare(rig.partition_table.topic("t"), 0, payload(["b"]), None)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rig.writer.submit, [append], timeout_seconds=30)
         rig.publish()
@@ -946,7 +941,7 @@ def test_a_change_of_time_amid_an_append_leaves_it_whole(
         rig.broker.topics.alter(request)
         return conform_payload(batch, **bound)
 
-    monkeypatch.setattr("sparklog.broker.log.writer.conform_payload", meanwhile)
+    monkeypatch.setattr("sparklog.broker.log.preparing.conform_payload", meanwhile)
     times = pa.array([1_000_000], TIMESTAMP)
     batch = pa.record_batch({"timestamp": times, "value": pa.array([b"a"], pa.binary())})
     (append,) = rig.broker.append("t", 0, batch).appends
@@ -1050,7 +1045,7 @@ def test_no_thread_misses_its_ack() -> None:
             done.append((thread % 2, result.base_offset, value))
 
         def submit(value: str) -> PendingAppend:
-            append = rig.writer.prepare(
+            append = rig.writer.preparer.prepare(
                 rig.partition_table.topic("t"), thread % 2, payload([value]), None
             )
             return rig.writer.submit([append], timeout_seconds=30)

@@ -27,10 +27,11 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import run_each
+from sparklog.broker.log.appends import CarriedEntry, EmptyObject, PendingAppend
 from sparklog.broker.log.checkpoint_state import StateEncoder
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership, leave_epochs
-from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
+from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.metadata.model import Epoch
