@@ -571,7 +571,7 @@ class Agent:
             failure = self._heartbeats.failure  # None also while a write hangs
             self._refused.note(Work.HEARTBEATS, f"{reason}: {failure}" if failure else reason)
         try:
-            writer.check_space()
+            writer.space.check()
         except errors.SparklogError as error:
             self._refused.note(Work.WRITES, str(error))
 

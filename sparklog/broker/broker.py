@@ -597,11 +597,11 @@ class Broker:
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
-        return self._partition_table.watch(seen, lacking_bytes, notify)
+        return self._partition_table.growths.watch(seen, lacking_bytes, notify)
 
     def stop_watching(self, watch: GrowthWatch) -> None:
         """Ends a watch: its `notify` is not called any more."""
-        self._partition_table.stop_watching(watch)
+        self._partition_table.growths.stop(watch)
 
     def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
         """Returns the bytes of records from `offset`, or somewhat more; None where unknown.

@@ -440,7 +440,7 @@ def test_checkpoint_stands_for_the_log(table: TopicTable, store: Store) -> None:
     remove_commits(store, range(5))
     fresh = another(table)
     assert fresh.refresh() == table.snapshot
-    assert fresh.checkpoint_version == table.checkpoint_version == 5
+    assert fresh.log_reader.checkpoint_version == table.log_reader.checkpoint_version == 5
     assert fresh.is_named(seen.files[0][0].path)
 
 

@@ -21,7 +21,8 @@ from sparklog.broker.log.flush_pace import (
     SLOW_FLUSH_PAUSE_SECONDS,
     SLOW_FLUSH_SECONDS,
 )
-from sparklog.broker.log.writer import FREE_SPACE_SECONDS, QUICK_FLUSH_BYTES
+from sparklog.broker.log.free_space import FREE_SPACE_SECONDS
+from sparklog.broker.log.writer import QUICK_FLUSH_BYTES
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import CREATE_TIME, TIMESTAMP, conform_payload

@@ -130,7 +130,8 @@ class Confirmer:
         if self._clock.monotonic() - self._began > self._after_seconds:
             return {}  # it confirms what it has published by its own clock
         horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
-        return topic.table.ends_before(horizon_us)
+        table = topic.table
+        return table.log_reader.ends_before(table.snapshot, horizon_us)
 
     def _confirm(self, topic: Topic) -> None:
         until, ends = self._ends_to_confirm(topic)

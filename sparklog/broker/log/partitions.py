@@ -22,7 +22,8 @@ from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_changes import CheckpointChanges
 from sparklog.broker.log.checkpoint_state import StateSnapshot
 from sparklog.broker.log.duplicates import Duplicates
-from sparklog.broker.log.growth import Growth, GrowthWatch
+from sparklog.broker.log.growth import Growth
+from sparklog.broker.log.growths import Growths
 from sparklog.broker.log.partition import Partition, payload_bytes
 from sparklog.broker.log.producer_state import ProducerState
 from sparklog.broker.log.spark_batches import SparkBatch
@@ -113,6 +114,9 @@ class PartitionTable:
         self.backlog = Backlog(self._lock, self._changes, self.by_id, clock=self._clock)
         """The entries that wait for the tables."""
         self._duplicates = Duplicates(self._changes, clock=self._clock)
+        self.growths = Growths(
+            self._lock, lambda topic, number: self.topic(topic).partition(number)
+        )
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._removed: dict[str, float] = {}
@@ -499,46 +503,6 @@ class PartitionTable:
         """Returns the producers and Spark batches for a checkpoint; see `Duplicates.snapshot`."""
         with self._lock:
             return self._duplicates.snapshot(now_us=now_us, topics=self._by_id)
-
-    # -------------------------------------------------------------------------- growth
-
-    def follow(
-        self, partitions: Iterable[Partition], followers: Iterable[Callable[[], None]]
-    ) -> list[Growth]:
-        """Has a follower called when its partition grows; see `Growth.follow`."""
-        with self._lock:
-            growths = [partition.growth for partition in partitions]
-            for growth, follower in zip(growths, followers, strict=True):
-                growth.follow(follower)
-        return growths
-
-    def unfollow(self, growths: Iterable[Growth], followers: Iterable[Callable[[], None]]) -> None:
-        with self._lock:
-            for growth, follower in zip(growths, followers, strict=True):
-                growth.unfollow(follower)
-
-    def watch(
-        self,
-        seen: Mapping[tuple[str, int], int],
-        lacking_bytes: int,
-        notify: Callable[[], None],
-    ) -> GrowthWatch:
-        """Begins a `GrowthWatch` over partitions, by topic and number.
-
-        Raises `UnknownTopic`, `UnknownPartition`, `NotLeader`.
-        """
-        with self._lock:
-            growths = [
-                (self.topic(topic).partition(number).growth, before)
-                for (topic, number), before in seen.items()
-            ]
-            watch = GrowthWatch(growths, lacking_bytes, notify)
-            watch.start()
-        return watch
-
-    def stop_watching(self, watch: GrowthWatch) -> None:
-        with self._lock:
-            watch.stop()
 
     # -------------------------------------------------------------------------- memory of producers
 

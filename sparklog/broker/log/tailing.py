@@ -79,13 +79,13 @@ class Tail:
         self.read: Place | None = None
         """The place of the batch that `next` has returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
-        self._growths = partition_table.follow(
+        self._growths = partition_table.growths.follow(
             [partition for _, partition in partitions], self._followers
         )
 
     def close(self) -> None:
         """Follows the partitions no longer."""
-        self._partition_table.unfollow(self._growths, self._followers)
+        self._partition_table.growths.unfollow(self._growths, self._followers)
         self._batches = None
 
     def place(self) -> Place | None:

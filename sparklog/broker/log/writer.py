@@ -21,7 +21,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from sparklog import errors, limits
 from sparklog.broker.counts import Budget
@@ -34,12 +33,11 @@ from sparklog.broker.log.appends import (
 )
 from sparklog.broker.log.flush import Flush, WriterLimits
 from sparklog.broker.log.flush_pace import FlushPace
+from sparklog.broker.log.free_space import FreeSpace
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.preparing import AppendPreparer
-from sparklog.broker.log.producer_state import (
-    Refusals,
-)
+from sparklog.broker.log.refused_appends import RefusedAppends
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock
 from sparklog.storage import wal
@@ -49,11 +47,7 @@ from sparklog.storage.snapshot import (
     EntryKind,
 )
 
-if TYPE_CHECKING:
-    pass
-
 QUICK_FLUSH_BYTES = 64 * limits.KIB  # of a flush that the Kafka listener's event loop leads itself
-FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
 
 
 class Writer:
@@ -103,10 +97,8 @@ class Writer:
         self._planned_at = -float("inf")
         self._pace = FlushPace()
         """Written by the leader of a flush only, as the next field."""
-        self._space_until = -float("inf")
-        """Until when enough space is free for certain, in monotonic seconds."""
-        self._refusals = Refusals()
-        """Guarded by the lock of the partition table."""
+        self.space = FreeSpace(store, clock, reserve_bytes=bounds.free_space_reserve_bytes)
+        self._refusals = RefusedAppends(partition_table, clock)
         self._closed: errors.SparklogError | None = None
         self.failure: BaseException | None = None
         """Set once, when the writer has ended for good."""
@@ -175,7 +167,7 @@ class Writer:
                 assert full is not None
                 if timeout_seconds > 0:  # a caller that does not wait here tries again
                     self._refused.note(Work.WRITES, str(full))
-                self._record_refusals(appends)
+                self._refusals.record(appends)
                 raise full
             if leads:
                 self._lead()
@@ -331,7 +323,7 @@ class Writer:
             previous = self._last
         flush = Flush(
             self._partition_table,
-            self._refusals,
+            self._refusals.known,
             bounds=self._bounds,
             now_seconds=self._clock.monotonic(),
             pending_appends=pending_appends,
@@ -340,7 +332,7 @@ class Writer:
         failure: BaseException | None = None
         try:
             self._check_running()
-            self._check_space()
+            self.space.check_lately()
             self._partition_table.exclusively(flush.add, pending_appends)
             if flush.entries and self._planner is not None and self._at_once > 1:
                 flush.planned = self._planner.plan(flush.entries)
@@ -416,7 +408,7 @@ class Writer:
             self._last = None if previous is None or previous.is_done else previous
             for pending in flush.pending_appends:
                 if pending.error is None:  # before the next flush is judged
-                    self._record_refusals(pending.appends)
+                    self._refusals.record(pending.appends)
             return True
 
     def _failure_of(self, error: BaseException) -> BaseException:
@@ -435,36 +427,10 @@ class Writer:
         for pending in flush.pending_appends:
             refusal = pending.error or failure
             if refusal is not None:
-                self._count_failures(pending.appends)
+                self._refusals.count(pending.appends)
             if isinstance(refusal, errors.Retriable):
-                self._record_refusals(pending.appends)
+                self._refusals.record(pending.appends)
         self._answer(flush.pending_appends, failure)
-
-    def _count_failures(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
-        for each in appends:
-            if isinstance(each, Append):
-                topic = self._partition_table.by_id(each.topic_id)
-                if topic is not None:
-                    topic.counts.failed_produces += 1
-
-    def _record_refusals(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
-        """Keeps back later batches of unknown producers whose refused batch will be retried."""
-        self._partition_table.exclusively(self._record_refusal, appends)
-
-    def _record_refusal(self, append: Append | CarriedEntry | EmptyObject) -> None:
-        if not isinstance(append, Append) or append.producer_sequence is None:
-            return
-        topic = self._partition_table.by_id(append.topic_id)
-        partition = topic.partitions.get(append.partition) if topic is not None else None
-        if partition is None:
-            return
-        if partition.producers.get(append.producer_sequence.producer_id) is None:
-            self._refusals.record(
-                append.topic_id,
-                append.partition,
-                append.producer_sequence,
-                self._clock.monotonic(),
-            )
 
     def _take_queued(self) -> list[PendingAppend]:
         taken: list[PendingAppend] = []
@@ -500,29 +466,6 @@ class Writer:
                 pending.done = True
                 if pending.waiting:
                     pending.wake()
-
-    def check_space(self) -> int | None:
-        """Returns the free space, if it is known. May be called at any time.
-
-        Raises `StorageFull` below the reserve: appends are refused.
-        """
-        free, reserve = self._store.free_bytes(), self._bounds.free_space_reserve_bytes
-        if free is not None and free < reserve:
-            raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
-        return free
-
-    def _check_space(self) -> None:
-        """Raises `StorageFull` below the reserve.
-
-        While twice the reserve is free, one look counts for `FREE_SPACE_SECONDS`: no disk writes
-        the rest in that time.
-        """
-        now = self._clock.monotonic()
-        if now < self._space_until:
-            return
-        free = self.check_space()
-        if free is not None and free >= 2 * self._bounds.free_space_reserve_bytes:
-            self._space_until = now + FREE_SPACE_SECONDS
 
     # -------------------------------------------------------------------------- ending
 

@@ -98,6 +98,8 @@ class TopicTable:
         self.log_reader = LogReader(store, topic, with_removes=not only_reads)
         self.log_folder = self.log_reader.folder
         self._replay = Replay(remembers_removed=not only_reads)
+        self._syncs_files = not only_reads and store.is_local
+        """Other engines may have added files that are not durable."""
         self._sync = SyncState()
         self._read_backs = ReadBacks()
         self._looked_at: dict[str, float | None] = {}
@@ -109,11 +111,6 @@ class TopicTable:
     def snapshot(self) -> TableSnapshot:
         """The table as last read, without access to the store."""
         return self._snapshot
-
-    @property
-    def checkpoint_version(self) -> int:
-        """The newest checkpoint that was loaded or written."""
-        return self.log_reader.checkpoint_version
 
     def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
         """Returns starts and ends of the partitions, without files, of an unsupported table.
@@ -233,10 +230,6 @@ class TopicTable:
         with self._lock:
             self._read_backs.clear()
 
-    def ends_before(self, horizon_us: int) -> dict[int, int]:
-        """Returns ends that were committed before that time; see `LogReader.ends_before`."""
-        return self.log_reader.ends_before(self._snapshot, horizon_us)
-
     def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
         """Checks the new files of the table, and returns the paths of the lost ones.
 
@@ -294,7 +287,7 @@ class TopicTable:
         actions = delta_log.decode_commit(data, self.log_reader.commit_path(version))
         self._sync.is_synced = False
         self._apply(version, actions)
-        if self._keeps_files_durable:
+        if self._syncs_files:
             self._sync.note_files(actions.adds)
         if actions.removes and not self._only_reads:
             self._expect(version, data)
@@ -311,13 +304,9 @@ class TopicTable:
         self._replay = replay
         self._forget_old_tombstones()
         self._sync.restart(version, [f"{self.log_folder}/{name}" for name in names])
-        if self._keeps_files_durable:
+        if self._syncs_files:
             self._sync.note_files(actions.adds)
         return True
-
-    @property
-    def _keeps_files_durable(self) -> bool:
-        return not self._only_reads and self.store.is_local
 
     def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
         """Notes the commit for `confirm`, if the store allows overwriting."""
@@ -386,18 +375,6 @@ class TopicTable:
         with self._lock:
             return self._observe() if self._finish(prepared) else None
 
-    def _encode(self, version: int, change: TableChange) -> PreparedCommit:
-        now_us = self.clock.now_us()
-        check(
-            change,
-            self._replay,
-            topic=self.topic,
-            now_us=now_us,
-            orphan_grace_seconds=self.orphan_grace_seconds,
-        )
-        path = self.log_reader.commit_path(version)
-        return encode(change, self._replay, version, path, now_us=now_us)
-
     def _finish(self, prepared: PreparedCommit) -> bool:
         """Returns whether a commit that was put counts; the replay then includes it."""
         version = prepared.version
@@ -421,6 +398,18 @@ class TopicTable:
             path = prepared.path
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
         return True
+
+    def _encode(self, version: int, change: TableChange) -> PreparedCommit:
+        now_us = self.clock.now_us()
+        check(
+            change,
+            self._replay,
+            topic=self.topic,
+            now_us=now_us,
+            orphan_grace_seconds=self.orphan_grace_seconds,
+        )
+        path = self.log_reader.commit_path(version)
+        return encode(change, self._replay, version, path, now_us=now_us)
 
     # -------------------------------------------------------------------------- preparations
 
@@ -467,7 +456,8 @@ class TopicTable:
             check = f"it names {len(found.adds)} files, not the {count} of version {version}"
             raise errors.CorruptObject(path=path, check=check)
         with self._lock:
-            self.log_reader.checkpoint_version = max(self.checkpoint_version, version)
+            known = self.log_reader.checkpoint_version
+            self.log_reader.checkpoint_version = max(known, version)
         if (self.log_reader.last_checkpoint() or 0) <= version:
             with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
                 self.store.put(

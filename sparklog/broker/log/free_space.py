@@ -1,0 +1,43 @@
+"""The free space of the root: below a reserve, appends are refused."""
+
+from __future__ import annotations
+
+from sparklog import errors
+from sparklog.clock import Clock
+from sparklog.storage.objects import Store
+
+FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
+
+
+class FreeSpace:
+    """Checks the free space against the reserve."""
+
+    def __init__(self, store: Store, clock: Clock, *, reserve_bytes: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._reserve_bytes = reserve_bytes
+        self._enough_until = -float("inf")
+        """Until when enough space is free for certain, in monotonic seconds."""
+
+    def check(self) -> int | None:
+        """Returns the free space, if it is known. May be called at any time.
+
+        Raises `StorageFull` below the reserve: appends are refused.
+        """
+        free, reserve = self._store.free_bytes(), self._reserve_bytes
+        if free is not None and free < reserve:
+            raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
+        return free
+
+    def check_lately(self) -> None:
+        """Raises `StorageFull` below the reserve.
+
+        While twice the reserve is free, one look counts for `FREE_SPACE_SECONDS`: no disk writes
+        the rest in that time.
+        """
+        now = self._clock.monotonic()
+        if now < self._enough_until:
+            return
+        free = self.check()
+        if free is not None and free >= 2 * self._reserve_bytes:
+            self._enough_until = now + FREE_SPACE_SECONDS
