@@ -258,7 +258,7 @@ class Broker:
         """Breaks the connections of all clients, Kafka's too. They may connect again."""
         agent = self._agent  # without the lock: `stop` holds it until all requests have ended
         if agent is not None:
-            agent.cut_connections()
+            agent.listeners.cut_connections()
 
     # -------------------------------------------------------------------------- running
 

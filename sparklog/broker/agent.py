@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import structlog
@@ -28,20 +27,22 @@ from sparklog.broker.assembly import (
     assemble,
     cluster_parts,
     reconciler_of,
+    sources_of,
 )
 from sparklog.broker.backoff import ENDS_THE_BROKER, run_each
-from sparklog.broker.counts import Budget, UpkeepCounts
+from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.flight.hooks import RequestHooks
-from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.listening import Listeners, check_installed, compile_loops
 from sparklog.broker.log import recovery, takeover
+from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.loops import Loops
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
+from sparklog.broker.pools import Pools
 from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
@@ -67,14 +68,9 @@ from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 
-_PUBLISH_BESIDE = 2  # topics that are published beside the others, because they have much
-_PUBLISH_BESIDE_REMOTE = 8
-_PUBLISH_THREADS = 2
-_PUBLISH_THREADS_REMOTE = 8
 _FOLLOW_SECONDS = 0.02  # between two looks at the metadata, of a member that is not alone
 FOLLOW_REMOTE_SECONDS = 1.0
 REDIRECT_SECONDS = 1.0  # for which a broker that gave its partitions away still names their leaders
-_UPKEEP_BESIDE = 1  # compactions by key that run beside the janitor
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
@@ -149,15 +145,7 @@ class Agent:
         """When the last flush was durable, in monotonic seconds."""
         self._wal = ""
         """The storage of the write-ahead log, and why."""
-        self._pool = ThreadPoolExecutor(
-            _PUBLISH_THREADS if self._store.is_local else _PUBLISH_THREADS_REMOTE,
-            thread_name_prefix="sparklog-files",
-        )
-        self._compactors = ThreadPoolExecutor(_UPKEEP_BESIDE, thread_name_prefix="sparklog-compact")
-        self._publishers = ThreadPoolExecutor(
-            _PUBLISH_BESIDE if self._store.is_local else _PUBLISH_BESIDE_REMOTE,
-            thread_name_prefix="sparklog-publish",
-        )
+        self._pools = Pools(is_local=self._store.is_local)
         self._loops = Loops(self._clock, self._stopping, self._on_failure)
         self.listeners = Listeners(settings, hooks=hooks)
         self._parts: Parts | None = None
@@ -234,7 +222,8 @@ class Agent:
             self._open_metrics(patience_seconds=None)
             self._start_serving()
             self._phase = Phase.SERVING
-            self._accept_drains()
+            if self.kind is not BrokerKind.EMBEDDED:  # that one its program stops
+                self.parts.broker.cluster_admin.stop = self.stop_soon
             with contextlib.suppress(errors.Retriable, PutUnresolved):
                 self._heartbeats.write()  # with the addresses of its listeners
         except BaseException as error:
@@ -341,7 +330,7 @@ class Agent:
         parts.writer.open()
         takeover.check_opened(self._meta, self._leadership)
         self._recovered_at = self._clock.monotonic()
-        groups = self._open_listeners(parts)
+        groups = self._open_listeners(given, parts)
         self._open_metrics(patience_seconds=self._liveness.dead_after_seconds)
         for number in range(parts.writer.leaders):
             self._loops.start(f"flush-{number}", parts.writer.lead_flushes)
@@ -367,16 +356,14 @@ class Agent:
             refused=self._refused,
             stopping=self._stopping,
             publish_now=self._publish_now,
-            files=self._pool,
-            publishers=self._publishers,
-            compactors=self._compactors,
+            pools=self._pools,
             removed_files=self._removed_files,
             flushes=self._flushes,
             upkeep=self._upkeep,
             on_flush=self._on_flush,
         )
 
-    def _open_listeners(self, parts: Parts) -> Coordinator:
+    def _open_listeners(self, given: Surroundings, parts: Parts) -> Coordinator:
         """Opens the listeners for Kafka and Flight, and returns the groups that they serve."""
         broker, listeners = parts.broker, self.listeners
         # A broker that has just been replaced needs a moment to close its ports.
@@ -397,7 +384,21 @@ class Agent:
             raise
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
-        self._measure(parts, groups, flight)
+        self._sources = sources_of(
+            given,
+            parts,
+            groups,
+            kafka=listeners.kafka,
+            flight=flight,
+            budgets=lambda: [*broker.budgets(), *listeners.budgets(), *groups.budgets()],
+            ask=self._ask,
+            dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},
+        )
+        broker.collect_figures = BrokerOverview(self._sources).figures
+        if listeners.has_metrics:
+            from sparklog.broker.metrics.exposition import Exposition
+
+            self._collect = Exposition(Collector(self._sources)).text
         return groups
 
     def _join_cluster(self, given: Surroundings, parts: Parts, reconciler: Reconciler) -> None:
@@ -430,40 +431,6 @@ class Agent:
             "cluster",
             lambda: self._loops.repeat("the cluster", every_seconds, follow, wake=self._follow_now),
         )
-
-    def _measure(self, parts: Parts, groups: Coordinator, flight: FlightListener) -> None:
-        """Prepares the broker's figures."""
-        broker, kafka, janitor = parts.broker, self.listeners.kafka, self.settings.janitor
-
-        def budgets() -> list[Budget]:
-            of_kafka = kafka.memory.budgets() if kafka is not None else []
-            return [*broker.budgets(), *of_kafka, *flight.budgets(), *groups.budgets()]
-
-        sources = Sources(
-            broker=broker,
-            partition_table=parts.partition_table,
-            publisher=parts.publisher,
-            groups=groups,
-            flushes=self._flushes,
-            upkeep=self._upkeep,
-            budgets=budgets,
-            store=self._store,
-            kafka=kafka,
-            flight=flight,
-            cluster_id=self._leadership.cluster.cluster_id,
-            epoch=self._leadership.epoch,
-            small_file_bytes=janitor.compact_target_bytes // 2,
-            compact_files=janitor.compact_files,
-            clock=self._clock,
-            ask=self._ask,
-            dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},
-        )
-        self._sources = sources
-        broker.collect_figures = BrokerOverview(sources).figures
-        if self.listeners.has_metrics:
-            from sparklog.broker.metrics.exposition import Exposition
-
-            self._collect = Exposition(Collector(sources)).text
 
     def _open_metrics(self, *, patience_seconds: float | None) -> None:
         self.listeners.open_metrics(
@@ -520,6 +487,19 @@ class Agent:
         def clean_wal() -> None:
             run_each((parts.wal_cleaner.tick, carry))
 
+        def coordinate() -> None:
+            try:
+                while not self._stopping.is_set():
+                    try:
+                        groups.tick(_GROUPS_TICK_SECONDS)
+                    except ENDS_THE_BROKER:
+                        raise
+                    except Exception as error:
+                        _log.error("an event of a group failed", reason=str(error) or repr(error))
+                        self._stopping.wait(_GROUPS_TICK_SECONDS)
+            finally:
+                groups.close()
+
         def maintain() -> None:
             parts.janitor.tick(should_stop=self._stopping.is_set)
 
@@ -529,26 +509,13 @@ class Agent:
             lambda: repeat("the write-ahead log's cleaning", _WAL_TICK_SECONDS, clean_wal),
         )
         self._groups = groups
-        self._loops.start("groups", lambda: self._run_groups(groups))
+        self._loops.start("groups", coordinate)
         janitor = self.settings.janitor
         if janitor.enabled:
             self._loops.start(
                 "janitor",
                 lambda: repeat("the tables' maintenance", janitor.interval_seconds, maintain),
             )
-
-    def _run_groups(self, groups: Coordinator) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    groups.tick(_GROUPS_TICK_SECONDS)
-                except ENDS_THE_BROKER:
-                    raise
-                except Exception as error:
-                    _log.error("an event of a group failed", reason=str(error) or repr(error))
-                    self._stopping.wait(_GROUPS_TICK_SECONDS)
-        finally:
-            groups.close()
 
     def _check_known_leadership(self) -> None:
         """Raises `BrokerFenced` if a newer broker has taken over, by metadata as young as a beat.
@@ -596,23 +563,12 @@ class Agent:
                 busy_at, calls = time.monotonic(), flight.calls
             idle_seconds = time.monotonic() - busy_at
             is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
-            if is_idle and not self._requests_publication(parts):
-                reason = f"no client for {idle_seconds:.0f} s"
-                self.stop_soon(reason)
+            if not is_idle:
+                continue
+            if not request_publication(parts.partition_table.backlog):
+                self.stop_soon(f"no client for {idle_seconds:.0f} s")
                 return
-
-    def _requests_publication(self, parts: Parts) -> bool:
-        """Requests publication of all records that can be published; returns false if none wait.
-
-        A large batch takes longer than a stop may, and the next broker would begin it again.
-        """
-        backlog = parts.partition_table.backlog
-        waiting = [each for each in backlog.waiting() if each.waiting and not each.held_back]
-        for topic in waiting:
-            backlog.request(topic)
-        if waiting:
             self._publish_now.set()
-        return bool(waiting)
 
     def _heartbeat(self) -> Heartbeat:
         table = self._parts.partition_table if self._parts is not None else None
@@ -742,11 +698,6 @@ class Agent:
             finally:
                 self._finish(reason)
 
-    def _accept_drains(self) -> None:
-        """Lets an operator stop this broker, unless it belongs to a program."""
-        if self._parts is not None and self.kind is not BrokerKind.EMBEDDED:
-            self._parts.broker.cluster_admin.stop = self.stop_soon
-
     def stop_soon(self, reason: str, *, leaving: Collection[int] = ()) -> None:
         """Stops in a thread of its own; for the arguments see `stop`."""
         stop = functools.partial(self.stop, reason=reason, leaving=leaving)
@@ -760,7 +711,8 @@ class Agent:
         with contextlib.suppress(Exception):  # a hint, for operators and for the other members
             self._heartbeats.write()
         has_clients = self.listeners.has_clients
-        if self._store.is_local and has_clients() and self._has_others(leaving):
+        others = self.parts.broker.members().keys() - {self._leadership.broker, *leaving}
+        if self._store.is_local and has_clients() and others:
             self._clock.sleep(limits.PREPARE_SECONDS)
         try:
             deadline = self._clock.monotonic() + limits.DRAIN_SECONDS
@@ -771,11 +723,6 @@ class Agent:
             if given and has_clients():
                 follow_seconds = 0.0 if self._store.is_local else FOLLOW_REMOTE_SECONDS
                 self._clock.sleep(REDIRECT_SECONDS + follow_seconds)
-
-    def _has_others(self, leaving: Collection[int]) -> bool:
-        """Returns whether another member is up that continues when this broker and those stop."""
-        members = self._parts.broker.members() if self._parts is not None else {}
-        return bool(members.keys() - {self._leadership.broker, *leaving})
 
     def _join_threads(self) -> None:
         if self._groups is not None:
@@ -794,15 +741,11 @@ class Agent:
             if self._stopped.is_set() or self._parts is None:
                 return
             self._stopping.set()
-            self.cut_connections()
+            self.listeners.cut_connections()
             self._close_listeners()
             self._join_threads()
             self._close_pools()
             self._stopped.set()
-
-    def cut_connections(self) -> None:
-        """Cuts the connections of all clients, which may connect again; for tests."""
-        self.listeners.cut_connections()
 
     def _finish(self, reason: str) -> None:
         try:
@@ -818,9 +761,7 @@ class Agent:
         self._close_pools()
 
     def _close_pools(self) -> None:
-        self._compactors.shutdown()
-        self._publishers.shutdown()  # their work uses the other pool
-        self._pool.shutdown()
+        self._pools.close()
         if self._parts is not None and self._parts.publish_process is not None:
             self._parts.publish_process.close()
 
@@ -845,3 +786,15 @@ def publish_pause_seconds(waiting: int, interval_seconds: float) -> float:
     """Returns the time until the next look for topics to publish, of which so many wait now."""
     idle_seconds = min(interval_seconds / 10, _PUBLISH_IDLE_SECONDS)
     return _PUBLISH_TICK_SECONDS if waiting else max(idle_seconds, _PUBLISH_TICK_SECONDS)
+
+
+def request_publication(backlog: Backlog) -> bool:
+    """Requests publication of all records that can be published; returns false if none wait.
+
+    For a broker that is about to stop: a large batch takes longer than a stop may, and the next
+    broker would begin it again.
+    """
+    waiting = [each for each in backlog.waiting() if each.waiting and not each.held_back]
+    for topic in waiting:
+        backlog.request(topic)
+    return bool(waiting)

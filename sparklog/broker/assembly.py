@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +12,8 @@ from sparklog import limits
 from sparklog.broker import loops
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.controller import Controller
-from sparklog.broker.counts import UpkeepCounts
+from sparklog.broker.counts import Budget, UpkeepCounts
+from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.handover import Handovers
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.log import takeover
@@ -30,7 +30,8 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
-from sparklog.broker.metrics.collection import FlushCounts
+from sparklog.broker.metrics.collection import FlightFigures, FlushCounts, KafkaFigures, Sources
+from sparklog.broker.pools import Pools
 from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import Clock
@@ -71,12 +72,7 @@ class Surroundings:
     """Set once the broker stops."""
     publish_now: threading.Event
     """Set where a request waits for the tables."""
-    files: Executor
-    """Writes the files of large commits."""
-    publishers: Executor
-    """Publishes large topics beside the others."""
-    compactors: Executor
-    """Compacts tables by key."""
+    pools: Pools
     removed_files: RemovedFileRetention
     flushes: FlushCounts
     upkeep: UpkeepCounts
@@ -108,6 +104,40 @@ class ClusterParts:
     handovers: Handovers
 
 
+def sources_of(
+    given: Surroundings,
+    parts: Parts,
+    groups: Coordinator,
+    *,
+    kafka: KafkaFigures | None,
+    flight: FlightFigures,
+    budgets: Callable[[], Iterable[Budget]],
+    ask: Ask | None,
+    dead: Callable[[], Mapping[int, int]],
+) -> Sources:
+    """Returns what the figures of a broker are read from; for the arguments see `Sources`."""
+    janitor = given.settings.janitor
+    return Sources(
+        broker=parts.broker,
+        partition_table=parts.partition_table,
+        publisher=parts.publisher,
+        groups=groups,
+        flushes=given.flushes,
+        upkeep=given.upkeep,
+        budgets=budgets,
+        store=given.store,
+        kafka=kafka,
+        flight=flight,
+        cluster_id=given.leadership.cluster.cluster_id,
+        epoch=given.leadership.epoch,
+        small_file_bytes=janitor.compact_target_bytes // 2,
+        compact_files=janitor.compact_files,
+        clock=given.clock,
+        ask=ask,
+        dead=dead,
+    )
+
+
 def assemble(given: Surroundings, partition_table: PartitionTable, open_table: OpenTable) -> Parts:
     """Returns the parts of a broker, none of which runs yet."""
     settings, store, clock = given.settings, given.store, given.clock
@@ -119,7 +149,7 @@ def assemble(given: Surroundings, partition_table: PartitionTable, open_table: O
         partition_table,
         hot,
         clock=clock,
-        pool=given.files,
+        pool=given.pools.files,
         counts=given.upkeep,
         process=process,
     )
@@ -159,7 +189,7 @@ def assemble(given: Surroundings, partition_table: PartitionTable, open_table: O
             on_published=writer.notify_published,
             clock=clock,
             retry_seconds=loops.RETRY_SECONDS,
-            workers=given.publishers,
+            workers=given.pools.publishers,
             share=limits.PUBLISH_SHARE if store.is_local else _PUBLISH_SHARE_REMOTE,
         ),
         publish_process=process,
@@ -264,7 +294,7 @@ def _janitor(
         finish_deletion=broker.topics.finish_deletion,
         settle_doubts=broker.topics.settle_doubts,
         settle_config=broker.topics.settle_config,
-        workers=given.compactors,
+        workers=given.pools.compactors,
         counts=given.upkeep,
         owns=owns,
         quiet_seconds=0.0 if store.is_local else UPKEEP_QUIET_REMOTE_SECONDS,

@@ -19,6 +19,7 @@ import structlog
 from sparklog import errors
 from sparklog.broker import ports
 from sparklog.broker.broker import Broker
+from sparklog.broker.counts import Budget
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
@@ -179,6 +180,12 @@ class Listeners:
         return (self.kafka is not None and self.kafka.connection_count > 0) or (
             self.flight is not None and self.flight.open_calls > 0
         )
+
+    def budgets(self) -> list[Budget]:
+        """Returns the budgets of memory of the listeners that serve, with the bytes held."""
+        of_kafka = self.kafka.memory.budgets() if self.kafka is not None else ()
+        of_flight = self.flight.budgets() if self.flight is not None else ()
+        return [*of_kafka, *of_flight]
 
     def cut_connections(self) -> None:
         """Cuts the connections of all clients, which may connect again; for tests."""
