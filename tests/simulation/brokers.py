@@ -530,7 +530,7 @@ def simulated(world: World) -> Iterator[None]:
         return found
 
     replaced = {
-        "agent.ThreadPoolExecutor": _Pool,
+        "pools.ThreadPoolExecutor": _Pool,
         "agent.this_process": _this_process,
         "agent._PUBLISH_TICK_SECONDS": 0.05,
         "agent._WAL_TICK_SECONDS": 0.2,

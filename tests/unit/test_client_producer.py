@@ -1068,7 +1068,7 @@ def test_fault_of_ours_calls_back(failing: tuple[FailingClock, Producer]) -> Non
 
     asyncio.run(asyncio.wait_for(send(), SECONDS))
     producer.flush(SECONDS)
-    assert [type(each) for each in failures] == [errors.SparklogError] * 2
+    assert [type(each) for each in failures] == [errors.UnexpectedError] * 2
 
 
 def test_fault_of_ours_amid_the_answers(
