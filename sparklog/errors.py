@@ -810,8 +810,9 @@ class RootReadOnly(RootNotWritable):
 
     code = "root_read_only"
     template = (
-        "Root {root} is read-only for this process, and no broker serves it, which {what} needs:"
-        " {reason}. Start a broker that can write to the root, or grant this process write access."
+        "Root {root} is read-only for this process ({reason}), and no broker serves it, so {what}"
+        " was refused. Start a broker that can write to the root, or grant this process write"
+        " access."
     )
     root: str
     what: str

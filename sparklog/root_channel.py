@@ -61,7 +61,7 @@ class RootChannel(Channel):
 
     def append(self, topic: str, schema: pa.Schema) -> tuple[Any, Any]:
         del schema
-        raise self._refusal(f"a record for topic {topic}")
+        raise self._refusal(f"a record for topic {topic!r}")
 
     def read(self, ticket: flight_messages.ReadTicket) -> Any:
         rows = self._rows(ticket, ticket.start, ticket.end, ticket.columns)

@@ -81,17 +81,17 @@ def broker(
         ),
     ] = None,
     processes: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
-            min=0,
+            min=1,
             max=BROKER_PROCESSES,
             help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
             " of the first; bounds on memory and connections are for all of them together. One that"
             " dies is started again. Default: this process is the only broker.",
             show_default=False,
         ),
-    ] = 0,
+    ] = None,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -137,8 +137,8 @@ def broker(
         "flight.listen": flight,
         "kafka.listen": kafka,
     }
-    settings = load_settings(config, os.environ, given, brokers=max(processes, 1))
-    if processes:
+    settings = load_settings(config, os.environ, given, brokers=processes or 1)
+    if processes is not None:
         from sparklog.broker.supervisor import supervise
 
         raise typer.Exit(

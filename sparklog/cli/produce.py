@@ -282,7 +282,8 @@ class _Reader:
         """Returns how many records are acked, and how to continue without duplicates."""
         current, line = acks.unacked or (self._current, self._lines.next)
         is_at_start = current is self._inputs[0] and line == self._lines.first
-        if acks.unacked is None and not acks.records and is_at_start:
+        is_unsent = acks.unacked is None or isinstance(error, errors.RootReadOnly)
+        if is_unsent and not acks.records and is_at_start:
             remedy = self._remedy(error, " Correct the line")
             return f"Nothing was sent.{remedy}{'.' if remedy else ''}"
         were = "was" if acks.records == 1 else "were"
@@ -299,6 +300,8 @@ class _Reader:
         if current.kind not in _LINE_FORMATS:
             return ""
         where = f" of {current.name}" if len(self._inputs) > 1 else ""
+        if acks.unacked and line == 1 and not where:
+            return ", and perhaps some lines are written; the same command sends all of them again"
         if acks.unacked:
             return (
                 f": all lines before {line}{where}, and perhaps some from there on;"

@@ -12,6 +12,7 @@ import typer
 from sparklog import errors
 from sparklog.display import counted
 from sparklog.formats.topic_config import described
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import (
     CANNOT_ASK,
@@ -222,7 +223,7 @@ def ddl(
         infos = [log.describe(topic) for topic in (log.topics() if all_topics else chosen)]
         every = log.topics(internal=True)
     for unknown in given.keys() - {*every}:
-        raise errors.UnknownTopic(topic=unknown)
+        raise unknown_topic(unknown, every)
     names = table_names([info.topic for info in infos], every, given)
     where = [part for part in (catalog, schema) if part]
     for info in infos:

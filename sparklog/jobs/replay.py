@@ -45,6 +45,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEPT: Final = "kept"
 _BY_KEY: Final = "by key"
 _NOTHING: Final = "{}: nothing to write, this run's records are in the topic"
+_INTO_ITSELF: Final = "a topic is not replayed into itself: give another one as --to"
 
 
 class Times(enum.StrEnum):
@@ -131,13 +132,13 @@ def replay(
     source_root = root_for_spark(root)
     check_run_name(once_as)
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
+    if to == source_topic and target.root == source_root:  # before a broker is started
+        raise typer.BadParameter(_INTO_ITSELF)
     root_metadata(source_root)  # a misspelt path does not become a root
     with sparklog.connect(source_root, detached=True) as log:
         info = log.describe(source_topic)
         if target.is_topic(log, info):
-            raise typer.BadParameter(
-                "a topic is not replayed into itself: give another one as --to"
-            )
+            raise typer.BadParameter(_INTO_ITSELF)
         source = Source(root=source_root, topic=source_topic, topic_id=info.topic_id)
         found = target.find()
         options = (info.topic_id, start, end, speed, times)

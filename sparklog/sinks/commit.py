@@ -19,6 +19,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.snapshot import BatchKind
 from sparklog.storage.staging import manifest, query_run
@@ -183,7 +184,7 @@ def _merged(
 def _topic_ids(sections: Iterable[Section], topics: Destinations) -> dict[str, str]:
     names = {each.topic for each in sections}
     for name in names - topics.keys():
-        raise errors.UnknownTopic(topic=name)
+        raise unknown_topic(name, topics)
     return {name: topics[name].topic_id for name in names}
 
 

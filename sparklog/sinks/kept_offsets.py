@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 from sparklog.formats.record import OFFSET
-from sparklog.formats.topic_names import check_topic_name
+from sparklog.formats.topic_names import check_topic_name, unknown_topic
 from sparklog.storage.staging.manifest import Section
 
 OffsetRanges: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -55,7 +55,7 @@ def check_partitions(ranges: OffsetRanges, counts: Mapping[str, int]) -> None:
     for topic, partitions in ranges.items():
         count = counts.get(topic)
         if count is None:
-            raise errors.UnknownTopic(topic=topic)
+            raise unknown_topic(topic, counts)
         for number in partitions:
             if number >= count:
                 raise errors.UnknownPartition(topic=topic, partition=number, last=count - 1)

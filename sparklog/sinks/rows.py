@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparklog import arrow, errors, limits
 from sparklog.formats.partitioner import NO_KEY, parted, partitions_of, spread
 from sparklog.formats.record import PAYLOAD_SCHEMA, check_record_sizes, conform_payload
+from sparklog.formats.topic_names import unknown_topic
 from sparklog.sinks.kept_offsets import check_order, with_offsets
 
 
@@ -49,7 +50,7 @@ def route(
     for name, chosen in _topics(rows, topic):
         count = counts.get(name)
         if count is None:
-            raise errors.UnknownTopic(topic=name)
+            raise unknown_topic(name, counts)
         part = payload if chosen is None else payload.take(chosen)
         asked = partitions if partitions is None or chosen is None else partitions.take(chosen)
         places = _places(part, asked, number, count)

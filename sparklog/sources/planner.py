@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from sparklog import errors, limits
@@ -79,13 +79,12 @@ class Planner:
 
     def check_names(self) -> None:
         """Checks as `check_topics`, but before the first refresh and without opening tables."""
-        existing = self._view.names()
-        self._check_named(existing, similar=existing)
+        self._check_named(self._view.names())
 
-    def _check_named(self, existing: Container[str], *, similar: Collection[str] = ()) -> None:
+    def _check_named(self, existing: Container[str]) -> None:
         for name in self._selection.topics:
             if name not in existing:
-                self._lose(unknown_topic(name, similar))
+                self._lose(unknown_topic(name, self._view.names()))
 
     def earliest(self) -> Position:
         """Returns the log start of every partition."""

@@ -58,7 +58,10 @@ def group_lag(location: LogLocation, group: str | None) -> Iterator[tuple[str, i
     view = view_of(location)
     committed = view.committed(group) if group else None
     if committed is None:
-        reason = "the consumer group does not exist, or its offsets have expired"
+        reason = (
+            "the consumer group does not exist, or its offsets have expired; correct the name"
+            " (`sparklog groups list` shows the groups)"
+        )
         raise errors.BadOption(option="group", value=group, reason=reason)
     names = {topic for topic, _ in committed}
     topics = view.refresh(lambda existing: sorted(names.intersection(existing)), from_scratch=False)

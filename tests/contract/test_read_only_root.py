@@ -169,12 +169,17 @@ def test_a_change_of_a_read_only_root_is_refused(root: str, what: str) -> None:
         assert log.topics() == ["t"]
 
 
-def test_records_for_a_read_only_root_are_refused(root: str) -> None:
+def test_records_for_a_read_only_root_are_refused(root: str, tmp_path: Path) -> None:
     """A record that is sent fails at once with the reason why there is no broker."""
     with sparklog.connect(root) as log, log.producer() as producer:
         sent = producer.send("t", b"d")
         with pytest.raises(errors.RootReadOnly):
             sent.result(timeout=20)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("d\n")
+    refused = _run("produce", "t", str(lines), "--root", root)
+    assert "read-only" in refused.stderr
+    assert refused.stderr.endswith(" Nothing was sent.\n")
 
 
 def test_a_member_of_a_group_needs_a_broker(root: str) -> None:

@@ -167,6 +167,8 @@ def test_wrong_options_are_refused(
         dataframe(spark, root, "t", **options)
     with pytest.raises(errors.UnknownTopic, match="'u'"):
         dataframe(spark, root, "u", failOnDataLoss=False)
+    with pytest.raises(errors.UnknownTopic, match=r"'tt' .* Did you mean 't'\?"):
+        dataframe(spark, root, "tt")
 
 
 def test_a_session_without_delta_is_refused(

@@ -890,6 +890,11 @@ def test_produce_to_a_broker_that_refuses(broker: LiveBroker, tmp_path: Path) ->
         " 0 records were acked: all lines before 2, and perhaps some from there on; --from-line 2"
         " sends these again.\n"
     )
+    broker.fail_next("append", error=policy)
+    assert ask(broker, "produce", "t1", str(tmp_path / "a.jsonl")).stderr.endswith(
+        " 0 records were acked, and perhaps some lines are written; the same command sends all of"
+        " them again.\n"
+    )
 
 
 def test_produce_tells_what_was_acked(broker: LiveBroker) -> None:
@@ -898,7 +903,7 @@ def test_produce_tells_what_was_acked(broker: LiveBroker) -> None:
     result = ask(broker, "produce", "t1", stdin="one\n")
     assert result.exit_code == ExitCode.FAILED
     assert "max_record_bytes" in result.stderr
-    assert " 0 records were acked: " in result.stderr
+    assert " 0 records were acked, " in result.stderr
 
 
 def test_acks_are_counted_after_failures() -> None:
@@ -1189,9 +1194,9 @@ def test_several_brokers(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     options = ("--root", "a", "--id", "4", "--allow-non-empty")
     assert run("broker", *options, "--processes", "3").exit_code == code
     assert run("broker", *options, "--processes", "1").exit_code == code
-    assert run("broker", *options, "--processes", "0").exit_code == ExitCode.OK
+    assert run("broker", *options).exit_code == ExitCode.OK
     assert taken == [(4, 3, False, True), (4, 1, False, True), (4, 0, False, True)]
-    assert run("broker", *options, "--processes", "-1").exit_code == ExitCode.USAGE
+    assert run("broker", *options, "--processes", "0").exit_code == ExitCode.USAGE
 
 
 def test_broker_without_a_root() -> None:

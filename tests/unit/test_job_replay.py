@@ -194,7 +194,7 @@ def test_a_run_at_once_that_is_repeated_needs_no_offsets(
     assert "nothing to write" in paced.run('--start={"0": 1}', speed="--times=keep").stdout
 
 
-@pytest.mark.parametrize("spelling", ["{}/", "file://{}", "{}/../root", "{}/../link"])
+@pytest.mark.parametrize("spelling", ["{}", "{}/", "file://{}", "{}/../root", "{}/../link"])
 def test_a_topic_is_not_replayed_into_itself(
     tmp_path: Path, log: Log, paced: Paced, spelling: str
 ) -> None:

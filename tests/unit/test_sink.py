@@ -125,7 +125,7 @@ def test_a_payload_has_its_own_columns_and_types() -> None:
     ("columns", "error", "message"),
     [
         ({"topic": ["t", None]}, errors.WrongSchema, "topic is null"),
-        ({"topic": ["t", "u"]}, errors.UnknownTopic, "'u'"),
+        ({"topic": ["t", "tt"]}, errors.UnknownTopic, "'tt' .* Did you mean 't'"),
         ({"topic": ["t", "t"], "partition": [0, 2]}, errors.UnknownPartition, "no partition 2"),
         ({"topic": ["t", "t"], "partition": [-1, 0]}, errors.UnknownPartition, "no partition -1"),
         (

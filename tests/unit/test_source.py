@@ -350,6 +350,8 @@ def test_a_misspelt_topic_is_corrected() -> None:
         planner = Planner(view, Selection(topics=(topic,)), fail_on_data_loss=True)
         with pytest.raises(errors.UnknownTopic, match=ends):
             planner.check_names()
+        with pytest.raises(errors.UnknownTopic, match=ends):
+            planner.check_topics()
 
 
 def test_a_topic_that_goes_between_plan_and_read_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
