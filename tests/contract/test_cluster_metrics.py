@@ -321,7 +321,7 @@ def test_processes_ask_each_other(tmp_path: Path) -> None:
             served.append(f"http://{where}/metrics")
 
         def lags() -> list[dict[int, float]]:
-            """The lag that each tells; a busy leader may miss the half second of one scrape."""
+            """The lag that each reports; a busy leader may miss the half second of one scrape."""
             found = []
             for address in served:
                 with urllib.request.urlopen(address, timeout=30) as reply:
