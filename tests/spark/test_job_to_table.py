@@ -15,15 +15,17 @@ from typer.testing import CliRunner, Result
 
 import sparklog
 from sparklog.client.log import Log
-from sparklog.jobs import to_table as job
 from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
+from sparklog.jobs.table_writing import job
+from sparklog.jobs.table_writing.table import Table
+from sparklog.jobs.to_table import to_table
 from sparklog.jobs.windows import Checkpoint
 from tests.support.jobs import KILLS, failed, succeeded, survive
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
-_APP = app_of(job.to_table)
+_APP = app_of(to_table)
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -299,16 +301,16 @@ def test_another_program_adds_a_column_of_another_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run ends before it plans a window that would never fit, so the next one has its type."""
-    find_fields = job._Job._find_fields
+    find_fields = job.Job._find_fields
 
-    def late(self: job._Job, *given: Any) -> bool:
+    def late(self: job.Job, *given: Any) -> bool:
         found = find_fields(self, *given)
         spark.sql(f"create table delta.`{table}` (id string) using delta")
         return found
 
     send(log, {"id": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(job._Job, "_find_fields", late)
+        patch.setattr(job.Job, "_find_fields", late)
         assert "column id is STRING" in fail(root, table)
     succeed(root, table)
     assert rows(table) == [{"id": "1"}]
@@ -318,16 +320,16 @@ def test_a_run_that_looked_before_another_one_wrote_is_refused(
     root: Path, log: Log, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not plan the same records under the next number."""
-    prepare = job._Job.prepare
+    prepare = job.Job.prepare
 
-    def late(self: job._Job, *given: Any) -> None:
+    def late(self: job.Job, *given: Any) -> None:
         prepare(self, *given)
         other = Checkpoint(str(root.parent / "checkpoint"))
         other.plan(0, Range(starts={0: 0, 1: 0}, ends={0: 1, 1: 0}), "{}")
         other.finish(0)
 
     send(log, {"id": 1})
-    monkeypatch.setattr(job._Job, "prepare", late)
+    monkeypatch.setattr(job.Job, "prepare", late)
     assert "Another run uses the checkpoint" in fail(root, table)
     assert not table.exists()
 
@@ -335,7 +337,7 @@ def test_a_run_that_looked_before_another_one_wrote_is_refused(
 # ------------------------------------------------------------------------------ killed
 
 
-_STEPS = [(job.Table, "has"), (job, "_dead_letters"), (Checkpoint, "finish")]
+_STEPS = [(Table, "has"), (job, "dead_letters"), (Checkpoint, "finish")]
 
 
 @pytest.mark.parametrize(("upsert", "steps"), [([], _STEPS), (["--upsert=k"], _STEPS[2:])])

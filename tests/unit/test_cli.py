@@ -1308,6 +1308,7 @@ def test_jobs_have_files_and_are_listed() -> None:
         "ranges",
         "rewriting",
         "running",
+        "table_writing",
         "targets",
         "windows",
     }

@@ -28,8 +28,9 @@ from sparklog.jobs.produce import produce
 from sparklog.jobs.ranges import range_of
 from sparklog.jobs.replay import replay
 from sparklog.jobs.running import _quiet_start, app_of
+from sparklog.jobs.table_writing.schemas import check_readable
 from sparklog.jobs.targets import in_seconds
-from sparklog.jobs.to_table import _check_readable, to_table
+from sparklog.jobs.to_table import to_table
 from sparklog.terminal.commands import ExitCode
 from tests.support.waiting import wait_until
 
@@ -132,6 +133,7 @@ _JOBS_OF: Final = {
     "inputs": {"produce"},
     "mirroring": {"mirror"},
     "ranges": {"replay", "to_table"},
+    "table_writing": {"to_table"},
     "targets": {"load", "produce", "replay", "to_table"},
     "windows": {"to_table"},
 }
@@ -238,7 +240,7 @@ def test_the_point_that_is_wrong_is_named(start: str, end: str, option: str) -> 
 def test_a_type_that_json_does_not_have_is_one_of_the_schema() -> None:
     """The type is refused under the job's option, and not under that of Spark's source."""
     with pytest.raises(errors.BadOption) as refused:
-        _check_readable(StructType().add("i", DayTimeIntervalType()))
+        check_readable(StructType().add("i", DayTimeIntervalType()))
     assert refused.value.option == "--schema"
 
 

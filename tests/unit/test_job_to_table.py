@@ -20,10 +20,11 @@ from pyspark.sql.types import (
 
 import sparklog
 from sparklog import Log, errors
-from sparklog.jobs import to_table
 from sparklog.jobs.ranges import Range, Source
+from sparklog.jobs.table_writing.job import Job
+from sparklog.jobs.table_writing.schemas import check_names, other_case
+from sparklog.jobs.table_writing.table import Table
 from sparklog.jobs.targets import Target
-from sparklog.jobs.to_table import Table, _Job, check_names, other_case
 from sparklog.jobs.windows import Checkpoint, Window
 from tests.support.waiting import time_with
 
@@ -51,7 +52,7 @@ def _log(tmp_path: Path) -> Iterator[Log]:
         yield log
 
 
-def run(job: _Job, kept: Checkpoint) -> None:
+def run(job: Job, kept: Checkpoint) -> None:
     """Runs the job, whose checkpoint has a window that was not finished."""
     plan, is_done = kept.last()
     job.run(kept, "name", None if is_done else plan, max_records=10, every_seconds=None)
@@ -63,14 +64,14 @@ def test_a_window_that_is_not_in_the_table_gets_the_columns_of_this_run(
     """A schema that cannot be written does not stay. The offsets do, and the plan is durable."""
     written = []
 
-    def write(_: _Job, kept: Checkpoint, plan: Window, __: str) -> None:
+    def write(_: Job, kept: Checkpoint, plan: Window, __: str) -> None:
         assert kept.last() == (plan, False)
         written.append(plan)
         kept.finish(plan.number)
 
-    monkeypatch.setattr(_Job, "_write", write)
+    monkeypatch.setattr(Job, "_write", write)
     for check in ("_check_case", "_check_writable"):
-        monkeypatch.setattr(_Job, check, lambda *_: None)
+        monkeypatch.setattr(Job, check, lambda *_: None)
     monkeypatch.setattr(Table, "is_written", lambda *_: False)
     job = _job(log, tmp_path / "root", adds_fields=False)
     job._number, job._at = 1, {0: 3}
@@ -87,8 +88,8 @@ def test_a_commit_of_an_earlier_run_that_comes_late(
     kept: Checkpoint, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows have the columns of that run, and so have the dead letters of the next one."""
-    monkeypatch.setattr(to_table, "_observed", lambda _: None)
-    monkeypatch.setattr(to_table, "_count_columns", list)
+    monkeypatch.setattr("sparklog.jobs.table_writing.job._observed", lambda _: None)
+    monkeypatch.setattr("sparklog.jobs.table_writing.job._count_columns", list)
     for name in ("col", "lit", "when", "raise_error"):  # they need a session
         monkeypatch.setattr(functions, name, mock.MagicMock())
     earlier, _ = kept.last()
@@ -156,16 +157,16 @@ def test_the_first_columns_are_those_of_a_later_window(
     written = []
     looked = []
 
-    def add_fields(job: _Job, part: Range) -> None:
+    def add_fields(job: Job, part: Range) -> None:
         looked.append(part)
         if part.ends[0] > 3:
             job._fields = _FIELDS
 
-    monkeypatch.setattr("sparklog.jobs.to_table.WINDOW_RECORDS", 2)
-    monkeypatch.setattr(_Job, "_add_fields", add_fields)
+    monkeypatch.setattr("sparklog.jobs.table_writing.job.WINDOW_RECORDS", 2)
+    monkeypatch.setattr(Job, "_add_fields", add_fields)
     for check in ("_check_case", "_check_writable"):
-        monkeypatch.setattr(_Job, check, lambda *_: None)
-    monkeypatch.setattr(_Job, "_write", lambda _, __, plan, ___: written.append(plan))
+        monkeypatch.setattr(Job, check, lambda *_: None)
+    monkeypatch.setattr(Job, "_write", lambda _, __, plan, ___: written.append(plan))
     kept = Checkpoint(str(tmp_path / "new"))
     job = _job(log, tmp_path / "root")
     job.run(kept, "name", None, max_records=1, every_seconds=None)
@@ -179,7 +180,7 @@ def test_a_job_waits_for_the_first_object(
 ) -> None:
     """With --every it looks at each record once; a run that ends names the option."""
     looked = []
-    monkeypatch.setattr(_Job, "_add_fields", lambda _, part: looked.append(part))
+    monkeypatch.setattr(Job, "_add_fields", lambda _, part: looked.append(part))
     kept = Checkpoint(str(tmp_path / "new"))
     with pytest.raises(errors.BadRequest, match="No field was found in 5 records"):
         _job(log, tmp_path / "root").run(kept, "name", None, max_records=1, every_seconds=None)
@@ -190,7 +191,7 @@ def test_a_job_waits_for_the_first_object(
         if next(stops, KeyboardInterrupt) is not None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sparklog.jobs.to_table.time", time_with(sleep=sleep))
+    monkeypatch.setattr("sparklog.jobs.table_writing.job.time", time_with(sleep=sleep))
     job = _job(log, tmp_path / "root")
     with pytest.raises(KeyboardInterrupt):
         job.run(kept, "name", None, max_records=1, every_seconds=1.0)
@@ -236,7 +237,7 @@ def test_a_topic_that_is_created_again_ends_the_job(
             with log.producer() as producer:
                 producer.send("t", b"new", partition=0)
 
-        monkeypatch.setattr("sparklog.jobs.to_table.time", time_with(sleep=create_again))
+        monkeypatch.setattr("sparklog.jobs.table_writing.job.time", time_with(sleep=create_again))
         log.create_topic("t", partitions=1)
         job = _job(log, tmp_path / "root")
         with pytest.raises(errors.TopicChanged):
@@ -264,11 +265,11 @@ def test_a_job_that_continues_does_not_resolve_its_start_again(
 
 def _job(
     log: Log, root: Path, dead_letters: Target | None = None, *, adds_fields: bool = True
-) -> _Job:
+) -> Job:
     """A run without Spark, of topic t."""
     spark: Any = None
     source = Source(root=str(root), topic="t", topic_id=log.describe("t").topic_id)
-    job = _Job(
+    job = Job(
         log,
         spark,
         source,
@@ -282,7 +283,7 @@ def _job(
     return job
 
 
-def _finished(job: _Job) -> _Job:
+def _finished(job: Job) -> Job:
     """The run, with no window after the first."""
     job._number, job._at = 1, {0: 5}
     return job
