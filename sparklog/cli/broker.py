@@ -29,85 +29,107 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+NewRootOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="The root of the log: a folder, or s3://…, gs://…, az://…. It is created if it"
+        f" does not exist. Default: {ROOT_VARIABLE}.",
+        show_default=False,
+    ),
+]
+
+IdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--id",
+        metavar="N",
+        help="The id of the broker in the cluster; auto: the ordinal at the end of the host"
+        " name, times the number of --processes. Default: SPARKLOG_ID, or 0.",
+        show_default=False,
+    ),
+]
+
+FlightOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The address of the Flight listener; port 0 takes a free one. Default:"
+        " SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
+        show_default=False,
+    ),
+]
+
+KafkaOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The address of the Kafka listener; '' disables it. Default:"
+        " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
+        show_default=False,
+    ),
+]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file like conf/broker.toml; options and the environment override it.",
+        exists=True,
+        dir_okay=False,
+        show_default=False,
+    ),
+]
+
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=BROKER_PROCESSES,
+        help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
+        " of the first; bounds on memory and connections are for all of them together. One that"
+        " dies is started again. Default: this process is the only broker.",
+        show_default=False,
+    ),
+]
+
+TakeOverOption = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Replace the live broker with this id; it stops. Brokers that programs run for"
+        " themselves are replaced without this option.",
+    ),
+]
+
+AllowNonEmptyOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-non-empty",
+        help="Create the root in a folder that holds other files. Needed only once.",
+    ),
+]
+
+SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True)]
+
+BrokerIdOption = Annotated[
+    int, typer.Option("--id", metavar="N", help="The id of the broker.", show_default=False)
+]
+
 
 @app.callback()
 def broker(
     context: typer.Context,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="The root of the log: a folder, or s3://…, gs://…, az://…. It is created if it"
-            f" does not exist. Default: {ROOT_VARIABLE}.",
-            show_default=False,
-        ),
-    ] = None,
-    number: Annotated[
-        str | None,
-        typer.Option(
-            "--id",
-            metavar="N",
-            help="The id of the broker in the cluster; auto: the ordinal at the end of the host"
-            " name, times the number of --processes. Default: SPARKLOG_ID, or 0.",
-            show_default=False,
-        ),
-    ] = None,
-    flight: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The address of the Flight listener; port 0 takes a free one. Default:"
-            " SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
-            show_default=False,
-        ),
-    ] = None,
-    kafka: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The address of the Kafka listener; '' disables it. Default:"
-            " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
-            show_default=False,
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file like conf/broker.toml; options and the environment override it.",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=BROKER_PROCESSES,
-            help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
-            " of the first; bounds on memory and connections are for all of them together. One that"
-            " dies is started again. Default: this process is the only broker.",
-            show_default=False,
-        ),
-    ] = None,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="Replace the live broker with this id; it stops. Brokers that programs run for"
-            " themselves are replaced without this option.",
-        ),
-    ] = False,
-    allow_non_empty: Annotated[
-        bool,
-        typer.Option(
-            "--allow-non-empty",
-            help="Create the root in a folder that holds other files. Needed only once.",
-        ),
-    ] = False,
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    root: NewRootOption = None,
+    number: IdOption = None,
+    flight: FlightOption = None,
+    kafka: KafkaOption = None,
+    config: ConfigOption = None,
+    processes: ProcessesOption = None,
+    take_over: TakeOverOption = False,
+    allow_non_empty: AllowNonEmptyOption = False,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
 
@@ -192,10 +214,7 @@ def _refuse_options(context: typer.Context) -> None:
 
 @app.command(cls=Command)
 def drain(
-    number: Annotated[
-        int,
-        typer.Option("--id", metavar="N", help="The id of the broker.", show_default=False),
-    ],
+    number: BrokerIdOption,
     alone: Annotated[
         bool,
         typer.Option(
@@ -258,10 +277,7 @@ class Level(enum.StrEnum):
 
 @app.command(name="log-level", cls=Command)
 def log_level(
-    number: Annotated[
-        int,
-        typer.Option("--id", metavar="N", help="The id of the broker.", show_default=False),
-    ],
+    number: BrokerIdOption,
     level: Annotated[
         Level | None,
         typer.Argument(

@@ -19,6 +19,7 @@ from sparklog import errors
 from sparklog.cli.formats import OutputFormat
 from sparklog.terminal.options import (
     BootstrapOption,
+    OnlyPartitionsOption,
     RootOption,
     TopicArgument,
     WaitOption,
@@ -32,61 +33,67 @@ if TYPE_CHECKING:
     from sparklog.client.log import Log
     from sparklog.client.offsets import Point
 
+FromOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="POINT",
+        help="Where to start: earliest, latest, an offset, or a time in ISO 8601 (UTC without"
+        " a zone), which starts at the first record that is not older. In a group this"
+        " applies to partitions without a committed offset.",
+    ),
+]
+
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
+]
+
+MaxRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max", "-n", metavar="N", min=0, help="Stop after this many records.", show_default=False
+    ),
+]
+
+OutputOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        metavar="FORMAT",
+        help="text: values unchanged, one per line. jsonl: a JSON object per record and line."
+        " arrow: an Arrow IPC stream of all columns.",
+    ),
+]
+
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Join this consumer group: read the partitions that it assigns, from its"
+        " committed offsets, and commit.",
+        show_default=False,
+    ),
+]
+
+KeysOption = Annotated[bool, typer.Option("--keys", help="Print keys, too.")]
+
+HeadersOption = Annotated[bool, typer.Option("--headers", help="Print headers, too.")]
+
+MetadataOption = Annotated[
+    bool, typer.Option("--metadata", help="Print partition, offset and timestamp, too.")
+]
+
 
 def consume(
     topic: TopicArgument,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="POINT",
-            help="Where to start: earliest, latest, an offset, or a time in ISO 8601 (UTC without"
-            " a zone), which starts at the first record that is not older. In a group this"
-            " applies to partitions without a committed offset.",
-        ),
-    ] = "earliest",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
-    ] = False,
-    max_records: Annotated[
-        int | None,
-        typer.Option(
-            "--max",
-            "-n",
-            metavar="N",
-            min=0,
-            help="Stop after this many records.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        OutputFormat,
-        typer.Option(
-            metavar="FORMAT",
-            help="text: values unchanged, one per line. jsonl: a JSON object per record and line."
-            " arrow: an Arrow IPC stream of all columns.",
-        ),
-    ] = OutputFormat.TEXT,
-    partition: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
-        ),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Join this consumer group: read the partitions that it assigns, from its"
-            " committed offsets, and commit.",
-            show_default=False,
-        ),
-    ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Print keys, too.")] = False,
-    headers: Annotated[bool, typer.Option("--headers", help="Print headers, too.")] = False,
-    metadata: Annotated[
-        bool, typer.Option("--metadata", help="Print partition, offset and timestamp, too.")
-    ] = False,
+    start: FromOption = "earliest",
+    follow: FollowOption = False,
+    max_records: MaxRecordsOption = None,
+    output: OutputOption = OutputFormat.TEXT,
+    partition: OnlyPartitionsOption = None,
+    group: GroupOption = None,
+    keys: KeysOption = False,
+    headers: HeadersOption = False,
+    metadata: MetadataOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,

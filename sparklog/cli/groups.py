@@ -121,68 +121,90 @@ def describe(
         _print_parts(info, parts)
 
 
+TopicOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOPIC[:P,P…]",
+        help="Reset this topic, or some of its partitions; repeat it for more topics.",
+        show_default=False,
+    ),
+]
+
+AllTopicsOption = Annotated[
+    bool, typer.Option("--all-topics", help="Reset every partition with a committed offset.")
+]
+
+ToEarliestOption = Annotated[
+    bool, typer.Option("--to-earliest", help="To the log start: read all records again.")
+]
+
+ToLatestOption = Annotated[
+    bool, typer.Option("--to-latest", help="To the end: skip all existing records.")
+]
+
+ToCurrentOption = Annotated[
+    bool,
+    typer.Option(
+        "--to-current",
+        help="To the committed offset, or to the end if there is none. For --export.",
+    ),
+]
+
+ToOffsetOption = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="To this offset.", show_default=False)
+]
+
+ToTimeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="To the first record that is not older than this time: ISO 8601 (UTC without a"
+        " zone), or milliseconds since 1970.",
+        show_default=False,
+    ),
+]
+
+ShiftByOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Forward from the committed offset by this number, or back if it is negative.",
+        show_default=False,
+    ),
+]
+
+FromFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="CSV",
+        help="To the offsets in a file with lines of topic,partition,offset, as by --export.",
+        show_default=False,
+    ),
+]
+
+ExecuteOption = Annotated[
+    bool, typer.Option("--execute", help="Commit the offsets; by default they are only shown.")
+]
+
+ExportOption = Annotated[
+    bool, typer.Option("--export", help="Print lines of topic,partition,offset for --from-file.")
+]
+
+
 @app.command(cls=Command)
 def reset(
     group: GroupArgument,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOPIC[:P,P…]",
-            help="Reset this topic, or some of its partitions; repeat it for more topics.",
-            show_default=False,
-        ),
-    ] = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Reset every partition with a committed offset.")
-    ] = False,
-    to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="To the log start: read all records again.")
-    ] = False,
-    to_latest: Annotated[
-        bool, typer.Option("--to-latest", help="To the end: skip all existing records.")
-    ] = False,
-    to_current: Annotated[
-        bool,
-        typer.Option(
-            "--to-current",
-            help="To the committed offset, or to the end if there is none. For --export.",
-        ),
-    ] = False,
-    to_offset: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="To this offset.", show_default=False)
-    ] = None,
-    to_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="To the first record that is not older than this time: ISO 8601 (UTC without a"
-            " zone), or milliseconds since 1970.",
-            show_default=False,
-        ),
-    ] = None,
-    shift_by: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Forward from the committed offset by this number, or back if it is negative.",
-            show_default=False,
-        ),
-    ] = None,
-    from_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CSV",
-            help="To the offsets in a file with lines of topic,partition,offset, as by --export.",
-            show_default=False,
-        ),
-    ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Commit the offsets; by default they are only shown.")
-    ] = False,
-    export: Annotated[
-        bool,
-        typer.Option("--export", help="Print lines of topic,partition,offset for --from-file."),
-    ] = False,
+    topic: TopicOption = None,
+    all_topics: AllTopicsOption = False,
+    to_earliest: ToEarliestOption = False,
+    to_latest: ToLatestOption = False,
+    to_current: ToCurrentOption = False,
+    to_offset: ToOffsetOption = None,
+    to_time: ToTimeOption = None,
+    shift_by: ShiftByOption = None,
+    from_file: FromFileOption = None,
+    execute: ExecuteOption = False,
+    export: ExportOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,

@@ -39,69 +39,82 @@ _LINE_FORMATS: Final = (InputFormat.JSONL, InputFormat.TEXT)
 _Position: TypeAlias = "tuple[_Input, int]"
 """An input and a line number in it."""
 
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE",
+        help="Files to send, in order; - or none is standard input.",
+        show_default=False,
+    ),
+]
+
+FormatOption = Annotated[
+    InputFormat | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="jsonl, text: each line is a value. csv, parquet: each row becomes a JSON object;"
+        " files of a topic's table are read as records. Default: by the suffix of the file's"
+        " name; standard input is text, or jsonl with --key-field or --timestamp-field.",
+        show_default=False,
+    ),
+]
+
+KeyFieldOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The field that is the key.", show_default=False)
+]
+
+TimestampFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The field that is the timestamp: ISO 8601 (UTC without a zone), or milliseconds"
+        " since 1970. Default: the time of arrival.",
+        show_default=False,
+    ),
+]
+
+PartitionOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Send all records to this partition, whatever their keys.",
+        show_default=False,
+    ),
+]
+
+FromLineOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Start at this line, counted from 1, of a single file of lines: where an earlier"
+        " command stopped.",
+        show_default=False,
+    ),
+]
+
+SkipBadOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Append invalid lines of JSON to this file, and continue. By default the first one"
+        " ends the command.",
+        show_default=False,
+    ),
+]
+
 
 def produce(
     topic: TopicArgument,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="Files to send, in order; - or none is standard input.",
-            show_default=False,
-        ),
-    ] = None,
-    kind: Annotated[
-        InputFormat | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="jsonl, text: each line is a value. csv, parquet: each row becomes a JSON object;"
-            " files of a topic's table are read as records. Default: by the suffix of the file's"
-            " name; standard input is text, or jsonl with --key-field or --timestamp-field.",
-            show_default=False,
-        ),
-    ] = None,
-    key_field: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The field that is the key.", show_default=False),
-    ] = None,
-    timestamp_field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The field that is the timestamp: ISO 8601 (UTC without a zone), or milliseconds"
-            " since 1970. Default: the time of arrival.",
-            show_default=False,
-        ),
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Send all records to this partition, whatever their keys.",
-            show_default=False,
-        ),
-    ] = None,
-    from_line: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Start at this line, counted from 1, of a single file of lines: where an earlier"
-            " command stopped.",
-            show_default=False,
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Append invalid lines of JSON to this file, and continue. By default the first one"
-            " ends the command.",
-            show_default=False,
-        ),
-    ] = None,
+    files: FilesArgument = None,
+    kind: FormatOption = None,
+    key_field: KeyFieldOption = None,
+    timestamp_field: TimestampFieldOption = None,
+    partition: PartitionOption = None,
+    from_line: FromLineOption = None,
+    skip_bad: SkipBadOption = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,

@@ -18,6 +18,7 @@ from sparklog.terminal.options import (
     CANNOT_ASK,
     BootstrapOption,
     JsonOption,
+    OnlyPartitionsOption,
     RootOption,
     TopicArgument,
     WaitOption,
@@ -338,12 +339,7 @@ def trim(
             show_default=False,
         ),
     ] = None,
-    partition: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
-        ),
-    ] = None,
+    partition: OnlyPartitionsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the new start offsets.")
     ] = False,

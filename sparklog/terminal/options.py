@@ -68,6 +68,12 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 TopicArgument = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The name of the topic.", show_default=False)
 ]
+OnlyPartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
+    ),
+]
 
 
 def with_wait_seconds(arguments: Sequence[str]) -> list[str]:
