@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sparklog import limits
 from sparklog.display import counted
 from sparklog.jobs.running import echo, run
-from sparklog.jobs.targets import PartitionsOption
+from sparklog.jobs.targets import PartitionsOption, TargetTopicOption
 from sparklog.terminal.commands import ExitCode
 from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption, WaitOption, open_log
 
@@ -180,9 +180,7 @@ def drive(
 
 
 def load(
-    topic: Annotated[
-        str, typer.Option(metavar="TOPIC", help="The topic to write to.", show_default=False)
-    ],
+    topic: TargetTopicOption,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,

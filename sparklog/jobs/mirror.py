@@ -15,6 +15,7 @@ import contextlib
 import enum
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -59,133 +60,168 @@ class _Mode(enum.Enum):
     CUTOVER = "--cutover"
 
 
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="SOURCE",
+        help="The source: kafka://HOST:PORT,HOST:PORT, or the root of another log.",
+        show_default=False,
+    ),
+]
+
+TopicsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="REGEX",
+        help="The topics: a regular expression that matches whole names, such as 'orders.*'.",
+        show_default=False,
+    ),
+]
+
+ExcludeOption = Annotated[
+    str | None, typer.Option(metavar="REGEX", help="Topics to leave out.", show_default=False)
+]
+
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGEX=NAME",
+        help="The name of a topic here, with groups of the expression as \\1: '(.*)=eu.\\1'."
+        " Repeat it for more; the first that matches counts.",
+    ),
+]
+
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Configuration of the topics here, before that of the source, such as"
+        " retention.ms=-1; repeat it for more.",
+    ),
+]
+
+GroupsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Copy the offsets of these consumer groups too. Default: none; for a cutover, all"
+        " that have offsets of the topics.",
+        show_default=False,
+    ),
+]
+
+KafkaOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="An option of Kafka's Java clients, such as security.protocol=SASL_SSL; repeat it"
+        " for more.",
+    ),
+]
+
+KafkaPropertiesOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="A file of such options, for secrets.",
+        show_default=False,
+    ),
+]
+
+FollowOption = Annotated[
+    bool, typer.Option("--follow", help="Continue with new records, topics and partitions.")
+]
+
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Compare number and hash of records on both sides, and copy nothing."
+    ),
+]
+
+CutoverOption = Annotated[
+    bool,
+    typer.Option(
+        "--cutover", help="Copy the last records and the offsets of groups, and end the mirror."
+    ),
+]
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be copied, and copy nothing.")
+]
+
+SkipDeletedOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-deleted",
+        help="Continue with a gap if the source has deleted records before they were copied.",
+    ),
+]
+
+LateTimestampsOption = Annotated[
+    LateTimestamps,
+    typer.Option(
+        metavar="refuse|clamp|skip",
+        help="Records of Kafka with timestamps after the year 9999. refuse: name the first one,"
+        " and leave out its topic; clamp: write them with the last millisecond of that year;"
+        " skip: leave a gap at their offsets.",
+    ),
+]
+
+RoundRecordsOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
+]
+
+RoundBytesOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="The bytes that one write should have, by those before it."
+    ),
+]
+
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.0,
+        help="How long to try again while a side does not answer; and how long a cutover waits"
+        " for producers and consumers to stop.",
+    ),
+]
+
+QuietOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.0,
+        help="A cutover takes producers as stopped after this long without a new record.",
+    ),
+]
+
+
 def mirror(
-    source: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="SOURCE",
-            help="The source: kafka://HOST:PORT,HOST:PORT, or the root of another log.",
-            show_default=False,
-        ),
-    ],
-    topics: Annotated[
-        str,
-        typer.Option(
-            metavar="REGEX",
-            help="The topics: a regular expression that matches whole names, such as 'orders.*'.",
-            show_default=False,
-        ),
-    ],
+    source: SourceOption,
+    topics: TopicsOption,
     root: RootOption = None,
-    exclude: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="Topics to leave out.", show_default=False),
-    ] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REGEX=NAME",
-            help="The name of a topic here, with groups of the expression as \\1: '(.*)=eu.\\1'."
-            " Repeat it for more; the first that matches counts.",
-        ),
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Configuration of the topics here, before that of the source, such as"
-            " retention.ms=-1; repeat it for more.",
-        ),
-    ] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Copy the offsets of these consumer groups too. Default: none; for a cutover, all"
-            " that have offsets of the topics.",
-            show_default=False,
-        ),
-    ] = None,
-    kafka_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="An option of Kafka's Java clients, such as security.protocol=SASL_SSL; repeat it"
-            " for more.",
-        ),
-    ] = None,
-    kafka_properties: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A file of such options, for secrets.",
-            show_default=False,
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Continue with new records, topics and partitions.")
-    ] = False,
-    do_verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Compare number and hash of records on both sides, and copy nothing."
-        ),
-    ] = False,
-    cutover: Annotated[
-        bool,
-        typer.Option(
-            "--cutover",
-            help="Copy the last records and the offsets of groups, and end the mirror.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be copied, and copy nothing.")
-    ] = False,
-    skip_deleted: Annotated[
-        bool,
-        typer.Option(
-            "--skip-deleted",
-            help="Continue with a gap if the source has deleted records before they were copied.",
-        ),
-    ] = False,
-    late_timestamps: Annotated[
-        LateTimestamps,
-        typer.Option(
-            metavar="refuse|clamp|skip",
-            help="Records of Kafka with timestamps after the year 9999. refuse: name the first one,"
-            " and leave out its topic; clamp: write them with the last millisecond of that year;"
-            " skip: leave a gap at their offsets.",
-        ),
-    ] = LateTimestamps.REFUSE,
-    round_records: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
-    ] = 2_000_000,
-    round_bytes: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="The bytes that one write should have, by those before it."
-        ),
-    ] = limits.GIB,
-    patience: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            help="How long to try again while a side does not answer; and how long a cutover waits"
-            " for producers and consumers to stop.",
-        ),
-    ] = 300.0,
-    quiet: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            help="A cutover takes producers as stopped after this long without a new record.",
-        ),
-    ] = 2.0,
+    exclude: ExcludeOption = None,
+    rename: RenameOption = None,
+    config: ConfigOption = None,
+    groups: GroupsOption = None,
+    kafka_option: KafkaOption = None,
+    kafka_properties: KafkaPropertiesOption = None,
+    follow: FollowOption = False,
+    do_verify: VerifyOption = False,
+    cutover: CutoverOption = False,
+    dry_run: DryRunOption = False,
+    skip_deleted: SkipDeletedOption = False,
+    late_timestamps: LateTimestampsOption = LateTimestamps.REFUSE,
+    round_records: RoundRecordsOption = 2_000_000,
+    round_bytes: RoundBytesOption = limits.GIB,
+    patience: PatienceOption = 300.0,
+    quiet: QuietOption = 2.0,
 ) -> None:
     """Mirrors topics of a Kafka, or of another log, with the same offsets.
 
@@ -211,17 +247,8 @@ def mirror(
     )
     pattern = _expression("--groups", groups or ".*")
     options = config_pairs(kafka_option or ())
-    if secrets := ", ".join(filter(_SECRET.search, options)):
-        echo(
-            "sparklog: lists of processes and Spark's event logs show the arguments of a program:"
-            f" put {secrets} into the file of --kafka-properties"
-        )
-    address = source.removeprefix(_KAFKA) if source.startswith(_KAFKA) else None
-    if address is not None:
-        check_bootstrap("--from", address)
-    else:
-        check_root("--from", source, f" Did you mean {_KAFKA}{source}?")
-        root_metadata(source)
+    _warn_of_secrets(options)
+    address = _kafka_address(source)
     root_metadata(target_root)
     spark = spark_session(
         "mirror", with_delta=False, packages=() if address is None else (kafka_connector(),)
@@ -256,6 +283,28 @@ def _mode(**given: bool) -> _Mode:
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0].value} or {chosen[1].value}, not both")
     return chosen[0] if chosen else _Mode.ONCE
+
+
+def _warn_of_secrets(options: Iterable[str]) -> None:
+    if secrets := ", ".join(filter(_SECRET.search, options)):
+        echo(
+            "sparklog: lists of processes and Spark's event logs show the arguments of a program:"
+            f" put {secrets} into the file of --kafka-properties"
+        )
+
+
+def _kafka_address(source: str) -> str | None:
+    """Returns the address of the Kafka to mirror; None: the source is a root.
+
+    Raises `BadOption` for another text, and the errors of `root_metadata`.
+    """
+    if not source.startswith(_KAFKA):
+        check_root("--from", source, f" Did you mean {_KAFKA}{source}?")
+        root_metadata(source)
+        return None
+    address = source.removeprefix(_KAFKA)
+    check_bootstrap("--from", address)
+    return address
 
 
 def _expression(option: str, text: str) -> re.Pattern[str]:

@@ -25,6 +25,7 @@ from sparklog.display import counted
 from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of, literal
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import (
+    DryRunOption,
     PartitionsOption,
     Target,
     check_run_name,
@@ -139,124 +140,153 @@ def _wanted(name: str, kind: DataType) -> str | None:
 # ------------------------------------------------------------------------------ the job
 
 
+PathsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PATH", help="Files, folders or patterns, as Spark reads them.", show_default=False
+    ),
+]
+
+TopicOption = Annotated[str, typer.Option(metavar="TOPIC", help="The topic.", show_default=False)]
+
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Of the paths: parquet, csv, json, text, orc, delta, or any that Spark has.",
+    ),
+]
+
+TableOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Read a table instead of paths.", show_default=False),
+]
+
+QueryOption = Annotated[
+    str | None, typer.Option(metavar="SQL", help="Read the result of a query.", show_default=False)
+]
+
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DDL",
+        help="The columns of the paths: 'id BIGINT, name STRING'. Default: Spark finds out.",
+        show_default=False,
+    ),
+]
+
+ReaderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="An option of Spark's reader, such as header=true; repeat it for more.",
+    ),
+]
+
+ChangeFeedOption = Annotated[
+    bool,
+    typer.Option(
+        "--change-feed",
+        help="Read the change data feed of a Delta table: a row for each change, with the"
+        " columns _change_type, _commit_version and _commit_timestamp.",
+    ),
+]
+
+WhereOption = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="Write only the rows that match.", show_default=False),
+]
+
+ValueOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help="The record's value. Default: the column value if it is binary or a string,"
+        " otherwise the row as a JSON object.",
+        show_default=False,
+    ),
+]
+
+KeyOption = Annotated[
+    str | None, typer.Option(metavar="SQL", help="The record's key.", show_default=False)
+]
+
+HeadersOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL", help="Headers: a map, or an array of (key, value).", show_default=False
+    ),
+]
+
+TimestampOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL", help="The record's time. Default: that of arrival.", show_default=False
+    ),
+]
+
+PartitionOption = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="The partition. Default: by the key.", show_default=False),
+]
+
+OnceAsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name the run: records of a run of this name are written once within 30 days."
+        " Default: a name made of the files and of these options.",
+        show_default=False,
+    ),
+]
+
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Write, even if the same run was written before.")
+]
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Read a stream: the rows that are new since the last run with this checkpoint.",
+        show_default=False,
+    ),
+]
+
+EveryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.0,
+        help="With --checkpoint: continue until stopped, and look for rows this often.",
+        show_default=False,
+    ),
+]
+
+
 def produce(
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PATH",
-            help="Files, folders or patterns, as Spark reads them.",
-            show_default=False,
-        ),
-    ] = None,
+    paths: PathsArgument = None,
     root: RootOption = None,
-    topic: Annotated[
-        str, typer.Option(metavar="TOPIC", help="The topic.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
+    topic: TopicOption = ...,  # type: ignore[assignment]
     partitions: PartitionsOption = None,
-    input_format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Of the paths: parquet, csv, json, text, orc, delta, or any that Spark has.",
-        ),
-    ] = "parquet",
-    table: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Read a table instead of paths.", show_default=False),
-    ] = None,
-    query: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="Read the result of a query.", show_default=False),
-    ] = None,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DDL",
-            help="The columns of the paths: 'id BIGINT, name STRING'. Default: Spark finds out.",
-            show_default=False,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="An option of Spark's reader, such as header=true; repeat it for more.",
-        ),
-    ] = None,
-    change_feed: Annotated[
-        bool,
-        typer.Option(
-            "--change-feed",
-            help="Read the change data feed of a Delta table: a row for each change, with the"
-            " columns _change_type, _commit_version and _commit_timestamp.",
-        ),
-    ] = False,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="Write only the rows that match.", show_default=False),
-    ] = None,
-    value: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL",
-            help="The record's value. Default: the column value if it is binary or a string,"
-            " otherwise the row as a JSON object.",
-            show_default=False,
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="The record's key.", show_default=False),
-    ] = None,
-    headers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Headers: a map, or an array of (key, value).", show_default=False
-        ),
-    ] = None,
-    timestamp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="The record's time. Default: that of arrival.", show_default=False
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="The partition. Default: by the key.", show_default=False),
-    ] = None,
-    once_as: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name the run: records of a run of this name are written once within 30 days."
-            " Default: a name made of the files and of these options.",
-            show_default=False,
-        ),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Write, even if the same run was written before.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Read a stream: the rows that are new since the last run with this checkpoint.",
-            show_default=False,
-        ),
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            help="With --checkpoint: continue until stopped, and look for rows this often.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
-    ] = False,
+    input_format: FormatOption = "parquet",
+    table: TableOption = None,
+    query: QueryOption = None,
+    schema: SchemaOption = None,
+    option: ReaderOption = None,
+    change_feed: ChangeFeedOption = False,
+    where: WhereOption = None,
+    value: ValueOption = None,
+    key: KeyOption = None,
+    headers: HeadersOption = None,
+    timestamp: TimestampOption = None,
+    partition: PartitionOption = None,
+    once_as: OnceAsOption = None,
+    again: AgainOption = False,
+    checkpoint: CheckpointOption = None,
+    every: EveryOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Writes rows that Spark reads to a topic.
 
@@ -274,15 +304,7 @@ def produce(
         schema=schema,
         options=config_pairs(option or ()) | ({"readChangeFeed": "true"} if change_feed else {}),
     )
-    if every is not None and checkpoint is None:
-        raise typer.BadParameter(
-            "--every needs --checkpoint, which remembers the rows that were read"
-        )
-    if checkpoint is not None and (once_as or again):
-        raise typer.BadParameter("--once-as and --again name a batch; a checkpoint has no need")
-    if once_as and again:
-        raise typer.BadParameter("give --once-as or --again, not both")
-    check_run_name(once_as)
+    _check_once(once_as, checkpoint, every, again=again)
     given = Expressions(
         value=value, key=key, headers=headers, timestamp=timestamp, partition=partition
     )
@@ -323,6 +345,21 @@ def produce(
         _write_stream(made, target, checkpoint, every)
     else:
         _write(spark, made, target, run_name)
+
+
+def _check_once(
+    once_as: str | None, checkpoint: str | None, every: float | None, *, again: bool
+) -> None:
+    """Raises a usage error for options that exclude each other, and `BadOption` for a bad name."""
+    if every is not None and checkpoint is None:
+        raise typer.BadParameter(
+            "--every needs --checkpoint, which remembers the rows that were read"
+        )
+    if checkpoint is not None and (once_as or again):
+        raise typer.BadParameter("--once-as and --again name a batch; a checkpoint has no need")
+    if once_as and again:
+        raise typer.BadParameter("give --once-as or --again, not both")
+    check_run_name(once_as)
 
 
 def _describe(

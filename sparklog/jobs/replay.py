@@ -25,8 +25,10 @@ from sparklog.display import counted
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import (
+    DryRunOption,
     PartitionsOption,
     Target,
+    TargetTopicOption,
     check_run_name,
     last_line,
     root_for_spark,
@@ -59,68 +61,78 @@ class Times(enum.StrEnum):
 # ------------------------------------------------------------------------------ the job
 
 
+SourceTopicOption = Annotated[
+    str, typer.Option("--from", metavar="TOPIC", help="The topic to read.", show_default=False)
+]
+
+ToRootOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="The root of the topic to write to. Default: the same.",
+        show_default=False,
+    ),
+]
+
+StartOption = Annotated[
+    str,
+    typer.Option(
+        metavar="POINT",
+        help="The first record: earliest, a time in ISO 8601, or offsets of all partitions as"
+        ' JSON: \'{"0": 17, "1": 4}\'.',
+    ),
+]
+
+EndOption = Annotated[
+    str,
+    typer.Option(
+        metavar="POINT", help="The end, before which the last record is; latest, or as above."
+    ),
+]
+
+SpeedOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="FACTOR",
+        min=0.001,
+        help="Write the records at this multiple of their original pace, as their timestamps"
+        " have it. Default: all at once.",
+        show_default=False,
+    ),
+]
+
+TimesOption = Annotated[
+    Times,
+    typer.Option(
+        metavar="keep|shift|now",
+        help="The new records' times. keep: the original ones; shift: later by as much as makes"
+        " them the time of the replay; now: the time of arrival.",
+    ),
+]
+
+OnceAsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name the run: records of a run of this name are written once. Default: a name"
+        " made of these options.",
+        show_default=False,
+    ),
+]
+
+
 def replay(
-    source_topic: Annotated[
-        str,
-        typer.Option("--from", metavar="TOPIC", help="The topic to read.", show_default=False),
-    ],
-    to: Annotated[
-        str, typer.Option(metavar="TOPIC", help="The topic to write to.", show_default=False)
-    ],
+    source_topic: SourceTopicOption,
+    to: TargetTopicOption,
     root: RootOption = None,
-    to_root: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="The root of the topic to write to. Default: the same.",
-            show_default=False,
-        ),
-    ] = None,
+    to_root: ToRootOption = None,
     partitions: PartitionsOption = None,
-    start: Annotated[
-        str,
-        typer.Option(
-            metavar="POINT",
-            help="The first record: earliest, a time in ISO 8601, or offsets of all partitions as"
-            ' JSON: \'{"0": 17, "1": 4}\'.',
-        ),
-    ] = EARLIEST,
-    end: Annotated[
-        str,
-        typer.Option(
-            metavar="POINT", help="The end, before which the last record is; latest, or as above."
-        ),
-    ] = LATEST,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="FACTOR",
-            min=0.001,
-            help="Write the records at this multiple of their original pace, as their timestamps"
-            " have it. Default: all at once.",
-            show_default=False,
-        ),
-    ] = None,
-    times: Annotated[
-        Times,
-        typer.Option(
-            metavar="keep|shift|now",
-            help="The new records' times. keep: the original ones; shift: later by as much as makes"
-            " them the time of the replay; now: the time of arrival.",
-        ),
-    ] = Times.KEEP,
-    once_as: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name the run: records of a run of this name are written once. Default: a name"
-            " made of these options.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
-    ] = False,
+    start: StartOption = EARLIEST,
+    end: EndOption = LATEST,
+    speed: SpeedOption = None,
+    times: TimesOption = Times.KEEP,
+    once_as: OnceAsOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Copies records of a topic to another topic.
 

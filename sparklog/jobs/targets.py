@@ -41,6 +41,12 @@ PartitionsOption = Annotated[
         show_default=False,
     ),
 ]
+TargetTopicOption = Annotated[
+    str, typer.Option(metavar="TOPIC", help="The topic to write to.", show_default=False)
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+]
 
 
 def root_for_spark(root: str | None) -> str:

@@ -23,7 +23,7 @@ from sparklog.jobs.ranges import EARLIEST, Source
 from sparklog.jobs.running import run, spark_session
 from sparklog.jobs.table_writing.job import WINDOW_RECORDS, Job
 from sparklog.jobs.table_writing.table import Table
-from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
+from sparklog.jobs.targets import DryRunOption, PartitionsOption, Target, last_line, root_for_spark
 from sparklog.jobs.windows import Checkpoint
 from sparklog.terminal.options import RootOption, root_metadata
 
@@ -37,94 +37,114 @@ class NewFields(enum.StrEnum):
     IGNORE = "ignore"
 
 
+PathArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="PATH", help="The folder of the Delta table.", show_default=False),
+]
+
+TopicOption = Annotated[
+    str, typer.Option(metavar="TOPIC", help="The topic to read.", show_default=False)
+]
+
+CheckpointOption = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH",
+        help="A folder that remembers the records that were read, of this job alone.",
+        show_default=False,
+    ),
+]
+
+TableOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="A table of the catalog instead of a path.", show_default=False
+    ),
+]
+
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DDL",
+        help="Fields of the objects: 'id BIGINT, name STRING'. Default: the table's columns,"
+        " and what the objects have.",
+        show_default=False,
+    ),
+]
+
+NewFieldsOption = Annotated[
+    NewFields | None,
+    typer.Option(
+        metavar="add|ignore",
+        help="Fields without a column get one, or are left out. Default: ignore with --schema,"
+        " otherwise add.",
+        show_default=False,
+    ),
+]
+
+DeadLettersOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOPIC",
+        help="Write records that do not fit to this topic. Default: the first one ends the run.",
+        show_default=False,
+    ),
+]
+
+UpsertOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Keep one row for each record key, which is this column: a record replaces the"
+        " row of its key, and a null value deletes it.",
+        show_default=False,
+    ),
+]
+
+OriginOption = Annotated[
+    bool, typer.Option("--origin", help="Add the columns _partition, _offset and _timestamp.")
+]
+
+StartOption = Annotated[
+    str,
+    typer.Option(
+        metavar="POINT",
+        help="Where a new checkpoint begins: earliest, latest, a time in ISO 8601, or offsets"
+        ' of all partitions as JSON: \'{"0": 17, "1": 4}\'.',
+    ),
+]
+
+EveryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.1,
+        help="Continue until stopped, and look for records this often.",
+        show_default=False,
+    ),
+]
+
+MaxRecordsOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="The most records in one commit of the table.")
+]
+
+
 def to_table(
-    path: Annotated[
-        str | None,
-        typer.Argument(metavar="PATH", help="The folder of the Delta table.", show_default=False),
-    ] = None,
+    path: PathArgument = None,
     root: RootOption = None,
-    topic: Annotated[
-        str, typer.Option(metavar="TOPIC", help="The topic to read.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="A folder that remembers the records that were read, of this job alone.",
-            show_default=False,
-        ),
-    ] = ...,  # type: ignore[assignment]
-    table: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A table of the catalog instead of a path.", show_default=False
-        ),
-    ] = None,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DDL",
-            help="Fields of the objects: 'id BIGINT, name STRING'. Default: the table's columns,"
-            " and what the objects have.",
-            show_default=False,
-        ),
-    ] = None,
-    new_fields: Annotated[
-        NewFields | None,
-        typer.Option(
-            metavar="add|ignore",
-            help="Fields without a column get one, or are left out. Default: ignore with --schema,"
-            " otherwise add.",
-            show_default=False,
-        ),
-    ] = None,
-    dead_letters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOPIC",
-            help="Write records that do not fit to this topic. Default: the first one ends the"
-            " run.",
-            show_default=False,
-        ),
-    ] = None,
+    topic: TopicOption = ...,  # type: ignore[assignment]
+    checkpoint: CheckpointOption = ...,  # type: ignore[assignment]
+    table: TableOption = None,
+    schema: SchemaOption = None,
+    new_fields: NewFieldsOption = None,
+    dead_letters: DeadLettersOption = None,
     partitions: PartitionsOption = None,
-    upsert: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Keep one row for each record key, which is this column: a record replaces the"
-            " row of its key, and a null value deletes it.",
-            show_default=False,
-        ),
-    ] = None,
-    origin: Annotated[
-        bool,
-        typer.Option("--origin", help="Add the columns _partition, _offset and _timestamp."),
-    ] = False,
-    start: Annotated[
-        str,
-        typer.Option(
-            metavar="POINT",
-            help="Where a new checkpoint begins: earliest, latest, a time in ISO 8601, or offsets"
-            ' of all partitions as JSON: \'{"0": 17, "1": 4}\'.',
-        ),
-    ] = EARLIEST,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.1,
-            help="Continue until stopped, and look for records this often.",
-            show_default=False,
-        ),
-    ] = None,
-    max_records: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="The most records in one commit of the table."),
-    ] = WINDOW_RECORDS,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
-    ] = False,
+    upsert: UpsertOption = None,
+    origin: OriginOption = False,
+    start: StartOption = EARLIEST,
+    every: EveryOption = None,
+    max_records: MaxRecordsOption = WINDOW_RECORDS,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Writes the JSON values of a topic to a Delta table.
 
@@ -134,15 +154,11 @@ def to_table(
     Example: spark-submit jobs/to_table.py --topic orders --checkpoint ./orders.c ./orders
     """
     source_root = root_for_spark(root)
-    if (path is None) == (table is None):
-        raise typer.BadParameter("give a path, or --table: exactly one of them")
+    target = _table(path, table)
     if dead_letters is None and partitions is not None:
         raise typer.BadParameter("--partitions is for the topic that --dead-letters names")
     if dead_letters == topic:
         raise typer.BadParameter("dead letters go to another topic than they come from")
-    if path is not None and not _SCHEME.match(path):
-        path = str(Path(path).absolute())  # Delta takes no relative one in SQL
-    target = Table(path=path, name=table)
     dead = None
     if dead_letters is not None:
         dead = Target(root=source_root, topic=dead_letters, partitions=partitions)
@@ -191,6 +207,15 @@ def to_table(
             raise
     said = last_line(str(target), job.count, time.perf_counter() - began)
     typer.echo(f"{said}; {counted(job.rejected, 'dead letter')}" if job.rejected else said)
+
+
+def _table(path: str | None, name: str | None) -> Table:
+    """Raises a usage error unless exactly one of them is given."""
+    if (path is None) == (name is None):
+        raise typer.BadParameter("give a path, or --table: exactly one of them")
+    if path is not None and not _SCHEME.match(path):
+        path = str(Path(path).absolute())  # Delta takes no relative one in SQL
+    return Table(path=path, name=name)
 
 
 def main() -> None:
