@@ -164,7 +164,7 @@ def errors() -> str:
     }
     parts = [
         "# Errors",
-        _NOTE.format(source="`sparklog/errors.py`"),
+        _NOTE.format(source="`sparklog/errors`"),
         (
             "All errors are in `sparklog.errors` and derive from `SparklogError`. The kind says"
             " what to do; `error.code` is stable, and `error.facts` has the values that the"

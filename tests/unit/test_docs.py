@@ -55,7 +55,7 @@ def test_reference_of_kafka_apis_has_every_request() -> None:
 def test_reference_of_errors_has_every_error() -> None:
     """Each error with a message of its own has a row, below the kind that it is of."""
     page = _rendered("reference/errors.md")
-    for code, error in errors._all_codes(errors.SparklogError).items():
+    for code, error in errors.all_codes(errors.SparklogError).items():
         if "template" in vars(error) and error is not errors.SparklogError:
             assert page.count(f"| {error.__name__} | `{code}` |") == 1
 

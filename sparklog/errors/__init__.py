@@ -1,0 +1,33 @@
+"""Every failure that sparklog reports, grouped by what the caller should do about it.
+
+Four kinds: `Retriable` (try again), `Invalid` (correct the request), `Fenced` (stop: a newer
+broker, producer or member has taken over) and `Corrupt` (a person must look at the data). Each
+failure is a class with a stable `code` and with the facts that explain it as fields. A listener
+translates `code`, never a message. An error that may have taken effect is `OutcomeUnknown`.
+
+A message says what happened, to what, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparklog.errors.base import *
+from sparklog.errors.base import SparklogError, all_codes
+from sparklog.errors.corrupt import *
+from sparklog.errors.fenced import *
+from sparklog.errors.invalid_records import *
+from sparklog.errors.invalid_requests import *
+from sparklog.errors.invalid_roots import *
+from sparklog.errors.invalid_topics import *
+from sparklog.errors.retriable import *
+from sparklog.errors.unknown import *
+
+_NAMES: Final = sorted(each.__name__ for each in all_codes(SparklogError).values())
+
+if not TYPE_CHECKING:  # type checkers know the names by the imports, and do not evaluate this
+    __all__ = list(_NAMES)
+
+
+def __dir__() -> list[str]:
+    return _NAMES

@@ -1,0 +1,73 @@
+"""Requests and options that are wrong whatever topic they concern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sparklog.errors.base import Invalid, nearest_name
+
+_FEW_OPTIONS: Final = 24
+"""The largest number of options that an error lists."""
+
+
+class BadRequest(Invalid):
+    """The request is malformed: correct it."""
+
+    code = "bad_request"
+    template = "{reason}"
+    reason: str
+
+
+class GroupRefused(Invalid):
+    """The group's coordinator refuses a request; `error` is Kafka's name for the reason."""
+
+    code = "group_refused"
+    needs_proof = True
+    template = "Group {group!r} refuses the request: {error}{hint}."
+    group: str
+    error: str
+    hint: str
+
+
+class UnknownOption(Invalid):
+    """An option or a setting does not exist: correct its name."""
+
+    code = "unknown_option"
+    template = "There is no option {option!r} in {where}.{hint}"
+    option: str
+    where: str
+    hint: str
+
+    @classmethod
+    def among(cls, where: str, option: str, known: Iterable[str]) -> UnknownOption:
+        """Returns the error with the most similar option in `known`, else with all, if few."""
+        names = sorted(known)
+        nearest = nearest_name(option, names)
+        if nearest is not None:
+            hint = f" Did you mean {nearest!r}?"
+        elif len(names) <= _FEW_OPTIONS:
+            hint = f" Known options: {', '.join(names)}."
+        else:
+            hint = ""
+        return cls(where=where, option=option, hint=hint)
+
+
+class BadOption(Invalid):
+    """The value of an option or a setting is invalid: correct it."""
+
+    code = "bad_option"
+    template = "Invalid option {option} = {value!r}: {reason}."
+    option: str
+    value: Any
+    reason: str
+
+
+class NotInstalled(Invalid):
+    """Packages of an extra are not installed; `hint` says how to install them."""
+
+    code = "not_installed"
+    template = "Packages needed for {what} are not installed ({missing}): {hint}."
+    what: str
+    missing: str | None
+    hint: str
