@@ -23,9 +23,8 @@ from sparklog.client.connection import Connection
 from sparklog.client.producer.batch import ProducerBatch, RecordFuture, RecordMetadata
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.schedule import Route
-from sparklog.client.producer.sender import TopicSender
 from sparklog.client.producer.statistics import ProducerStatistics
-from sparklog.client.producer.streams import ProducerStream
+from sparklog.client.producer.streams import ProducerStream, TopicStreams
 from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
@@ -1148,15 +1147,15 @@ def test_close_waits_until_threads_have_ended(
 ) -> None:
     """A thread that has done its work and has not ended yet is waited for: an interpreter that
     ends beside it may abort."""
-    read_answers = TopicSender._read_answers
+    read_answers = TopicStreams._read_answers
 
     def linger_after(
-        sender: TopicSender, route: Route[ProducerStream], stream: ProducerStream
+        streams: TopicStreams, route: Route[ProducerStream], stream: ProducerStream
     ) -> None:
-        read_answers(sender, route, stream)
+        read_answers(streams, route, stream)
         threading.Event().wait(0.2)  # as one that the machine does not let run
 
-    monkeypatch.setattr(TopicSender, "_read_answers", linger_after)
+    monkeypatch.setattr(TopicStreams, "_read_answers", linger_after)
     broker.create("ended")
     with Producer(connection) as producer:
         producer.send("ended", b"x").result(SECONDS)

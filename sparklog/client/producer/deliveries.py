@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sparklog import errors
 from sparklog.client.producer.batch import Callback, PartitionBatch, ProducerBatch
 from sparklog.client.producer.buffer_pool import BufferPool
@@ -16,6 +18,8 @@ class Deliveries:
         self._pool = pool
         self._undecided: dict[ProducerBatch, None] = {}
         """In order of `add`; a dict serves as an ordered set."""
+        self._sealed: list[ProducerBatch] = []
+        """Batches that are not split yet."""
         self._callbacks: list[tuple[ProducerBatch, list[Callback]]] = []
         self.acked_records = 0
         self.acked_bytes = 0
@@ -33,11 +37,26 @@ class Deliveries:
         return list(self._undecided)
 
     @property
+    def has_sealed(self) -> bool:
+        return bool(self._sealed)
+
+    @property
     def has_callbacks(self) -> bool:
         return bool(self._callbacks)
 
     def add(self, batch: ProducerBatch) -> None:
         self._undecided[batch] = None
+
+    def seal(self, batch: ProducerBatch) -> None:
+        """Closes a batch for records; it is to be split."""
+        batch.seal()
+        self._pool.take(batch.cost_bytes)
+        self._sealed.append(batch)
+
+    def take_sealed(self) -> list[ProducerBatch]:
+        """Returns the batches to split."""
+        batches, self._sealed = self._sealed, []
+        return batches
 
     def take_callbacks(self) -> list[tuple[ProducerBatch, list[Callback]]]:
         """Returns the callbacks to run; `called_back` is due for each batch."""
@@ -47,6 +66,18 @@ class Deliveries:
     def called_back(self, batch: ProducerBatch) -> None:
         batch.open_calls -= 1
         self._finish(batch)
+
+    def decide(
+        self,
+        decided: Iterable[tuple[PartitionBatch, errors.SparklogError | None]],
+        reply: flight_messages.AppendReply | None = None,
+    ) -> None:
+        """Fails the parts with a failure, and the others succeed with `reply`."""
+        for part, failure in decided:
+            if failure is not None:
+                self.fail(part, failure)
+            elif reply is not None:
+                self.succeed(part, reply)
 
     def succeed(self, part: PartitionBatch, reply: flight_messages.AppendReply) -> None:
         self.acked_records += part.count
@@ -71,9 +102,11 @@ class Deliveries:
         for batch in self.batches:
             if batch.deadline <= now and batch.is_sealed and batch.parts is None:
                 self.fail_unsplit(batch, failure)
+        self._sealed = [batch for batch in self._sealed if not batch.is_done()]
 
     def fail_all(self, reason: errors.SparklogError) -> None:
         """Fails every batch; the outcome of a part that was sent is unknown."""
+        self._sealed.clear()
         for batch in self.batches:
             if batch.parts is None:
                 self.fail_unsplit(batch, reason)
