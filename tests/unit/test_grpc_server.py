@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import limits
-from sparklog.broker.flight.grpc import connection, http2
+from sparklog.broker.flight.grpc import http2, idle_frames
 from sparklog.broker.flight.grpc.call import FREE_BYTES, Call, Method
 from sparklog.broker.flight.grpc.server import (
     CONNECTION_IDLE_SECONDS,
@@ -483,8 +483,8 @@ def test_breaking_the_protocol_ends_the_connection(peer: Peer, sent: bytes, code
 
 def test_a_client_may_answer_each_response(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC's clients may send a ping and renew both windows; more frames end the connection."""
-    monkeypatch.setattr(connection, "_IDLE_FRAMES", 100)
-    monkeypatch.setattr(connection, "_IDLE_FRAMES_SECONDS", 600.0)
+    monkeypatch.setattr(idle_frames, "_IDLE_FRAMES", 100)
+    monkeypatch.setattr(idle_frames, "_IDLE_FRAMES_SECONDS", 600.0)
     ping = http2.frame(http2.PING, 0, 0, bytes(8))
     peer.sent(headers(1, path=ECHO))
     for _ in range(200):
@@ -499,7 +499,7 @@ def test_a_client_may_answer_each_response(peer: Peer, monkeypatch: pytest.Monke
 
 def test_a_client_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client, or the server, that was slow for seconds loses nothing of what it may send."""
-    monkeypatch.setattr(connection, "_IDLE_FRAMES", 100)
+    monkeypatch.setattr(idle_frames, "_IDLE_FRAMES", 100)
     listener = TimedListener()
     with contextlib.closing(Peer(listener)) as peer:
         peer.sent(headers(1, path=ECHO))

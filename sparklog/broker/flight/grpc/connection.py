@@ -17,29 +17,28 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-import hpack
-
 from sparklog import limits
 from sparklog.broker import http1
 from sparklog.broker.flight.grpc import http2
-from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method, Refusal
+from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method
+from sparklog.broker.flight.grpc.foreign_requests import (
+    FOREIGN,
+    GRPC,
+    NOT_GRPC,
+    end_of_text,
+    refusal_of,
+)
+from sparklog.broker.flight.grpc.header_blocks import MAX_BLOCK_BYTES, HeaderBlocks
+from sparklog.broker.flight.grpc.idle_frames import IdleFrames
 from sparklog.broker.flight.grpc.message_memory import MessageMemory
 from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, GrpcError, PeerGone
 from sparklog.clock import Clock
 
-_MAX_BLOCK_BYTES: Final = 16 * limits.KIB
-"""The largest header block of a request."""
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
 """The limit of control frames that a client does not read; beyond it the connection ends."""
 _REMEMBERED_STREAMS: Final = 256
 """The number of ended streams that are remembered, for frames that arrive later."""
-_IDLE_FRAMES: Final = 2_000
-_IDLE_FRAMES_SECONDS: Final = 1.0
-_IDLE_FRAMES_ANSWERED: Final = 3
-"""The frames without data that each frame of a response allows: a ping, and updates of its two
-windows.
-"""
 _SETTINGS_BYTES: Final = 60
 """The settings that count as one frame: clients have up to ten, which they send once."""
 _CALLS_AT_ONCE: Final = 256
@@ -49,28 +48,17 @@ _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
 _WRITE_BYTES: Final = 1 * limits.MIB
 """The most that one system call writes."""
-_GRPC: Final = b"application/grpc"
-_CONTENT_TYPE: Final = ("content-type", _GRPC)
+_CONTENT_TYPE: Final = ("content-type", GRPC)
 _SETTINGS: Final = http2.settings(
     [
         (http2.INITIAL_WINDOW_SIZE, FREE_BYTES),
         (http2.MAX_FRAME_SIZE, _MAX_FRAME_BYTES),
-        (http2.MAX_HEADER_LIST_SIZE, _MAX_BLOCK_BYTES),
+        (http2.MAX_HEADER_LIST_SIZE, MAX_BLOCK_BYTES),
         (http2.MAX_CONCURRENT_STREAMS, limits.FLIGHT_CONNECTION_CALLS),
     ]
 ) + http2.window_update(0, http2.MAX_WINDOW - http2.WINDOW_BYTES)
 _LAST_HEADERS: Final = http2.END_HEADERS | http2.END_STREAM
 _STARTED: Final = http2.head_block([_CONTENT_TYPE], with_status=True)
-_NOT_GRPC: Final = (
-    b"This is sparklog's port for Arrow Flight. It serves gRPC calls only: use a client of"
-    b" Arrow Flight, or sparklog.connect().\n"
-)
-_FOREIGN: Final = Method(
-    serve=lambda _: None,
-    message_bytes=-1,
-    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a request of gRPC"),
-)
-"""The method of requests that are not gRPC's: they have no messages."""
 _UNKNOWN_METHOD: Final = Method(
     serve=lambda _: None,
     message_bytes=0,
@@ -120,13 +108,13 @@ class GrpcConnection:
         """The number of threads that serve calls; those of calls that were reset end later."""
         self.is_http2 = False
         self.is_closed = False
-        self._decoder = hpack.Decoder(max_header_list_size=_MAX_BLOCK_BYTES)
+        self._blocks = HeaderBlocks()
+        self._idle_frames = IdleFrames(self._clock)
         self._peer_frame_bytes = http2.FRAME_BYTES
         self._send_window = http2.WINDOW_BYTES
         self._window = http2.MAX_WINDOW
         self._last_stream = 0
         self._out: deque[memoryview] = deque()
-        self._out_bytes = 0
         self._unsent: dict[Call, None] = {}
         """Calls with a message of `send_soon` that is not sent completely, the oldest first."""
         self._unread_bytes = 0
@@ -137,15 +125,7 @@ class GrpcConnection:
         self._data_flags = 0
         self._data_left = 0
         self._padding_left = 0
-        self._block: bytearray | None = None
-        self._block_stream = 0
-        self._block_flags = 0
-        self._idle_frames = 0
-        self._idle_since = self.began
-        self._answered_frames = self._allowed_frames_used = 0
-        """Frames of responses that were sent, and the idle frames that they allowed."""
         self._has_settings = False
-        self._shrinks_table = self._has_shrunk_table = False
         self._ended_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
         """Streams that the client has ended: it must send nothing more in them."""
         self._cut_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
@@ -176,7 +156,7 @@ class GrpcConnection:
             if end - at < http2.HEADER_BYTES:
                 break
             size, kind, flags, stream = http2.read_header(data, at)
-            if self._block is not None and kind != http2.CONTINUATION:
+            if self._blocks.received is not None and kind != http2.CONTINUATION:
                 raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a header block is interrupted")
             if kind == http2.DATA:
                 if (at := self._begin_data(data, at, end, size, flags, stream)) < 0:
@@ -201,7 +181,7 @@ class GrpcConnection:
         size = len(http2.PREFACE)
         with self.lock:
             if data[:size] != http2.PREFACE[: len(data)]:
-                self._control(http1.refusal(data, _NOT_GRPC))
+                self._control(http1.refusal(data, NOT_GRPC))
                 raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not HTTP/2")
             if len(data) < size:
                 return 0
@@ -250,7 +230,7 @@ class GrpcConnection:
         self._padding_left = padding
         self._use_window(call, stream, size)
         if not self._data_left:
-            self._idle_frame()
+            self._idle_frames.add()
             if not padding:
                 self._end_data()
         return at + beside
@@ -328,15 +308,19 @@ class GrpcConnection:
                 raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no settings come first")
             self._has_settings = True
         if kind == http2.HEADERS:
-            self._block = bytearray(http2.unpadded(payload, flags))
-            self._block_stream, self._block_flags = stream, flags
-            self._end_block(flags)
+            self._blocks.begin(stream, flags, payload)
+            if flags & http2.END_HEADERS:
+                self._end_block()
             return
-        self._idle_frame(1 + len(payload) // _SETTINGS_BYTES + len(self.calls) // _CALLS_AT_ONCE)
+        self._idle_frames.add(
+            1 + len(payload) // _SETTINGS_BYTES + len(self.calls) // _CALLS_AT_ONCE
+        )
         if kind == http2.WINDOW_UPDATE:
             self._window_update(stream, payload)
         elif kind == http2.CONTINUATION:
-            self._continuation(flags, stream, payload)
+            self._blocks.continue_with(stream, payload)
+            if flags & http2.END_HEADERS:
+                self._end_block()
         elif kind == http2.SETTINGS and not flags & http2.ACK:
             self._settings(payload)
         elif kind == http2.PING and not flags & http2.ACK:
@@ -353,31 +337,6 @@ class GrpcConnection:
         if stream > self._last_stream or not stream % 2:
             raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"stream {stream} has not begun")
 
-    def _continuation(self, flags: int, stream: int, payload: memoryview) -> None:
-        if self._block is None or stream != self._block_stream:
-            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a continuation of nothing")
-        self._block += payload
-        if len(self._block) > _MAX_BLOCK_BYTES:
-            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "headers that are too large")
-        self._end_block(flags)
-
-    def _idle_frame(self, work: int = 1) -> None:
-        """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
-
-        A frame that is more work than others counts as several: of many settings, or where there
-        are many calls. Each frame of a response allows some more, at any time: gRPC's clients may
-        answer each.
-        """
-        if self._allowed_frames_used < _IDLE_FRAMES_ANSWERED * self._answered_frames:
-            self._allowed_frames_used += work
-            return
-        self._idle_frames += work
-        if self._idle_frames > _IDLE_FRAMES:
-            now = self._clock.monotonic()
-            if now - self._idle_since < _IDLE_FRAMES_SECONDS:
-                raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "too many frames without data")
-            self._idle_frames, self._idle_since = 0, now
-
     def _settings(self, payload: memoryview) -> None:
         window = self.peer_window
         with self.lock:
@@ -393,9 +352,8 @@ class GrpcConnection:
                 elif name == http2.ENABLE_PUSH:
                     if value > 1:
                         raise http2.ProtocolError(http2.PROTOCOL_ERROR, "push is 0 or 1")
-                elif name == http2.HEADER_TABLE_SIZE and value < http2.TABLE_BYTES:
-                    # A decoder takes no block that does not begin with its table's smaller size.
-                    self._shrinks_table = not self._has_shrunk_table
+                elif name == http2.HEADER_TABLE_SIZE:
+                    self._blocks.set_table_bytes(value)
             if window != self.peer_window:  # once, however many values there were
                 for call in self.calls.values():
                     call.send_window += window - self.peer_window
@@ -432,18 +390,9 @@ class GrpcConnection:
                 self._reset(call, code)
         self._end_refused()
 
-    def _end_block(self, flags: int) -> None:
-        if not flags & http2.END_HEADERS:
-            return
-        block, self._block = self._block, None
-        stream, flags = self._block_stream, self._block_flags
-        assert block is not None
-        try:
-            headers = self._decoder.decode(bytes(block), raw=True)
-        except hpack.OversizedHeaderListError as error:
-            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, str(error)) from error
-        except hpack.HPACKError as error:
-            raise http2.ProtocolError(http2.COMPRESSION_ERROR, str(error)) from error
+    def _end_block(self) -> None:
+        """Processes the headers of a complete block: those of a new request, or its trailers."""
+        stream, flags, headers = self._blocks.end()
         if (call := self.calls.get(stream)) is not None:
             self._trailers(call, flags, headers)
             return
@@ -458,7 +407,7 @@ class GrpcConnection:
         try:
             self._open(stream, flags, http2.request_headers(headers))
         except http2.StreamError as error:
-            self._idle_frame()
+            self._idle_frames.add()
             self.server.log_limited("a request is refused", peer=self.peer, reason=str(error))
             with self.lock:
                 self._control(http2.reset(stream, error.code))
@@ -483,8 +432,8 @@ class GrpcConnection:
         """Begins a call. Raises `StreamError`."""
         server = self.server
         length = http2.content_length(headers)
-        refusal = _refusal(headers)
-        method = _FOREIGN if refusal else server.methods.get(headers.get(b":path", b""))
+        refusal = refusal_of(headers)
+        method = FOREIGN if refusal else server.methods.get(headers.get(b":path", b""))
         call = Call(
             self,
             stream,
@@ -543,7 +492,7 @@ class GrpcConnection:
             if call.is_dead or call.has_started or self.is_closed:
                 return
             status, headers, text = call.refusal
-            block = self._answer(http2.head_block(headers, with_status=True, status=status))
+            block = self._blocks.answer(http2.head_block(headers, with_status=True, status=status))
             self._control(http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block))
             call.has_started = True
             if text:
@@ -610,14 +559,14 @@ class GrpcConnection:
         total = size + PREFIX_BYTES
         start = b""
         if not call.has_started:
-            block = self._answer(_STARTED)
+            block = self._blocks.answer(_STARTED)
             start = http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block)
         allowed = min(call.send_window, self._send_window, self._peer_frame_bytes)
         if total <= allowed and total <= _SMALL_BYTES and not self._out:
             call.has_started = True
             call.send_window -= total
             self._send_window -= total
-            self._answered_frames += 1
+            self._idle_frames.answered += 1
             before = start + http2.header(http2.DATA, 0, call.stream_id, total)
             self._write([memoryview(b"".join((before, PREFIX.pack(0, size), *pieces)))])
             return True
@@ -656,7 +605,8 @@ class GrpcConnection:
                 elif frames := self._frames(call):
                     self._write(frames, is_waited_for=True)
                 else:
-                    self._wait(call)
+                    call.stalled_since = call.stalled_since or self._clock.monotonic()
+                    self.changed.wait()
         finally:
             call.outgoing.clear()
             call.stalled_since = None
@@ -695,7 +645,7 @@ class GrpcConnection:
             payload, size = _cut(pieces, allowed)
             call.send_window -= size
             self._send_window -= size
-            self._answered_frames += 1
+            self._idle_frames.answered += 1
             left -= size
             frames.append(memoryview(http2.header(http2.DATA, 0, call.stream_id, size)))
             frames += payload
@@ -718,10 +668,6 @@ class GrpcConnection:
                 self.server.close_later(self)
                 raise PeerGone from None
 
-    def _wait(self, call: Call) -> None:
-        call.stalled_since = call.stalled_since or self._clock.monotonic()
-        self.changed.wait()
-
     def end(
         self, call: Call, code: int, message: str, trailers: Iterable[tuple[str, bytes]]
     ) -> None:
@@ -731,10 +677,7 @@ class GrpcConnection:
             headers.insert(1, ("grpc-message", http2.percent_encoded(message)))
         with self.lock:
             if not call.is_dead and not self.is_closed:
-                if call.refusal:
-                    out = self._end_of_text(call)
-                else:
-                    out = self._end_of_answer(call, headers)
+                out = end_of_text(call) if call.refusal else self._end_of_answer(call, headers)
                 self._control(out)
                 call.is_dead = True  # nothing may follow
         self._remove(call)
@@ -742,24 +685,10 @@ class GrpcConnection:
     def _end_of_answer(self, call: Call, headers: list[tuple[str, bytes]]) -> bytes:
         if not call.has_started:
             headers.insert(0, _CONTENT_TYPE)
-        block = self._answer(http2.head_block(headers, with_status=not call.has_started))
-        self._answered_frames += 1
+        block = self._blocks.answer(http2.head_block(headers, with_status=not call.has_started))
+        self._idle_frames.answered += 1
         out = http2.frame(http2.HEADERS, _LAST_HEADERS, call.stream_id, block)
         return out if call.has_ended else out + http2.reset(call.stream_id, http2.NO_ERROR)
-
-    @staticmethod
-    def _end_of_text(call: Call) -> bytes:
-        if not call.has_started or call.outgoing:
-            return http2.reset(call.stream_id, http2.CANCEL)
-        out = http2.frame(http2.DATA, http2.END_STREAM, call.stream_id, b"")
-        return out if call.has_ended else out + http2.reset(call.stream_id, http2.NO_ERROR)
-
-    def _answer(self, block: bytes) -> bytes:
-        """Returns a header block, with a change of the table size if one is due."""
-        if not self._shrinks_table:
-            return block
-        self._shrinks_table, self._has_shrunk_table = False, True
-        return http2.NO_TABLE + block
 
     def _remove(self, call: Call) -> None:
         with self.lock:
@@ -807,7 +736,6 @@ class GrpcConnection:
             parts = parts[done:]
             parts[0] = parts[0][sent:]
         self._out.extend(parts)
-        self._out_bytes += sum(map(len, parts))
         if not self.wants_write and not is_waited_for:
             self.wants_write = True
             self.server.write_later(self)
@@ -824,7 +752,6 @@ class GrpcConnection:
                 sent = self.socket.sendmsg(parts)
             except (BlockingIOError, InterruptedError):
                 break
-            self._out_bytes -= sent
             while sent:
                 first = self._out[0]
                 if sent < len(first):
@@ -851,18 +778,6 @@ class GrpcConnection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
-
-
-def _refusal(headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Returns the response to a request that is not gRPC's (gRPC over HTTP/2, "Requests")."""
-    method = headers[b":method"]
-    text = b"" if method == b"HEAD" else _NOT_GRPC
-    if method != b"POST":
-        return Refusal(405, [("content-type", b"text/plain"), ("allow", b"POST")], text)
-    kind = headers.get(b"content-type", b"")
-    if kind == _GRPC or kind.startswith((_GRPC + b"+", _GRPC + b";")):
-        return None
-    return Refusal(415, [("content-type", b"text/plain")], text)
 
 
 def _cut(pieces: deque[memoryview], size: int) -> tuple[list[memoryview], int]:

@@ -1,0 +1,42 @@
+"""Requests that are not gRPC's, and the HTTP responses to them, with a text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sparklog.broker.flight.grpc import http2
+from sparklog.broker.flight.grpc.call import Call, Method, Refusal
+from sparklog.broker.flight.grpc.status import UNIMPLEMENTED, GrpcError
+
+GRPC: Final = b"application/grpc"
+NOT_GRPC: Final = (
+    b"This is sparklog's port for Arrow Flight. It serves gRPC calls only: use a client of"
+    b" Arrow Flight, or sparklog.connect().\n"
+)
+FOREIGN: Final = Method(
+    serve=lambda _: None,
+    message_bytes=-1,
+    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a request of gRPC"),
+)
+"""The method of requests that are not gRPC's: they have no messages."""
+
+
+def refusal_of(headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Returns the response to a request that is not gRPC's (gRPC over HTTP/2, "Requests")."""
+    method = headers[b":method"]
+    text = b"" if method == b"HEAD" else NOT_GRPC
+    if method != b"POST":
+        return Refusal(405, [("content-type", b"text/plain"), ("allow", b"POST")], text)
+    kind = headers.get(b"content-type", b"")
+    if kind == GRPC or kind.startswith((GRPC + b"+", GRPC + b";")):
+        return None
+    return Refusal(415, [("content-type", b"text/plain")], text)
+
+
+def end_of_text(call: Call) -> bytes:
+    """Returns the frames that end the response to a request that is not gRPC's."""
+    if not call.has_started or call.outgoing:
+        return http2.reset(call.stream_id, http2.CANCEL)
+    out = http2.frame(http2.DATA, http2.END_STREAM, call.stream_id, b"")
+    return out if call.has_ended else out + http2.reset(call.stream_id, http2.NO_ERROR)
