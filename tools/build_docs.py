@@ -38,7 +38,7 @@ def python_api() -> str:
     """The public names of the packages for programs, with signatures and docstrings."""
     import sparklog
     from sparklog import sinks, sources
-    from sparklog.formats import consumer_offsets, flight_messages
+    from sparklog.formats import consumer_offsets, flight_messages, group_messages
 
     parts = [
         "# Python API",
@@ -67,9 +67,13 @@ def python_api() -> str:
         *_function("sparklog.formats.consumer_offsets.committed", consumer_offsets.committed),
         "## Values that calls return",
     ]
-    for name in ("TopicInfo", "ClusterInfo", "GroupInfo", "BrokerStatus"):
-        found = getattr(flight_messages, name)
-        parts += _class(f"sparklog.formats.flight_messages.{name}", found)
+    for found in (
+        flight_messages.TopicInfo,
+        flight_messages.ClusterInfo,
+        group_messages.GroupInfo,
+        flight_messages.BrokerStatus,
+    ):
+        parts += _class(f"{found.__module__}.{found.__name__}", found)
     return "\n\n".join(parts) + "\n"
 
 

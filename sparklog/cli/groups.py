@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparklog.client.lag import GroupLag, PartitionLag
     from sparklog.client.log import Log
     from sparklog.client.offsets import Point
-    from sparklog.formats import flight_messages
+    from sparklog.formats import flight_messages, group_messages
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -329,7 +329,7 @@ class _Part:
 
 def _lag(
     log: Log,
-    info: flight_messages.GroupInfo,
+    info: group_messages.GroupInfo,
     committed: Mapping[_TopicPartition, int],
     topics: _Topics,
 ) -> GroupLag:
@@ -357,19 +357,19 @@ def _summary(log: Log, group: str, topics: _Topics) -> dict[str, Any]:
     }
 
 
-def _group(log: Log, group: str) -> flight_messages.GroupInfo:
+def _group(log: Log, group: str) -> group_messages.GroupInfo:
     """Returns the group, or an empty one if it does not exist."""
-    from sparklog.formats import flight_messages
+    from sparklog.formats import group_messages
 
     try:
         return log.describe_group(group)
     except errors.GroupRefused as error:
         if error.error != "GROUP_ID_NOT_FOUND":
             raise
-        return flight_messages.GroupInfo(group=group, state="Dead")
+        return group_messages.GroupInfo(group=group, state="Dead")
 
 
-def _parts(log: Log, info: flight_messages.GroupInfo) -> list[_Part]:
+def _parts(log: Log, info: group_messages.GroupInfo) -> list[_Part]:
     from sparklog.client.lag import assigned
 
     owners = {partition: each for each in info.members for partition in assigned(each)}
@@ -415,7 +415,7 @@ def _behind(log: Log, info: flight_messages.TopicInfo, lag: PartitionLag) -> flo
     return max(log.connection.clock.now_us() - timestamp_us, 0) / 1e6
 
 
-def _member(member: flight_messages.GroupMember) -> dict[str, Any]:
+def _member(member: group_messages.GroupMember) -> dict[str, Any]:
     from sparklog.client.lag import assigned
 
     return {
@@ -608,7 +608,7 @@ def _print_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value))
 
 
-def _print_parts(info: flight_messages.GroupInfo, parts: Iterable[_Part]) -> None:
+def _print_parts(info: group_messages.GroupInfo, parts: Iterable[_Part]) -> None:
     _print_group(info)
     heading = (
         *("topic", "partition", "committed", "end", "lag", "behind"),
@@ -631,7 +631,7 @@ def _print_parts(info: flight_messages.GroupInfo, parts: Iterable[_Part]) -> Non
     print_columns([heading, *rows])
 
 
-def _print_members(info: flight_messages.GroupInfo) -> None:
+def _print_members(info: group_messages.GroupInfo) -> None:
     from sparklog.client.lag import assigned
 
     _print_group(info)
@@ -648,7 +648,7 @@ def _print_members(info: flight_messages.GroupInfo) -> None:
     print_columns([("member", "instance", "client", "host", "partitions"), *rows])
 
 
-def _print_group(info: flight_messages.GroupInfo) -> None:
+def _print_group(info: group_messages.GroupInfo) -> None:
     typer.echo(f"group     {info.group}")
     typer.echo(f"state     {info.state}")
     typer.echo(f"protocol  {info.protocol or _NONE}")

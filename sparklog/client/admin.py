@@ -19,7 +19,7 @@ from sparklog.client.offsets import (
     describe,
     everywhere,
 )
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 _ALL_RECORDS: Final = -1
@@ -185,17 +185,17 @@ class Admin:
             "topics.delete", flight_messages.TopicName(topic=arguments.topic(topic))
         )
 
-    def groups(self) -> list[flight_messages.GroupInfo]:
+    def groups(self) -> list[group_messages.GroupInfo]:
         """Returns all consumer groups, sorted by name, without their members."""
-        found: dict[str, flight_messages.GroupInfo] = {}
+        found: dict[str, group_messages.GroupInfo] = {}
         for answer in everywhere(self.connection, "groups.list", flight_messages.Empty()):
             found |= {each.group: each for each in answer.groups}
         return sorted(found.values(), key=lambda each: each.group)
 
-    def describe_group(self, group: str) -> flight_messages.GroupInfo:
+    def describe_group(self, group: str) -> group_messages.GroupInfo:
         """Returns a group's state and members. Raises `GroupRefused` if it does not exist."""
-        info: flight_messages.GroupInfo = self.connection.action(
-            "groups.describe", flight_messages.GroupName(group=arguments.text("group", group))
+        info: group_messages.GroupInfo = self.connection.action(
+            "groups.describe", group_messages.GroupName(group=arguments.text("group", group))
         )
         return info
 
@@ -204,8 +204,8 @@ class Admin:
 
         Deleted topics are left out. The result is empty for a group that does not exist.
         """
-        request = flight_messages.GroupName(group=arguments.text("group", group))
-        found: flight_messages.GroupOffsets = self.connection.action("groups.offsets", request)
+        request = group_messages.GroupName(group=arguments.text("group", group))
+        found: group_messages.GroupOffsets = self.connection.action("groups.offsets", request)
         return {(each.topic, each.partition): each.offset for each in found.offsets}
 
     def lag(self, group: str) -> GroupLag:
@@ -242,14 +242,14 @@ class Admin:
         """
         arguments.text("group", group)
         wanted = [
-            flight_messages.GroupOffset(
+            group_messages.GroupOffset(
                 topic=topic, partition=partition, offset=wanted.offset, metadata=wanted.metadata
             )
             for (topic, partition), wanted in check_offsets(offsets).items()
         ]
         try:
             self.connection.action(
-                "groups.commit", flight_messages.CommitOffsets(group=group, offsets=wanted)
+                "groups.commit", group_messages.CommitOffsets(group=group, offsets=wanted)
             )
         except errors.MemberFenced as error:
             hint = ": it has members; stop them first"
@@ -263,13 +263,13 @@ class Admin:
         arguments.text("group", group)
         what = "a list of (topic, partition)"
         wanted = [
-            flight_messages.GroupPartition(topic=topic, partition=number)
+            group_messages.GroupPartition(topic=topic, partition=number)
             for topic, number in arguments.each(
                 "partitions", partitions, arguments.topic_partition, what
             )
         ]
         self.connection.action(
-            "groups.forget", flight_messages.ForgetOffsets(group=group, partitions=wanted)
+            "groups.forget", group_messages.ForgetOffsets(group=group, partitions=wanted)
         )
 
     def delete_group(self, group: str) -> None:
@@ -278,7 +278,7 @@ class Admin:
         Raises `GroupRefused` if it has members or does not exist.
         """
         arguments.text("group", group)
-        self.connection.action("groups.delete", flight_messages.GroupName(group=group))
+        self.connection.action("groups.delete", group_messages.GroupName(group=group))
 
     def cluster(self) -> flight_messages.ClusterInfo:
         """Returns the cluster's id, root and brokers."""

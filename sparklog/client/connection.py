@@ -26,7 +26,7 @@ import pyarrow.flight as flight
 
 from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock, ThreadClock
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import unknown_topic
 
 BACKOFF_FIRST_SECONDS = 0.02
@@ -540,12 +540,12 @@ class Connection:
 
     def _find_coordinator(self, request: msgspec.Struct | None, timeout_seconds: float) -> None:
         """Remembers which broker coordinates the group of a request, if that can be found out."""
-        name = flight_messages.GroupName(group=getattr(request, "group", ""))
+        name = group_messages.GroupName(group=getattr(request, "group", ""))
         with self._lock:
             self._coordinators.pop(name.group, None)
         with contextlib.suppress(errors.SparklogError):  # the caller tries again
             channel = self.channel()
-            found: flight_messages.GroupCoordinator = channel.action(
+            found: group_messages.GroupCoordinator = channel.action(
                 "groups.find", name, timeout_seconds=timeout_seconds
             )
             cluster: flight_messages.ClusterInfo = channel.action(

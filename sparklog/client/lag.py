@@ -11,7 +11,7 @@ from sparklog import errors
 from sparklog.client.consumer.assignors import decode_assignment
 from sparklog.client.offsets import TopicPartition
 from sparklog.display import counted, html_table
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 
 _SCHEMA = pa.schema(
     [
@@ -79,7 +79,7 @@ class GroupLag:
         return html_table(f"{self.group} ({self.state}), lag {self.total:,}", names, rows)
 
 
-def assigned(member: flight_messages.GroupMember) -> list[TopicPartition]:
+def assigned(member: group_messages.GroupMember) -> list[TopicPartition]:
     """Returns the member's partitions; none for a member of another protocol than consumers'."""
     try:
         return decode_assignment(member.assignment)
@@ -88,7 +88,7 @@ def assigned(member: flight_messages.GroupMember) -> list[TopicPartition]:
 
 
 def partitions_of(
-    info: flight_messages.GroupInfo, committed: Mapping[TopicPartition, int]
+    info: group_messages.GroupInfo, committed: Mapping[TopicPartition, int]
 ) -> list[TopicPartition]:
     """Returns the partitions with a committed offset or a member, in order.
 
@@ -100,7 +100,7 @@ def partitions_of(
 
 
 def group_lag(
-    info: flight_messages.GroupInfo,
+    info: group_messages.GroupInfo,
     committed: Mapping[TopicPartition, int],
     topics: Mapping[str, flight_messages.TopicInfo],
 ) -> GroupLag:

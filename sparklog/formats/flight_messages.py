@@ -10,7 +10,8 @@
 Headers of batches are their app metadata. A batch to be appended is a payload: any columns of
 `record.PAYLOAD_SCHEMA` with `value`; the answers come in the order of the batches. A failure is a
 Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
-peers understand each other; a field that is added has a default.
+peers understand each other; a field that is added has a default. `group_messages` has those of
+consumer groups.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ from msgspec import Meta
 
 from sparklog import errors, limits
 from sparklog.display import html_table
+from sparklog.formats.group_messages import (
+    CommitOffsets,
+    ForgetOffsets,
+    GroupCoordinator,
+    GroupHeartbeat,
+    GroupHeartbeatReply,
+    GroupInfo,
+    GroupList,
+    GroupName,
+    GroupOffsets,
+    Int32,
+    Int64,
+    JoinedGroup,
+    JoinGroup,
+    LeaveGroup,
+    SyncedGroup,
+    SyncGroup,
+)
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -36,10 +55,6 @@ NO_OTHER_BROKER: Final = (
 
 NO_ACTION: Final = "there is no action "
 """Begins the reason of the `BadRequest` for an action that a broker does not know."""
-
-# JSON's integers are unbounded; the broker's are not.
-_Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 # ------------------------------------------------------------------------------ failures
@@ -72,10 +87,10 @@ class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `pipelined`: the producer has sent or sends others without waiting for the answer to this one.
     """
 
-    partition: _Int32
-    producer_id: _Int64 = -1
-    producer_epoch: _Int32 = -1
-    base_sequence: _Int32 = -1
+    partition: Int32
+    producer_id: Int64 = -1
+    producer_epoch: Int32 = -1
+    base_sequence: Int32 = -1
     pipelined: bool = False
 
 
@@ -96,9 +111,9 @@ class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Offsets `start` to `end` (excluded) of one partition."""
 
     topic: str
-    partition: _Int32
-    start: _Int64
-    end: _Int64
+    partition: Int32
+    start: Int64
+    end: Int64
     columns: list[str] | None = None
     """Columns of `record.ROW_SCHEMA`, in the requested order; None: all."""
     topic_id: str | None = None
@@ -107,8 +122,8 @@ class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partition: _Int32
-    offset: _Int64
+    partition: Int32
+    offset: Int64
     topic_id: str | None = None
 
 
@@ -319,8 +334,8 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     cluster_id: str
-    broker: _Int32
-    epoch: _Int64
+    broker: Int32
+    epoch: Int64
     alone: bool = False
     """Also stop a broker whose partitions no other one takes."""
 
@@ -328,7 +343,7 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class LogLevel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The lowest level that a broker logs. A request with a level sets it until it restarts."""
 
-    broker: _Int32
+    broker: Int32
     """Another broker, which may have the address by now, refuses the request."""
     level: Literal["", "debug", "info", "warning", "error"] = ""
     """Empty in a reply: the program of the broker has configured its logging itself."""
@@ -491,7 +506,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partitions: _Int32 = -1
+    partitions: Int32 = -1
     """-1: the broker's default."""
     config: dict[str, str] = {}
     if_absent: bool = False
@@ -514,7 +529,7 @@ class AlterTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partitions: _Int32
+    partitions: Int32
     """The new total."""
 
 
@@ -525,7 +540,7 @@ class DeleteRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     topic: str
-    offsets: dict[_Int32, _Int64]
+    offsets: dict[Int32, Int64]
     timeout_seconds: float = 60.0
     """Time for publishing the records to be deleted, which comes first."""
 
@@ -538,7 +553,7 @@ class LogStarts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class OffsetsForTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    timestamps_us: dict[_Int32, _Int64]
+    timestamps_us: dict[Int32, Int64]
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -551,8 +566,8 @@ class GroupPosition(msgspec.Struct, frozen=True, array_like=True):
     """The next offset that a consumer group reads of a partition."""
 
     topic_id: str
-    partition: _Int32
-    offset: _Int64
+    partition: Int32
+    offset: Int64
 
 
 class GroupPositions(msgspec.Struct, frozen=True, kw_only=True):
@@ -607,169 +622,6 @@ class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     topics: list[str] | None = None
     timeout_seconds: float = 60.0
-
-
-# ------------------------------------------------------------------------------ groups
-
-
-class GroupCoordinator(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker that coordinates a group."""
-
-    broker: int
-
-
-class GroupName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    group: str
-
-
-class GroupProtocol(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A way of assigning, with a member's subscription in that way's terms."""
-
-    name: str
-    metadata: bytes = b""
-
-
-class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Become or stay a member; the answer comes when the next generation begins."""
-
-    group: str
-    member_id: str = ""
-    """Empty for a new one."""
-    instance_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    """For people."""
-    session_timeout_ms: _Int32
-    rebalance_timeout_ms: _Int32
-    protocol_type: str = "consumer"
-    protocols: list[GroupProtocol]
-    member_id_required: bool = False
-    """A new member first receives its id, without a generation, and joins again with it (KIP-394),
-    so that a lost answer leaves no unknown member behind."""
-
-
-class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A member, with `metadata` in the leader's `JoinedGroup`, and without it in `GroupInfo`."""
-
-    member_id: str
-    instance_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    metadata: bytes = b""
-    assignment: bytes = b""
-
-
-class JoinedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A generation of a group; its leader receives the members, and assigns the partitions.
-
-    Generation -1: not joined yet; join again with the member id.
-    """
-
-    member_id: str
-    generation: int = -1
-    protocol: str = ""
-    leader: str = ""
-    members: list[GroupMember] = []
-
-
-class SyncGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Give, as the leader, or get the assignment."""
-
-    group: str
-    member_id: str
-    instance_id: str | None = None
-    generation: _Int32
-    assignments: dict[str, bytes] = {}
-
-
-class SyncedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    assignment: bytes = b""
-
-
-class GroupHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    group: str
-    member_id: str
-    instance_id: str | None = None
-    generation: _Int32
-
-
-class GroupHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`rebalancing`: finish, commit, and join again."""
-
-    rebalancing: bool = False
-
-
-class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    group: str
-    member_id: str = ""
-    instance_id: str | None = None
-
-
-class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The next offset that a group wants of a partition."""
-
-    topic: str
-    partition: _Int32
-    offset: _Int64
-    leader_epoch: _Int32 = -1
-    metadata: str = ""
-    commit_ms: int = -1
-    """When it was committed, in ms since the Unix epoch; of no meaning in a commit."""
-    topic_id: str = ""
-    """Id of the topic in a commit: refused if the topic was recreated since."""
-
-
-class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Without a generation: for a group without members."""
-
-    group: str
-    member_id: str = ""
-    instance_id: str | None = None
-    generation: _Int32 = -1
-    offsets: list[GroupOffset]
-
-
-class GroupPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    topic: str
-    partition: _Int32
-
-
-class ForgetOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Takes back what a group has committed of topics that no member subscribes to."""
-
-    group: str
-    partitions: list[GroupPartition]
-
-
-class GroupOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    offsets: list[GroupOffset] = []
-
-
-class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    group: str
-    state: str
-    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable."""
-    protocol_type: str = ""
-    protocol: str = ""
-    generation: int = 0
-    members: list[GroupMember] = []
-
-    def __repr__(self) -> str:
-        return f"GroupInfo({self.group!r}, {self.state}, {len(self.members)} members)"
-
-    def _repr_html_(self) -> str:
-        heading = ("member", "instance", "client", "host")
-        rows = [
-            (each.member_id, each.instance_id, each.client_id, each.client_host)
-            for each in self.members
-        ]
-        return html_table(f"{self.group}: {self.state}", heading, rows)
-
-
-class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Without their members."""
-
-    groups: list[GroupInfo] = []
 
 
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {

@@ -11,7 +11,7 @@ from sparklog import errors, limits
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.reading import read_range
 from sparklog.client.offsets import describe, offsets_for_times
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice
 
@@ -85,14 +85,14 @@ class BrokerView:
         return None if found[partition] < 0 else found[partition]
 
     def committed(self, group: str) -> GroupOffsets | None:
-        name = flight_messages.GroupName(group=group)
+        name = group_messages.GroupName(group=group)
         try:
             self._connection.action("groups.describe", name)
         except errors.GroupRefused:
             return None
         # The broker returns offsets of existing topics only. A topic that was created again since
         # the last refresh counts as the one of that refresh.
-        found: flight_messages.GroupOffsets = self._connection.action("groups.offsets", name)
+        found: group_messages.GroupOffsets = self._connection.action("groups.offsets", name)
         return {
             (each.topic, each.partition): Committed(self._infos[each.topic].topic_id, each.offset)
             for each in found.offsets

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from sparklog import errors
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import LogLocation
 
@@ -185,7 +185,7 @@ def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
             topic: _topic_id(connection, topic) for topic in dict.fromkeys(t for t, _ in progress)
         }
         offsets = [
-            flight_messages.GroupOffset(
+            group_messages.GroupOffset(
                 topic=topic, partition=number, offset=offset, metadata=note, topic_id=topic_id
             )
             for (topic, number), (topic_id, offset) in progress.items()
@@ -194,7 +194,7 @@ def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
         if offsets:
             connection.action(
                 "groups.commit",
-                flight_messages.CommitOffsets(group=group, offsets=offsets),
+                group_messages.CommitOffsets(group=group, offsets=offsets),
                 timeout_seconds=_GROUP_REPORT_TIMEOUT_SECONDS,
             )
 

@@ -29,7 +29,7 @@ from sparklog.broker.flight import protocol
 from sparklog.broker.flight.grpc import http2
 from sparklog.broker.flight.grpc import server as grpc_server
 from sparklog.broker.flight.grpc import status as grpc_status
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.record import ROW_SCHEMA
 from sparklog.settings import (
     BrokerSettings,
@@ -451,14 +451,14 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
 def test_every_action_of_groups_is_answered(client: BrokerClient, topic: str) -> None:
     """Each request about a group gets its reply, from the first offset to the last member."""
     name = f"g{next(_names)}"
-    offset = flight_messages.GroupOffset(topic=topic, partition=0, offset=0)
-    alone = flight_messages.JoinGroup(
+    offset = group_messages.GroupOffset(topic=topic, partition=0, offset=0)
+    alone = group_messages.JoinGroup(
         group=name,
         client_id="c",
         client_host="h",
         session_timeout_ms=10_000,
         rebalance_timeout_ms=10_000,
-        protocols=[flight_messages.GroupProtocol(name="range", metadata=b"m")],
+        protocols=[group_messages.GroupProtocol(name="range", metadata=b"m")],
         member_id_required=True,
     )
     asked: set[str] = set()
@@ -469,12 +469,12 @@ def test_every_action_of_groups_is_answered(client: BrokerClient, topic: str) ->
         assert isinstance(reply, flight_messages.ACTIONS[action][1])
         return reply
 
-    ask("groups.commit", flight_messages.CommitOffsets(group=name, offsets=[offset]))
-    (found,) = ask("groups.offsets", flight_messages.GroupName(group=name)).offsets
+    ask("groups.commit", group_messages.CommitOffsets(group=name, offsets=[offset]))
+    (found,) = ask("groups.offsets", group_messages.GroupName(group=name)).offsets
     assert (found.topic, found.partition, found.offset) == (topic, 0, 0)
-    partitions = [flight_messages.GroupPartition(topic=topic, partition=0)]
-    ask("groups.forget", flight_messages.ForgetOffsets(group=name, partitions=partitions))
-    assert ask("groups.offsets", flight_messages.GroupName(group=name)).offsets == []
+    partitions = [group_messages.GroupPartition(topic=topic, partition=0)]
+    ask("groups.forget", group_messages.ForgetOffsets(group=name, partitions=partitions))
+    assert ask("groups.offsets", group_messages.GroupName(group=name)).offsets == []
     told = ask("groups.join", alone)
     assert (told.generation, told.members) == (-1, [])
     joined = ask("groups.join", msgspec.structs.replace(alone, member_id=told.member_id))
@@ -482,36 +482,36 @@ def test_every_action_of_groups_is_answered(client: BrokerClient, topic: str) ->
     who = {"group": name, "member_id": joined.member_id}
     synced = ask(
         "groups.sync",
-        flight_messages.SyncGroup(
+        group_messages.SyncGroup(
             **who, generation=joined.generation, assignments={joined.member_id: b"all"}
         ),
     )
     assert synced.assignment == b"all"
     beat = ask(
-        "groups.heartbeat", flight_messages.GroupHeartbeat(**who, generation=joined.generation)
+        "groups.heartbeat", group_messages.GroupHeartbeat(**who, generation=joined.generation)
     )
     assert not beat.rebalancing
     assert name in {each.group for each in ask("groups.list", flight_messages.Empty()).groups}
-    found = ask("groups.find", flight_messages.GroupName(group=name))
+    found = ask("groups.find", group_messages.GroupName(group=name))
     assert found.broker == client.action("cluster").brokers[0].broker
-    (member,) = ask("groups.describe", flight_messages.GroupName(group=name)).members
+    (member,) = ask("groups.describe", group_messages.GroupName(group=name)).members
     assert (member.client_id, member.client_host, member.metadata) == ("c", "h", b"m")
-    ask("groups.leave", flight_messages.LeaveGroup(**who))
-    ask("groups.delete", flight_messages.GroupName(group=name))
+    ask("groups.leave", group_messages.LeaveGroup(**who))
+    ask("groups.delete", group_messages.GroupName(group=name))
     with pytest.raises(errors.GroupRefused, match="GROUP_ID_NOT_FOUND"):
-        client.action("groups.describe", flight_messages.GroupName(group=name))
+        client.action("groups.describe", group_messages.GroupName(group=name))
     assert asked == {each for each in flight_messages.ACTIONS if each.startswith("groups.")}
 
 
-def joining(name: str) -> flight_messages.JoinGroup:
+def joining(name: str) -> group_messages.JoinGroup:
     """A member that comes to a group; it waits for those that are there to come again."""
-    return flight_messages.JoinGroup(
+    return group_messages.JoinGroup(
         group=name,
         client_id="c",
         client_host="h",
         session_timeout_ms=60_000,
         rebalance_timeout_ms=60_000,
-        protocols=[flight_messages.GroupProtocol(name="range", metadata=b"m")],
+        protocols=[group_messages.GroupProtocol(name="range", metadata=b"m")],
     )
 
 
@@ -527,7 +527,7 @@ def test_actions_that_wait_are_bounded_and_others_are_answered(
 
         def waits() -> bool:
             described = client.action(
-                "groups.describe", flight_messages.GroupName(group=wanted.group)
+                "groups.describe", group_messages.GroupName(group=wanted.group)
             )
             return len(described.members) == 2
 
@@ -537,11 +537,9 @@ def test_actions_that_wait_are_bounded_and_others_are_answered(
             client.action("groups.join", wanted)
         assert time.monotonic() - began < 30.0
         who = {"group": wanted.group, "member_id": first.member_id}
-        beat = client.action(
-            "groups.heartbeat", flight_messages.GroupHeartbeat(**who, generation=1)
-        )
+        beat = client.action("groups.heartbeat", group_messages.GroupHeartbeat(**who, generation=1))
         assert beat.rebalancing
-        client.action("groups.leave", flight_messages.LeaveGroup(**who))
+        client.action("groups.leave", group_messages.LeaveGroup(**who))
         assert second.result(30.0).generation == 2
 
 

@@ -25,7 +25,7 @@ from sparklog.client.consumer.assignors import decode_assignment
 from sparklog.client.consumer.consumer import Consumer, Record
 from sparklog.client.log import Log
 from sparklog.client.offsets import OffsetAndMetadata
-from sparklog.formats import flight_messages
+from sparklog.formats import group_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -300,7 +300,7 @@ def test_on_lost(log: Log) -> None:
         crew = Crew(consumer)
         crew.read(4)
         (found,) = log.describe_group("g").members
-        leave = flight_messages.LeaveGroup(group="g", member_id=found.member_id)
+        leave = group_messages.LeaveGroup(group="g", member_id=found.member_id)
         log.connection.action("groups.leave", leave)
         with pytest.raises(errors.MemberFenced):
             consumer.commit()
@@ -456,7 +456,7 @@ def test_member_that_was_pushed_out(log: Log) -> None:
         crew = Crew(consumer)
         crew.read(40)
         (before,) = log.describe_group("g").members
-        leave = flight_messages.LeaveGroup(group="g", member_id=before.member_id)
+        leave = group_messages.LeaveGroup(group="g", member_id=before.member_id)
         log.connection.action("groups.leave", leave)
         with pytest.raises(errors.MemberFenced):
             consumer.commit()

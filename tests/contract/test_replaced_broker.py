@@ -17,7 +17,7 @@ from sparklog.broker.kafka.error_codes import CODES, NEEDING_PROOF
 from sparklog.broker.kafka.registry import APIS
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -148,7 +148,7 @@ def test_a_replaced_broker_contradicts_no_kafka_client(asked: str) -> None:
         lambda client: client.read(5, 9),
         lambda client: client.describe("new"),
         lambda client: client.append(["a"], partition=9),
-        lambda client: client.action("groups.offsets", flight_messages.GroupName(group="g")),
+        lambda client: client.action("groups.offsets", group_messages.GroupName(group="g")),
     ],
 )
 def test_a_replaced_broker_contradicts_no_native_client(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparklog.client.consumer.assignors import encode_assignment
-from sparklog.formats.flight_messages import GroupProtocol, JoinGroup, LeaveGroup, SyncGroup
+from sparklog.formats.group_messages import GroupProtocol, JoinGroup, LeaveGroup, SyncGroup
 from tests.support.flights import BrokerClient
 from tests.support.live import LiveBroker
 

@@ -22,7 +22,7 @@ from sparklog.client.connection import (
     failure_of,
 )
 from sparklog.clock import ManualClock
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from tests.support.forks import said_in_child
 from tests.support.leaders import FIRST, OTHER, Leaders
 from tests.support.live import LiveBroker
@@ -281,7 +281,7 @@ def test_a_coordinator_that_is_down_is_forgotten() -> None:
         connection._coordinators["g"] = OTHER
         address = leaders.addresses.pop(OTHER)
         assert connection.brokers() == [FIRST]
-        assert connection.action("groups.find", flight_messages.GroupName(group="g"))
+        assert connection.action("groups.find", group_messages.GroupName(group="g"))
         leaders.addresses[OTHER] = address
 
 

@@ -25,7 +25,7 @@ from sparklog.client.consumer.group_fetcher import GroupFetcher
 from sparklog.client.consumer.membership import GroupOptions, Membership, Step, Topics
 from sparklog.client.offsets import OffsetAndMetadata
 from sparklog.clock import ManualClock
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 
 SECONDS = 20.0
 """Longer than anything here takes: a test that waits so long has failed."""
@@ -57,12 +57,12 @@ class Coordinator:
         self._next: dict[str, list[Answer]] = {}
         self._usual: dict[str, Answer] = {
             "groups.join": self._join,
-            "groups.sync": lambda asked: flight_messages.SyncedGroup(
+            "groups.sync": lambda asked: group_messages.SyncedGroup(
                 assignment=asked.assignments.get("m") or encode_assignment([("t", 1)])
             ),
-            "groups.heartbeat": flight_messages.GroupHeartbeatReply(),
-            "groups.offsets": flight_messages.GroupOffsets(
-                offsets=[flight_messages.GroupOffset(topic="t", partition=1, offset=5)]
+            "groups.heartbeat": group_messages.GroupHeartbeatReply(),
+            "groups.offsets": group_messages.GroupOffsets(
+                offsets=[group_messages.GroupOffset(topic="t", partition=1, offset=5)]
             ),
             "topics.describe": lambda asked: flight_messages.TopicInfo(
                 topic=asked.topic,
@@ -74,10 +74,10 @@ class Coordinator:
         }
         self.generation = 1
 
-    def _join(self, asked: flight_messages.JoinGroup) -> flight_messages.JoinedGroup:
+    def _join(self, asked: group_messages.JoinGroup) -> group_messages.JoinedGroup:
         if not asked.member_id:
-            return flight_messages.JoinedGroup(member_id="m")
-        return flight_messages.JoinedGroup(
+            return group_messages.JoinedGroup(member_id="m")
+        return group_messages.JoinedGroup(
             member_id=asked.member_id, generation=self.generation, protocol="range", leader="other"
         )
 
@@ -217,7 +217,7 @@ def test_joining_again(
 
 def test_joining_after_the_answer_was_lost(coordinator: Coordinator, make: Make) -> None:
     """A join without an answer is repeated with the id that the member knows."""
-    coordinator.say("groups.join", flight_messages.JoinedGroup(member_id="m"), GONE)
+    coordinator.say("groups.join", group_messages.JoinedGroup(member_id="m"), GONE)
     joined(make())
     assert [each.member_id for each in coordinator.calls("groups.join")] == ["", "m", "m"]
 
@@ -269,14 +269,14 @@ def test_leader_assigns(coordinator: Coordinator, make: Make) -> None:
     ).encode()
     coordinator.say(
         "groups.join",
-        flight_messages.JoinedGroup(
+        group_messages.JoinedGroup(
             member_id="m",
             generation=4,
             protocol="roundrobin",
             leader="m",
             members=[
-                flight_messages.GroupMember(member_id="m", metadata=theirs),
-                flight_messages.GroupMember(member_id="k", instance_id="static", metadata=theirs),
+                group_messages.GroupMember(member_id="m", metadata=theirs),
+                group_messages.GroupMember(member_id="k", instance_id="static", metadata=theirs),
             ],
         ),
     )
@@ -303,12 +303,12 @@ def test_leader_watches_the_topics(coordinator: Coordinator, make: Make, leader:
     metadata = ConsumerProtocolSubscription(version=0, topics=["t"], user_data=b"").encode()
     coordinator.say(
         "groups.join",
-        flight_messages.JoinedGroup(
+        group_messages.JoinedGroup(
             member_id="m",
             generation=4,
             protocol="range",
             leader=leader,
-            members=[flight_messages.GroupMember(member_id="m", metadata=metadata)],
+            members=[group_messages.GroupMember(member_id="m", metadata=metadata)],
         ),
     )
     membership = joined(make(metadata_age_seconds=HEARTBEAT_SECONDS))
@@ -338,13 +338,13 @@ def test_others_do_not_watch(coordinator: Coordinator, make: Make) -> None:
 def test_rebalance(coordinator: Coordinator, make: Make) -> None:
     """A member sends heartbeats in a rebalance until it joins."""
     membership = joined(make())
-    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply(rebalancing=True))
+    coordinator.always("groups.heartbeat", group_messages.GroupHeartbeatReply(rebalancing=True))
     coordinator.clock.advance(HEARTBEAT_SECONDS)
     coordinator.until(lambda: membership.calls)
     coordinator.beat(2)
     assert membership.next_step() is Step.GIVE_UP
     assert not membership.is_lost
-    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply())
+    coordinator.always("groups.heartbeat", group_messages.GroupHeartbeatReply())
     coordinator.generation = 2
     joined(membership)
     assert coordinator.calls("groups.join")[-1].member_id == "m"
@@ -407,7 +407,7 @@ def cooperating(coordinator: Coordinator, make: Make) -> Membership:
     assert membership.next_step() is Step.TAKE_OVER
     membership.took_over()
     assert membership.next_step() is Step.NOTHING
-    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply(rebalancing=True))
+    coordinator.always("groups.heartbeat", group_messages.GroupHeartbeatReply(rebalancing=True))
     coordinator.beat(1)
     coordinator.until(lambda: membership.calls)
     return membership
@@ -418,9 +418,9 @@ def test_joining_with_owned_partitions(coordinator: Coordinator, make: Make) -> 
     membership = cooperating(coordinator, make)
     may_go_on = threading.Event()
 
-    def slowly(asked: flight_messages.JoinGroup) -> flight_messages.JoinedGroup:
+    def slowly(asked: group_messages.JoinGroup) -> group_messages.JoinedGroup:
         assert may_go_on.wait(SECONDS)
-        return flight_messages.JoinedGroup(
+        return group_messages.JoinedGroup(
             member_id="m", generation=2, protocol=COOPERATIVE[0], leader="other"
         )
 
@@ -462,9 +462,9 @@ def test_commit_after_the_next_generation_began(coordinator: Coordinator, make: 
     membership = cooperating(coordinator, make)
     may_go_on = threading.Event()
 
-    def slowly(_asked: object) -> flight_messages.SyncedGroup:
+    def slowly(_asked: object) -> group_messages.SyncedGroup:
         assert may_go_on.wait(SECONDS)
-        return flight_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
+        return group_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
 
     coordinator.say("groups.sync", slowly)
     coordinator.say("groups.commit", fenced("ILLEGAL_GENERATION"))
@@ -486,9 +486,9 @@ def closing_while_it_joins(
     membership = cooperating(coordinator, make)
     coordinator.generation = 2
 
-    def slowly(_asked: object) -> flight_messages.SyncedGroup:
+    def slowly(_asked: object) -> group_messages.SyncedGroup:
         assert may_go_on.wait(SECONDS)
-        return flight_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
+        return group_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
 
     coordinator.say("groups.sync", slowly)
     coordinator.say("groups.commit", fenced("ILLEGAL_GENERATION"))
@@ -553,7 +553,7 @@ def test_commit_metadata(coordinator: Coordinator, make: Make) -> None:
     (commit,) = coordinator.calls("groups.commit")
     assert [(each.offset, each.metadata) for each in commit.offsets] == [(9, "half"), (2, "")]
     assert membership.committed == {("t", 0): 2, ("t", 1): 9}
-    coordinator.always("groups.offsets", flight_messages.GroupOffsets(offsets=commit.offsets))
+    coordinator.always("groups.offsets", group_messages.GroupOffsets(offsets=commit.offsets))
     assert membership.fetch_committed()["t", 1] == OffsetAndMetadata(9, "half")
 
 
@@ -601,10 +601,10 @@ def test_older_commit_never_comes_after_a_newer(coordinator: Coordinator, make: 
     membership = joined(make())
     is_busy, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(_request: object) -> flight_messages.GroupHeartbeatReply:
+    def slowly(_request: object) -> group_messages.GroupHeartbeatReply:
         is_busy.set()
         assert may_go_on.wait(SECONDS)
-        return flight_messages.GroupHeartbeatReply()
+        return group_messages.GroupHeartbeatReply()
 
     coordinator.say("groups.heartbeat", slowly)
     coordinator.clock.advance(HEARTBEAT_SECONDS)

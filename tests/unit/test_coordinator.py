@@ -39,7 +39,7 @@ from sparklog.broker.groups.messages import (
     SyncRequest,
 )
 from sparklog.clock import ManualClock
-from sparklog.formats import consumer_offsets, flight_messages
+from sparklog.formats import consumer_offsets, flight_messages, group_messages
 from sparklog.formats.consumer_offsets import Key
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
@@ -434,15 +434,15 @@ def test_no_offset_is_of_a_topic_whose_name_no_record_can_hold(groups: GroupRig)
 def test_refusals_fit_into_an_answer(groups: GroupRig) -> None:
     """Errors of the Flight listener name their subject, within the size of an answer."""
     actions = group_calls.actions(groups.coordinator)
-    partition = flight_messages.GroupOffset(topic=LONG, partition=0, offset=1)
-    long = flight_messages.CommitOffsets(group=LONG, offsets=[partition])
+    partition = group_messages.GroupOffset(topic=LONG, partition=0, offset=1)
+    long = group_messages.CommitOffsets(group=LONG, offsets=[partition])
     for request in (long, msgspec.structs.replace(long, group="g")):
         waiting = actions["groups.commit"](request)
         assert isinstance(waiting, Future)
         with pytest.raises(errors.GroupRefused, match=r"x{100}…") as refused:
             groups.take(waiting)
         assert len(str(refused.value)) < 500
-    heartbeat = flight_messages.GroupHeartbeat(group="g", member_id=LONG, generation=1)
+    heartbeat = group_messages.GroupHeartbeat(group="g", member_id=LONG, generation=1)
     with pytest.raises(errors.MemberFenced) as fenced:
         actions["groups.heartbeat"](heartbeat)
     assert len(str(fenced.value)) < 500

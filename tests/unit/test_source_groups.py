@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import sparklog
 from sparklog import errors, limits
 from sparklog.client.log import Log
-from sparklog.formats import consumer_offsets, flight_messages
+from sparklog.formats import consumer_offsets, group_messages
 from sparklog.settings import GroupSettings
 from sparklog.sources import groups, stream, views
 from sparklog.sources.groups import GroupReporter, Progress, sender
@@ -598,18 +598,18 @@ def test_progress_in_a_topic_that_is_gone_is_not_committed(log: Log, by_root: Lo
 def test_a_group_with_members_refuses(log: Log, by_root: LogLocation) -> None:
     """Its members' offsets are not overwritten."""
     info = log.describe("t")
-    join = flight_messages.JoinGroup(
+    join = group_messages.JoinGroup(
         group="g",
         session_timeout_ms=10_000,
         rebalance_timeout_ms=10_000,
         protocol_type="consumer",
-        protocols=[flight_messages.GroupProtocol(name="range")],
+        protocols=[group_messages.GroupProtocol(name="range")],
     )
-    joined: flight_messages.JoinedGroup = log.connection.action("groups.join", join)
+    joined: group_messages.JoinedGroup = log.connection.action("groups.join", join)
     with pytest.raises(errors.MemberFenced):
         sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
     log.connection.action(
-        "groups.leave", flight_messages.LeaveGroup(group="g", member_id=joined.member_id)
+        "groups.leave", group_messages.LeaveGroup(group="g", member_id=joined.member_id)
     )
     sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
     assert log.group_offsets("g") == {("t", 0): 3}

@@ -21,7 +21,7 @@ from sparklog.broker.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
 
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
         "groups.forget": lambda request: _forget(groups, request),
         "groups.offsets": lambda request: _offsets(groups, request),
         "groups.find": opened(
-            lambda request: flight_messages.GroupCoordinator(
+            lambda request: group_messages.GroupCoordinator(
                 broker=groups.coordinator_of(request.group)
             )
         ),
@@ -89,7 +89,7 @@ def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
     }
 
 
-def _join(groups: Coordinator, request: flight_messages.JoinGroup) -> Answer:
+def _join(groups: Coordinator, request: group_messages.JoinGroup) -> Answer:
     group_request = JoinRequest(
         member_id=request.member_id,
         instance_id=request.instance_id,
@@ -102,17 +102,17 @@ def _join(groups: Coordinator, request: flight_messages.JoinGroup) -> Answer:
         member_id_required=request.member_id_required,
     )
 
-    def joined(reply: JoinReply) -> flight_messages.JoinedGroup:
+    def joined(reply: JoinReply) -> group_messages.JoinedGroup:
         if reply.error is GroupError.MEMBER_ID_REQUIRED:
-            return flight_messages.JoinedGroup(member_id=reply.member_id)
+            return group_messages.JoinedGroup(member_id=reply.member_id)
         _check(reply.error, request.group, request.member_id)
-        return flight_messages.JoinedGroup(
+        return group_messages.JoinedGroup(
             member_id=reply.member_id,
             generation=reply.generation,
             protocol=reply.protocol or "",
             leader="" if reply.skip_assignment else reply.leader,
             members=[
-                flight_messages.GroupMember(
+                group_messages.GroupMember(
                     member_id=each.member_id,
                     instance_id=each.instance_id,
                     metadata=each.metadata,
@@ -124,7 +124,7 @@ def _join(groups: Coordinator, request: flight_messages.JoinGroup) -> Answer:
     return _chained(groups.join(request.group, group_request), joined)
 
 
-def _sync(groups: Coordinator, request: flight_messages.SyncGroup) -> Answer:
+def _sync(groups: Coordinator, request: group_messages.SyncGroup) -> Answer:
     group_request = SyncRequest(
         member_id=request.member_id,
         instance_id=request.instance_id,
@@ -132,14 +132,14 @@ def _sync(groups: Coordinator, request: flight_messages.SyncGroup) -> Answer:
         assignments=request.assignments,
     )
 
-    def synced(reply: SyncReply) -> flight_messages.SyncedGroup:
+    def synced(reply: SyncReply) -> group_messages.SyncedGroup:
         _check(reply.error, request.group, request.member_id)
-        return flight_messages.SyncedGroup(assignment=reply.assignment)
+        return group_messages.SyncedGroup(assignment=reply.assignment)
 
     return _chained(groups.sync(request.group, group_request), synced)
 
 
-def _heartbeat(groups: Coordinator, request: flight_messages.GroupHeartbeat) -> Answer:
+def _heartbeat(groups: Coordinator, request: group_messages.GroupHeartbeat) -> Answer:
     error = groups.heartbeat(
         request.group,
         member_id=request.member_id,
@@ -147,12 +147,12 @@ def _heartbeat(groups: Coordinator, request: flight_messages.GroupHeartbeat) -> 
         generation=request.generation,
     )
     if error is GroupError.REBALANCE_IN_PROGRESS:
-        return flight_messages.GroupHeartbeatReply(rebalancing=True)
+        return group_messages.GroupHeartbeatReply(rebalancing=True)
     _check(error, request.group, request.member_id)
-    return flight_messages.GroupHeartbeatReply()
+    return group_messages.GroupHeartbeatReply()
 
 
-def _leave(groups: Coordinator, request: flight_messages.LeaveGroup) -> Answer:
+def _leave(groups: Coordinator, request: group_messages.LeaveGroup) -> Answer:
     leaver = Leaver(member_id=request.member_id, instance_id=request.instance_id)
 
     def left(reply: LeaveReply) -> flight_messages.Empty:
@@ -162,7 +162,7 @@ def _leave(groups: Coordinator, request: flight_messages.LeaveGroup) -> Answer:
     return _chained(groups.leave(request.group, [leaver]), left)
 
 
-def _commit(groups: Coordinator, request: flight_messages.CommitOffsets) -> Answer:
+def _commit(groups: Coordinator, request: group_messages.CommitOffsets) -> Answer:
     offsets = {
         (each.topic, each.partition): Commit(
             offset=each.offset,
@@ -182,7 +182,7 @@ def _commit(groups: Coordinator, request: flight_messages.CommitOffsets) -> Answ
     return _chained(waiting, lambda results: _all(results, request.group, request.member_id))
 
 
-def _forget(groups: Coordinator, request: flight_messages.ForgetOffsets) -> Answer:
+def _forget(groups: Coordinator, request: group_messages.ForgetOffsets) -> Answer:
     partitions = [(each.topic, each.partition) for each in request.partitions]
     return _chained(
         groups.delete_offsets(request.group, partitions),
@@ -190,11 +190,11 @@ def _forget(groups: Coordinator, request: flight_messages.ForgetOffsets) -> Answ
     )
 
 
-def _offsets(groups: Coordinator, request: flight_messages.GroupName) -> Answer:
+def _offsets(groups: Coordinator, request: group_messages.GroupName) -> Answer:
     found = _checked(groups.committed(request.group), request.group)
-    return flight_messages.GroupOffsets(
+    return group_messages.GroupOffsets(
         offsets=[
-            flight_messages.GroupOffset(
+            group_messages.GroupOffset(
                 topic=topic,
                 partition=partition,
                 offset=value.offset,
@@ -210,7 +210,7 @@ def _offsets(groups: Coordinator, request: flight_messages.GroupName) -> Answer:
 
 def _list(groups: Coordinator) -> Answer:
     found = _checked(groups.groups(), "")
-    return flight_messages.GroupList(
+    return group_messages.GroupList(
         groups=[
             msgspec.structs.replace(_info(each), members=[])
             for each in sorted(found, key=lambda each: each.group_id)
@@ -218,15 +218,15 @@ def _list(groups: Coordinator) -> Answer:
     )
 
 
-def _info(found: Description) -> flight_messages.GroupInfo:
-    return flight_messages.GroupInfo(
+def _info(found: Description) -> group_messages.GroupInfo:
+    return group_messages.GroupInfo(
         group=found.group_id,
         state=found.state.value,
         protocol_type=found.protocol_type,
         protocol=found.protocol,
         generation=found.generation,
         members=[
-            flight_messages.GroupMember(
+            group_messages.GroupMember(
                 member_id=each.member_id,
                 instance_id=each.instance_id,
                 client_id=each.client_id,

@@ -31,7 +31,7 @@ from sparklog.client import arguments
 from sparklog.client.connection import Connection, RetryLog, may_pass
 from sparklog.client.consumer import assignors
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, describe
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 _GROUP_ANSWER_SECONDS = 30.0  # beyond the time that members have to join
@@ -338,8 +338,8 @@ class Membership:
 
     def fetch_committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the offsets that the group has committed, of all topics."""
-        request = flight_messages.GroupName(group=self.options.group)
-        found: flight_messages.GroupOffsets = self._connection.action("groups.offsets", request)
+        request = group_messages.GroupName(group=self.options.group)
+        found: group_messages.GroupOffsets = self._connection.action("groups.offsets", request)
         return {
             (each.topic, each.partition): OffsetAndMetadata(each.offset, each.metadata)
             for each in found.offsets
@@ -436,14 +436,14 @@ class Membership:
         return self.options.auto_commit and self._commit_at <= self._clock.monotonic()
 
     def _heartbeat(self) -> None:
-        request = flight_messages.GroupHeartbeat(
+        request = group_messages.GroupHeartbeat(
             group=self.options.group,
             member_id=self.member_id,
             instance_id=self.options.instance_id,
             generation=self._generation,
         )
         try:
-            state: flight_messages.GroupHeartbeatReply = self._attempt("groups.heartbeat", request)
+            state: group_messages.GroupHeartbeatReply = self._attempt("groups.heartbeat", request)
         except errors.MemberFenced as error:
             self._lose(error)
         except errors.SparklogError as error:
@@ -498,7 +498,7 @@ class Membership:
     def _join_once(self) -> Assigned:
         """Waits until the next generation has begun."""
         options, names = self.options, self._topics.names(self._connection)
-        request = flight_messages.JoinGroup(
+        request = group_messages.JoinGroup(
             group=options.group,
             member_id=self.member_id,
             instance_id=options.instance_id,
@@ -508,7 +508,7 @@ class Membership:
             rebalance_timeout_ms=round(options.max_poll_interval_seconds * 1e3),
             protocol_type=assignors.PROTOCOL_TYPE,
             protocols=[
-                flight_messages.GroupProtocol(
+                group_messages.GroupProtocol(
                     name=name,
                     metadata=assignors.encode_subscription(
                         names, owned=self._owned, generation=self._generation
@@ -521,9 +521,7 @@ class Membership:
             member_id_required=True,
         )
         patience_seconds = options.max_poll_interval_seconds + _GROUP_ANSWER_SECONDS
-        joined: flight_messages.JoinedGroup = self._attempt(
-            "groups.join", request, patience_seconds
-        )
+        joined: group_messages.JoinedGroup = self._attempt("groups.join", request, patience_seconds)
         self._learn_id(joined.member_id)
         if joined.generation < 0:
             if self._is_ending:  # `close` did not know the id, and leaves the rest to us
@@ -532,14 +530,14 @@ class Membership:
             joined = self._attempt("groups.join", request, patience_seconds)
             self._learn_id(joined.member_id)
         counts, assignments = self._assign(joined)
-        sync = flight_messages.SyncGroup(
+        sync = group_messages.SyncGroup(
             group=options.group,
             member_id=joined.member_id,
             instance_id=options.instance_id,
             generation=joined.generation,
             assignments=assignments,
         )
-        synced: flight_messages.SyncedGroup = self._attempt("groups.sync", sync, patience_seconds)
+        synced: group_messages.SyncedGroup = self._attempt("groups.sync", sync, patience_seconds)
         assigned = self._prepared(assignors.decode_assignment(synced.assignment))
         self._generation, self._subscribed, self._counts = joined.generation, names, counts
         return assigned
@@ -549,7 +547,7 @@ class Membership:
             self.member_id, self._has_left = member_id, False
 
     def _assign(
-        self, joined: flight_messages.JoinedGroup
+        self, joined: group_messages.JoinedGroup
     ) -> tuple[dict[str, int] | None, dict[str, bytes]]:
         """Returns, as the leader, the partitions of each topic, and each member's assignment."""
         if not joined.members:  # only the leader gets them
@@ -581,7 +579,7 @@ class Membership:
 
     def _prepared(self, partitions: list[TopicPartition]) -> Assigned:
         # The committed offsets first: the ends that are read after them are not below them.
-        request = flight_messages.GroupName(group=self.options.group)
+        request = group_messages.GroupName(group=self.options.group)
         committed = _offsets(self._attempt("groups.offsets", request))
         infos = {}
         for topic in {topic for topic, _ in partitions}:
@@ -685,7 +683,7 @@ class Membership:
             self._has_left = True
         if not member_id or has_left or self.options.instance_id is not None:
             return
-        request = flight_messages.LeaveGroup(group=self.options.group, member_id=member_id)
+        request = group_messages.LeaveGroup(group=self.options.group, member_id=member_id)
         try:
             self._connection.action(
                 "groups.leave", request, timeout_seconds=limits.GROUP_CLOSE_SECONDS
@@ -721,14 +719,14 @@ class Membership:
 
     def _commit_request(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
-    ) -> flight_messages.CommitOffsets:
-        return flight_messages.CommitOffsets(
+    ) -> group_messages.CommitOffsets:
+        return group_messages.CommitOffsets(
             group=self.options.group,
             member_id=self.member_id,
             instance_id=self.options.instance_id,
             generation=self._generation,
             offsets=[
-                flight_messages.GroupOffset(
+                group_messages.GroupOffset(
                     topic=topic,
                     partition=number,
                     offset=_offset(each),
@@ -760,7 +758,7 @@ def _offset(committed: int | OffsetAndMetadata) -> int:
     return committed if isinstance(committed, int) else committed.offset
 
 
-def _offsets(found: flight_messages.GroupOffsets) -> dict[TopicPartition, int]:
+def _offsets(found: group_messages.GroupOffsets) -> dict[TopicPartition, int]:
     return {(each.topic, each.partition): each.offset for each in found.offsets}
 
 

@@ -24,7 +24,7 @@ import msgspec
 import sparklog
 from sparklog import errors, limits
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
-from sparklog.formats import flight_messages
+from sparklog.formats import group_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS, MIRROR_SOURCE
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
 from sparklog.jobs.running import setting
@@ -486,8 +486,8 @@ class LogSource:
 
 
 def _group_offsets(log: Log, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-    found: flight_messages.GroupOffsets = log.connection.action(
-        "groups.offsets", flight_messages.GroupName(group=group)
+    found: group_messages.GroupOffsets = log.connection.action(
+        "groups.offsets", group_messages.GroupName(group=group)
     )
     return {
         (each.topic, each.partition): OffsetAndMetadata(each.offset, each.metadata)
