@@ -24,7 +24,7 @@ from sparklog.formats import flight_messages, topic_config
 from sparklog.formats.record import FILE_SCHEMA, rows
 from sparklog.settings import JanitorSettings
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance import file_compaction, log_compaction, newest_records
 from sparklog.storage.maintenance.log_compaction import CompactionPolicy, choose, compact, policy_of
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Operation
@@ -758,8 +758,8 @@ def test_keys_are_compared_in_parts(
     sent = [(keys[(number * (seed + 3)) % 700], f"{number}") for number in range(2_000)]
     for start in range(0, 2_000, 500):
         add(table, *sent[start : start + 500])
-    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_KEYS_BYTES", 10_000)
-    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_KEYS_ROWS", 16)
+    monkeypatch.setattr("sparklog.storage.maintenance.newest_records.COMPACT_KEYS_BYTES", 10_000)
+    monkeypatch.setattr("sparklog.storage.maintenance.newest_records.COMPACT_KEYS_ROWS", 16)
     monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
     compact_all(table)
     expected = dict(sent)
@@ -775,7 +775,7 @@ def test_keys_are_compared_in_parts(
 def test_equal_keys_have_equal_hashes(keys: list[bytes], skip: int) -> None:
     """Wherever in a buffer they lie, and whatever lies beside them."""
     array = pa.array([b"before", *keys, b"x", *reversed(keys)], pa.binary()).slice(skip)
-    hashes = log_compaction._hashes(array).tolist()
+    hashes = newest_records.hashes_of(array).tolist()
     found = array.to_pylist()
     assert len({(key, value) for key, value in zip(found, hashes, strict=True)}) == len(set(found))
 
@@ -784,7 +784,7 @@ def test_hashes_differ() -> None:
     """Keys that differ at either end come into different parts."""
     for form in ("{:08}", "{:016}-the-same-suffix-of-a-good-length-for-all", "x" * 40 + "{}"):
         keys = pa.array([form.format(number).encode() for number in range(20_000)], pa.binary())
-        hashes = log_compaction._hashes(keys)
+        hashes = newest_records.hashes_of(keys)
         assert len(set(hashes.tolist())) == 20_000
         parts = [int(each) >> 56 for each in hashes.tolist()]
         assert max(parts.count(part) for part in range(256)) < 160
