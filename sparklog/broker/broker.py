@@ -31,6 +31,7 @@ from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
 from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.preparing import WouldBlock
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
@@ -282,13 +283,13 @@ class Broker:
         return (
             self._partition_table.has_topic(topic)
             and not self._partition_table.is_takeover_stuck
-            and self._partition_table.topic(topic).is_moving(partition, self.broker_id)
+            and self._partition_table.is_moving(self._partition_table.topic(topic), partition)
         )
 
-    def has_given(self, topic: str, partition: int) -> bool:
-        """Returns whether this broker has just given a partition to the leader that it knows."""
+    def has_resigned(self, topic: str, partition: int) -> bool:
+        """Returns whether this broker has led a partition lately, and knows its next leader."""
         table = self._partition_table
-        return table.has_topic(topic) and table.has_given(table.topic(topic), partition)
+        return table.has_topic(topic) and table.is_retained(table.topic(topic), partition)
 
     def watch_leaders(self, notify: Callable[[], None]) -> None:
         """Has `notify` called when partitions have other leaders, or are served from now on.
@@ -652,7 +653,7 @@ class Broker:
         return {
             number: each.leader_epoch
             for number, each in found.partitions.items()
-            if number not in found.resigning
+            if each.state is not PartitionState.RESIGNING
         }
 
     def partition_status(self, topic: str, partition: int) -> PartitionStatus:

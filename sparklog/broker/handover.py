@@ -28,6 +28,7 @@ import structlog
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.appends import EmptyObject
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
@@ -73,8 +74,6 @@ class Handovers:
         self._readiness = readiness
         self._moving = threading.Lock()
         """Held while partitions move."""
-        self._doubtful: list[tuple[Topic, Handover]] = []
-        """Moves of which it is unknown if the metadata have them."""
         self._seen = metadata.known
         """The metadata as of the last tick."""
         self._level_since = clock.monotonic()
@@ -196,34 +195,31 @@ class Handovers:
             began = self._clock.monotonic()
             try:
                 for topic, each in wanted:
-                    topic.resigning |= {each.partition}
+                    self._partition_table.begin_move(topic, each.partition)
                 self._finish_appends()
             except BaseException:
                 for topic, each in wanted:
-                    # Batches were refused meanwhile, and come again after later ones.
-                    topic.partitions[each.partition].taken_seconds = self._clock.monotonic()
-                    topic.resigning -= {each.partition}
+                    self._partition_table.abandon_move(topic, each.partition)
                 raise
-            for topic, each in wanted:
-                self._doubtful.append((topic, each))  # before it can be released
-                if not self._partition_table.give(topic, each.partition):
-                    self._doubtful.pop()
-            sequence = self._save_states()
-            resigned = {each: sequence for _, each in self._doubtful}
+            moved = [
+                each
+                for topic, each in wanted
+                if self._partition_table.resign(topic, each.partition)
+            ]
+            resigned = dict.fromkeys(moved, self._save_states())
             changed = self._metadata.change(
                 lambda newest: leadership.resign(
                     newest, self._own.broker, self._own.epoch, resigned
                 )
             )
             self._metadata.serve(changed)  # requests that wait for it get the new leaders
-            count, self._doubtful = len(self._doubtful), []
         _log.info(
             "gave partitions to other brokers",
-            partitions=count,
-            to=sorted({each.target for each in resigned}),
+            partitions=len(moved),
+            to=sorted({each.target for each in moved}),
             took_seconds=round(self._clock.monotonic() - began, 3),
         )
-        return count
+        return len(moved)
 
     def _finish_appends(self) -> None:
         """Waits until all appends are durable, or refused. Raises if our epoch is over."""
@@ -235,14 +231,16 @@ class Handovers:
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
         """Yields what this broker serves of `moves`, except partitions whose end is unknown."""
-        if self._doubtful:
+        if self._partition_table.resigned():
             raise errors.MetadataChanged  # the outcome of the last moves is unknown
         for (name, number), target in moves.items():
             if not self._partition_table.has_topic(name):
                 continue
             topic = self._partition_table.topic(name)
             partition = topic.partitions.get(number)
-            if partition is None or partition.blocked is not None or topic.in_doubt is not None:
+            if partition is None or partition.state is not PartitionState.SERVING:
+                continue
+            if topic.in_doubt is not None:
                 continue
             yield (
                 topic,
@@ -260,18 +258,20 @@ class Handovers:
 
         The change may still be under way, so a further version is put, which excludes it.
         """
-        if not self._doubtful or not self._moving.acquire(blocking=False):
+        if not self._partition_table.resigned() or not self._moving.acquire(blocking=False):
             return  # a thread that moves partitions now may wait for the store, and settles them
         try:
+            resigned = self._partition_table.resigned()
             metadata = self._metadata.change(lambda metadata: metadata)
-            for topic, each in self._doubtful:
-                known = metadata.topics.get(each.topic)
-                if known is None or known.topic_id != each.topic_id:
+            topics = {known.topic_id: known for known in metadata.topics.values()}
+            for topic_id, partition in resigned:
+                known = topics.get(topic_id)
+                if known is None:
                     continue  # deleted
-                at = known.leaders[each.partition], known.leader_epochs[each.partition]
-                if at == (self._own.broker, each.leader_epoch):
-                    self._partition_table.take_back(topic, each.partition, self._clock.monotonic())
-            self._doubtful = []
+                at = known.leaders[partition.number], known.leader_epochs[partition.number]
+                if at == (self._own.broker, partition.leader_epoch):
+                    self._partition_table.reinstate(topic_id, partition.number)
+            self._metadata.serve(metadata)
         finally:
             self._moving.release()
 
@@ -279,13 +279,13 @@ class Handovers:
 
     def _release(self) -> None:
         """Forgets the partitions whose leaders need nothing of our log any more."""
-        given = self._partition_table.given()
-        if not given or self._doubtful:
+        retained = self._partition_table.retained()
+        if not retained:
             return
         metadata = self._metadata.known
         heirs = self._heirs(metadata)
         leaders = {topic.topic_id: topic.leaders for topic in metadata.topics.values()}
-        for topic_id, number in given:
+        for topic_id, number in retained:
             of_topic = leaders.get(topic_id, ())
             if number >= len(of_topic) or of_topic[number] not in heirs:
                 self._partition_table.release(topic_id, number)

@@ -24,6 +24,7 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
@@ -235,8 +236,7 @@ class Reconciler:
                     number
                     for number, leader in enumerate(known.leaders)
                     if leader == self._leadership.broker
-                    and number not in topic.partitions
-                    and not self._partition_table.is_giving(topic, number)
+                    and self._partition_table.state(topic, number) is PartitionState.AWAITED
                 ]
                 if missing:
                     found[name] = missing

@@ -19,6 +19,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.log.appends import Append, KeptOffsets
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import append_within_seconds
 from sparklog.broker.log.topic import Topic
@@ -176,7 +177,10 @@ class StagedBatches:
         for name in {section.topic for section in staged.sections}:
             topic = self._partition_table.topic(name)
             partitions = topic.partitions
-            if len(partitions) < topic.count or topic.resigning:
+            are_resigning = any(
+                each.state is PartitionState.RESIGNING for each in partitions.values()
+            )
+            if len(partitions) < topic.count or are_resigning:
                 return True
             if self._partition_table.batches(partitions.values(), batch_id):
                 return True  # a part: the whole would have been found

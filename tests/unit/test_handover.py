@@ -246,8 +246,9 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
         first.publish()
         first.trim()
         first.handovers.tick()
-    assert first.partition_table.given() == [(first.partition_table.topic("t").topic_id, number)]
-    assert [first.broker.has_given("t", each) for each in (number, led_by(first))] == [True, False]
+    assert first.partition_table.retained() == [(first.partition_table.topic("t").topic_id, number)]
+    kept = led_by(first)
+    assert [first.broker.has_resigned("t", each) for each in (number, kept)] == [True, False]
     second.reconciler.tick()
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
     assert second.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
@@ -260,8 +261,8 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     assert not inherited_by(second.meta.reload(), 2)
     first.reconciler.tick()
     first.handovers.tick()
-    assert first.partition_table.given() == []
-    assert not first.broker.has_given("t", number)
+    assert first.partition_table.retained() == []
+    assert not first.broker.has_resigned("t", number)
     first.append(["x"], partition=led_by(first))
     first.publish()
     first.wal_cleaner.checkpoint()
@@ -383,7 +384,7 @@ def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
     topic = first.partition_table.topic("t")
     refused = first.submit(["x"], partition=number, producer_sequence=(77, 0, 0))
     written = first.submit(["y"], partition=max(topic.partitions))
-    topic.resigning = frozenset({number})
+    first.partition_table.begin_move(topic, number)
     assert first.broker.wait(written)[0].base_offset == 2
     with pytest.raises(errors.NotLeader):
         first.broker.wait(refused)
@@ -397,7 +398,7 @@ def test_the_writer_has_ended(members: Members) -> None:
     with pytest.raises(errors.BrokerFenced):
         first.handovers.move({("t", number): 2})
     assert number in first.partition_table.topic("t").partitions
-    assert not first.partition_table.given()
+    assert not first.partition_table.resigned()
 
 
 def test_members_that_stop_together(members: Members, clock: ManualClock) -> None:
@@ -1012,8 +1013,9 @@ def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
     number, topic = led_by(first), first.partition_table.topic("t")
-    first.partition_table.give(topic, number)
-    first.partition_table.take_back(topic, number, first.clock.monotonic())
+    first.partition_table.begin_move(topic, number)
+    assert first.partition_table.resign(topic, number)
+    first.partition_table.reinstate(topic.topic_id, number)
     with pytest.raises(errors.EarlierBatchMissing):
         first.append(["later"], partition=number, producer_sequence=(9, 0, 3))
     assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2

@@ -104,7 +104,7 @@ def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
         each.trim()
     third.reconciler.tick()
     third.handovers.tick()
-    assert not third.partition_table.given()
+    assert not third.partition_table.retained()
 
     giver.handovers.move({("t", number): 2, ("t", kept): 2})
     taker.reconciler.tick()
@@ -242,19 +242,19 @@ def test_a_topic_that_is_created_again_during_a_takeover(
 def test_a_partition_is_not_released_while_it_moves(
     members: list[Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster's thread may look at given partitions at any moment of a move."""
+    """The cluster's thread may look at resigned partitions at any moment of a move."""
     first, second, *_ = members
     number = led_by(first)
     for sequence in range(3):
         first.append([f"{sequence}"], partition=number, producer_sequence=(9, 0, sequence))
-    table, give = first.partition_table, first.partition_table.give
+    table, resign = first.partition_table, first.partition_table.resign
 
-    def give_and_release(*values: Any) -> bool:
-        is_given = give(*values)
+    def resign_and_release(*values: Any) -> bool:
+        is_resigned = resign(*values)
         first.handovers._release()
-        return is_given
+        return is_resigned
 
-    monkeypatch.setattr(table, "give", give_and_release)
+    monkeypatch.setattr(table, "resign", resign_and_release)
     first.handovers.move({("t", number): 2})
     second.reconciler.tick()
     assert [row[1] for row in second.read(partition=number)] == [b"0", b"1", b"2"]

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog import errors
 from sparklog.broker.log.appends import EmptyObject
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
@@ -106,7 +107,7 @@ def test_a_partition_that_is_blocked_just_now_does_not_move(
     monkeypatch.setattr(first.handovers, "_finish_appends", finish_and_block)
     assert first.handovers.move({("t", bad): 2, ("t", good): 2}) == 1
     assert set(topic.partitions) == {bad}
-    assert not topic.resigning
+    assert topic.partitions[bad].state is PartitionState.BLOCKED
     first.handovers.tick()
 
 

@@ -44,8 +44,8 @@ async def settle(context: HandlerContext, partitions: Collection[TopicPartition]
     if not broker.is_member:
         return
     deadline = time.monotonic() + MOVE_WAIT_SECONDS
-    are_given = all(broker.has_given(topic, number) for topic, number in partitions)
-    if not are_given and not _are_moving(broker, partitions):
+    are_resigned = all(broker.has_resigned(topic, number) for topic, number in partitions)
+    if not are_resigned and not _are_moving(broker, partitions):
         # It raises `MetadataChanged` where the client knew more than this broker.
         with suppress(errors.SparklogError):
             await context.run_blocking(WorkerPool.PROOF, broker.prove_leadership, broker.looks)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from sparklog import errors
 from sparklog.broker.log.checkpoint_changes import CheckpointChanges
 from sparklog.broker.log.partition import Partition, base_of, end_of, payload_bytes
+from sparklog.broker.log.partition_state import LED, PartitionEvent, PartitionState
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock
@@ -243,8 +244,12 @@ class Backlog:
         """Returns whether a copy of an entry may replace it: its partition is not about to move."""
         with self._lock:
             topic = self._find(located.entry.topic_id)
-            is_moving = topic is not None and located.entry.partition in topic.resigning
-            return not is_moving and self.is_unpublished(located)
+            if topic is None:
+                return False
+            partition = topic.partitions.get(located.entry.partition)
+            if partition is None or partition.state is PartitionState.RESIGNING:
+                return False
+            return self.is_unpublished(located)
 
     # -------------------------------------------------------------------------- reading
 
@@ -350,10 +355,14 @@ class Backlog:
     ) -> None:
         """Stops appends to the partition and its publishing until `reconnect` succeeds.
 
-        `end`: the end of the known records; more may exist if `is_end_known` is False.
+        Does nothing if it has moved to another broker meanwhile. `end`: the end of the known
+        records; more may exist if `is_end_known` is False.
         """
         with self._lock:
+            if partition.state not in LED:
+                return
             partition.blocked = reason
+            partition.move(PartitionEvent.DISCONNECTED)
             if end > partition.end:
                 partition.end = partition.inherited_end = end
             partition.is_end_known = is_end_known
@@ -385,6 +394,7 @@ class Backlog:
             partition.unpublished_batches.clear()
             partition.published, partition.end = end, reached
             partition.blocked, partition.is_end_known = None, True
+            partition.move(PartitionEvent.RECONNECTED)
             for each in tail:
                 self.add(topic, partition, each)
             if not topic.has_blocked:

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 
 from sparklog import errors
 from sparklog.broker.log.growth import Growth
+from sparklog.broker.log.partition_state import PartitionEvent, PartitionState, after
 from sparklog.broker.log.producer_state import Producers
 from sparklog.broker.log.spark_batches import PartitionSparkBatches
 from sparklog.storage.snapshot import BatchId, Bounds, Entry, Located
@@ -34,6 +35,7 @@ class Partition:
         "published",
         "since_version",
         "start",
+        "state",
         "stranded",
         "taken_seconds",
         "unconfirmed",
@@ -51,6 +53,7 @@ class Partition:
         since_version: int = -1,
     ) -> None:
         self.number = number
+        self.state = PartitionState.AWAITED
         self.since_version = since_version
         """The version of the table that `start` and `published` were first taken from."""
         self.leader_epoch = leader_epoch
@@ -70,7 +73,7 @@ class Partition:
         self.unconfirmed: list[Located] = []
         """Published entries, up to `published`, whose data files have not been seen since."""
         self.blocked: errors.SparklogError | None = None
-        """Why no record may be appended or published: table and logs do not connect."""
+        """Why no record may be appended or published: in the state BLOCKED, and in no other."""
         self.stranded: list[Located] = []
         """Entries of a blocked partition that do not connect to the table."""
         self.is_end_known = True
@@ -79,6 +82,12 @@ class Partition:
         self.batches = PartitionSparkBatches()
         self.taken_seconds = -math.inf
         """When another broker's change brought it while this one served, in monotonic seconds."""
+
+    def move(self, event: PartitionEvent) -> None:
+        """Enters the state that follows the event. Requires the partition table's lock."""
+        self.state = after(self.state, event)
+        is_blocked = self.state is PartitionState.BLOCKED
+        assert is_blocked == (self.blocked is not None), f"{self.state.name}: {self.blocked}"
 
     def unpublished_in(self, start: int, end: int) -> list[Located]:
         """Returns the unpublished entries with an offset in [`start`, `end`)."""

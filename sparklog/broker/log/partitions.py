@@ -25,6 +25,7 @@ from sparklog.broker.log.duplicates import Duplicates
 from sparklog.broker.log.growth import Growth
 from sparklog.broker.log.growths import Growths
 from sparklog.broker.log.partition import Partition, payload_bytes
+from sparklog.broker.log.partition_state import MOVING, PartitionEvent, PartitionState
 from sparklog.broker.log.producer_state import ProducerState
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.topic import Topic
@@ -127,8 +128,11 @@ class PartitionTable:
         """Called when partitions have other leaders, or are served from now on."""
         self.is_takeover_stuck = False
         """True while partitions that this broker has got cannot be restored."""
-        self._given: dict[tuple[str, int], Partition] = {}
-        """Partitions that were given to other brokers, which may still need our log for them."""
+        self._retained: dict[str, dict[int, Partition]] = {}
+        """Partitions that this broker has resigned, by topic id and number.
+
+        Their state stays in our checkpoints, and their entries in our log, for their next leaders.
+        """
         self.taken_seconds = -math.inf
         """When this broker last got a partition of a predecessor (monotonic seconds)."""
         self.applied_sequence = -1
@@ -233,8 +237,8 @@ class PartitionTable:
                 self._changes.forget(partition)
                 self._duplicates.forget(partition)
                 partition.growth.close()
-            for key in [key for key in self._given if key[0] == topic.topic_id]:
-                self._release(key)
+            for partition in self._retained.pop(topic.topic_id, {}).values():
+                self._drop(topic.topic_id, partition)
         for partition in topic.partitions.values():
             with self._lock:  # for one at a time, because others wait for it
                 self._duplicates.forget_producers(partition)
@@ -262,20 +266,26 @@ class PartitionTable:
         the leaders of a `version` of the metadata that is older than the one recorded.
         """
         with self._lock:
-            for partition in (added or {}).values():
+            for number in added or ():
                 # Our checkpoints may have a state of an earlier time: it is not continued.
-                if (topic.topic_id, partition.number) in self._given:
-                    self._release((topic.topic_id, partition.number))
+                self.release(topic.topic_id, number)
             if added:
                 assert not added.keys() & topic.partitions.keys(), "their records would be lost"
                 topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
                 for partition in added.values():
+                    if partition.state is PartitionState.AWAITED:
+                        partition.move(PartitionEvent.RESTORED)
                     self._changes.note_bounds(topic, partition)
             if version >= topic.version:
+                assert all(known.leaders[number] == self.broker for number in topic.partitions)
                 topic.version = version
                 # In this order: `count` is that of the leaders, and is read without the lock.
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders
+                for number, partition in self._retained.get(topic.topic_id, {}).items():
+                    is_succeeded = partition.leader_epoch < topic.leader_epochs[number]
+                    if is_succeeded and partition.state is PartitionState.RESIGNED:
+                        partition.move(PartitionEvent.SUCCEEDED)
         self.on_leaders()
 
     def lead_known(self, topic: Topic, known: TopicMetadata, *, version: int) -> bool:
@@ -340,6 +350,7 @@ class PartitionTable:
 
     def _connect(self, topic: Topic, found: InheritedPartition) -> None:
         """Adds the entries of an inherited partition, or blocks it."""
+        found.partition.move(PartitionEvent.RESTORED)
         block = found.block
         if block is None:
             self.backlog.restore_tail(topic, found.partition, found.tail)
@@ -356,18 +367,49 @@ class PartitionTable:
         if block.is_end_known:
             self.backlog.hold_back(topic, topic.held_back or str(block.reason))
 
-    def give(self, topic: Topic, number: int) -> bool:
+    # -------------------------------------------------------------------------- their lives
+
+    def state(self, topic: Topic, number: int) -> PartitionState:
+        """Returns the state of a partition that exists, as this broker knows it."""
+        found = topic.partitions.get(number)
+        if found is not None:
+            return found.state
+        resigned = self._retained.get(topic.topic_id, {}).get(number)
+        if resigned is not None and resigned.state is PartitionState.RESIGNED:
+            return PartitionState.RESIGNED
+        is_ours = topic.leaders[number] == self.broker
+        return PartitionState.AWAITED if is_ours else PartitionState.ELSEWHERE
+
+    def is_moving(self, topic: Topic, number: int) -> bool:
+        """Returns whether a partition is in a state of `MOVING`; False for one without a leader."""
+        return 0 <= number < topic.count and self.state(topic, number) in MOVING
+
+    def begin_move(self, topic: Topic, number: int) -> None:
+        """Admits no further request for a partition, unless it is blocked just now."""
+        with self._lock:
+            partition = topic.partitions[number]
+            if partition.state is PartitionState.SERVING:
+                partition.move(PartitionEvent.MOVE_BEGAN)
+
+    def abandon_move(self, topic: Topic, number: int) -> None:
+        """Serves a partition as before `begin_move`."""
+        with self._lock:
+            partition = topic.partitions[number]
+            # Batches were refused meanwhile, and come again after later ones.
+            partition.taken_seconds = self._clock.monotonic()
+            if partition.state is PartitionState.RESIGNING:
+                partition.move(PartitionEvent.MOVE_ABANDONED)
+
+    def resign(self, topic: Topic, number: int) -> bool:
         """Serves a partition no more. Its state stays in our checkpoints, and its entries needed.
 
         No append of it may be under way. Its next leader continues from both. Returns False if the
-        topic was deleted, or the partition is blocked, which is served on then.
+        topic was deleted, or the partition blocked meanwhile, which is served on then.
         """
         with self._lock:
-            if self.by_id(topic.topic_id) is not topic:
-                return False
             partition = topic.partitions[number]
-            topic.resigning -= {number}
-            if partition.blocked is not None:
+            is_deleted = self.by_id(topic.topic_id) is not topic
+            if is_deleted or partition.state is not PartitionState.RESIGNING:
                 return False
             topic.partitions = {n: each for n, each in topic.partitions.items() if n != number}
             self.backlog.leave(topic, partition)
@@ -375,47 +417,68 @@ class PartitionTable:
             # The next checkpoint has its last state and bounds.
             self._changes.note_state(topic.topic_id, partition)
             self._changes.note_bounds(topic, partition)
-            self._given[topic.topic_id, number] = partition
+            partition.move(PartitionEvent.DRAINED)
+            self._retained.setdefault(topic.topic_id, {})[number] = partition
             partition.growth.close()
             return True
 
-    def take_back(self, topic: Topic, number: int, now_seconds: float) -> None:
-        """Serves a partition again that was given in vain: no other broker has led it since."""
+    def reinstate(self, topic_id: str, number: int) -> None:
+        """Serves a resigned partition again: no other broker has led it since."""
         with self._lock:
-            partition = self._given.pop((topic.topic_id, number))
-            partition.taken_seconds = now_seconds
+            topic = self.by_id(topic_id)
+            if topic is None:
+                return
+            partition = self._retained[topic_id][number]
+            partition.move(PartitionEvent.REINSTATED)
+            self._forget_retained(topic_id, number)
+            partition.taken_seconds = self._clock.monotonic()
             self.backlog.rejoin(topic, partition)
             self._duplicates.rejoin(topic, partition)
             partition.growth = Growth()
             topic.partitions = dict(sorted({**topic.partitions, number: partition}.items()))
         self.on_leaders()
 
-    def given(self) -> list[tuple[str, int]]:
-        """Returns (topic id, number) of the partitions that were given to other brokers."""
-        with self._lock:
-            return list(self._given)
+    def resigned(self) -> list[tuple[str, Partition]]:
+        """Returns the partitions in the state RESIGNED, with their topics' ids."""
+        return [each for each in self._all_retained() if each[1].state is PartitionState.RESIGNED]
 
-    def is_giving(self, topic: Topic, number: int) -> bool:
-        """Returns whether a partition is given, and no other broker leads it yet."""
-        with self._lock:
-            partition = self._given.get((topic.topic_id, number))
-            return partition is not None and partition.leader_epoch == topic.leader_epochs[number]
+    def retained(self) -> list[tuple[str, int]]:
+        """Returns (topic id, number) of what our log retains for successors that lead already."""
+        return [
+            (topic_id, each.number)
+            for topic_id, each in self._all_retained()
+            if each.state is not PartitionState.RESIGNED
+        ]
 
-    def has_given(self, topic: Topic, number: int) -> bool:
-        """Returns whether a partition that was given has a new leader, and needs our log yet."""
-        partition = self._given.get((topic.topic_id, number))
-        return partition is not None and partition.leader_epoch < topic.leader_epochs[number]
+    def is_retained(self, topic: Topic, number: int) -> bool:
+        """Returns whether this broker has led a partition lately, and knows its next leader."""
+        partition = self._retained.get(topic.topic_id, {}).get(number)
+        return partition is not None and partition.state is not PartitionState.RESIGNED
 
     def release(self, topic_id: str, number: int) -> None:
-        """Forgets a partition that was given: no other broker needs our log for it any more."""
+        """Forgets a partition that our log has retained: no other broker needs that any more."""
         with self._lock:
-            if (topic_id, number) in self._given:
-                self._release((topic_id, number))
+            if number in self._retained.get(topic_id, {}):
+                self._drop(topic_id, self._forget_retained(topic_id, number))
 
-    def _release(self, key: tuple[str, int]) -> None:
-        partition = self._given.pop(key)
+    def _all_retained(self) -> list[tuple[str, Partition]]:
+        with self._lock:
+            return [
+                (topic_id, partition)
+                for topic_id, of_topic in self._retained.items()
+                for partition in of_topic.values()
+            ]
+
+    def _forget_retained(self, topic_id: str, number: int) -> Partition:
+        of_topic = self._retained[topic_id]
+        partition = of_topic.pop(number)
+        if not of_topic:
+            del self._retained[topic_id]
+        return partition
+
+    def _drop(self, topic_id: str, partition: Partition) -> None:
         self.backlog.release(partition)
-        self._changes.drop(key[0], partition)
+        self._changes.drop(topic_id, partition)
 
     # -------------------------------------------------------------------------- durable facts
 

@@ -10,6 +10,7 @@ import math
 from sparklog import errors
 from sparklog.broker.counts import TopicCounts
 from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.spark_batches import TopicSparkBatches
 from sparklog.formats import topic_config
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
@@ -33,7 +34,6 @@ class Topic:
         "leaders",
         "name",
         "partitions",
-        "resigning",
         "spark_batches",
         "staged_bytes",
         "table",
@@ -65,12 +65,10 @@ class Topic:
         self.leader_epochs: tuple[int, ...] = ()
         """One per partition, like `leaders`."""
         self.partitions: dict[int, Partition] = {}
-        """The partitions that this broker leads, by number, in order.
+        """The partitions in a state of `LED`, by number, in order.
 
         It is replaced, and never changed, because threads iterate over it without a lock.
         """
-        self.resigning: frozenset[int] = frozenset()
-        """Those of them that accept no request any more, because another broker gets them."""
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()
         self.unpublished_bytes = 0
@@ -171,18 +169,10 @@ class Topic:
         """Returns whether a partition accepts no record, because its table and log differ."""
         return any(each.blocked is not None for each in self.partitions.values())
 
-    def is_moving(self, number: int, broker: int) -> bool:
-        """Returns whether `broker` is the leader in the metadata, and does not serve a partition.
-
-        It is giving it to another broker, or has just got it.
-        """
-        is_served = number in self.partitions and number not in self.resigning
-        return not is_served and 0 <= number < self.count and self.leaders[number] == broker
-
     def partition(self, number: int) -> Partition:
         """Returns a partition that this broker leads. Raises `UnknownPartition`, `NotLeader`."""
         found = self.partitions.get(number)
-        if found is not None and number not in self.resigning:
+        if found is not None and found.state is not PartitionState.RESIGNING:
             return found
         if not 0 <= number < self.count:
             raise errors.UnknownPartition(topic=self.name, partition=number, last=self.count - 1)

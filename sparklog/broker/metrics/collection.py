@@ -376,10 +376,10 @@ class Collector:
         )
 
     def _stuck(self, topic: Topic) -> int:
-        if not self.sources.partition_table.is_takeover_stuck:
+        table = self.sources.partition_table
+        if not table.is_takeover_stuck:
             return 0
-        broker = self.sources.broker.broker_id
-        return sum(topic.is_moving(number, broker) for number in range(topic.count))
+        return sum(table.is_moving(topic, number) for number in range(topic.count))
 
     def _labels_of(self, topic: Topic, numbers: tuple[int, ...]) -> Sequence[str]:
         known = self._labels.get(topic.topic_id)

@@ -1,0 +1,72 @@
+"""The life of a partition at one broker: its states, and the events that lead from one to another.
+
+Each broker has a view of its own. Together they keep one promise: at any time at most one broker is
+in a state in which it can append to the partition. The metadata decides which one may, and the
+fence of the write-ahead log ends a leader that does not know yet that it was replaced.
+
+An event that a state does not expect is a defect: `after` raises an `AssertionError` that names
+both, instead of a broker that goes on with a partition that is not its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+
+class PartitionState(enum.Enum):
+    """What a broker may do with a partition."""
+
+    ELSEWHERE = "another broker leads it"
+    AWAITED = "the metadata names this broker, which has not restored it yet"
+    SERVING = "this broker appends to it, publishes it, and answers its readers"
+    BLOCKED = "its table and log do not connect: it is read, and accepts no record"
+    RESIGNING = "it accepts no request any more, and its last appends become durable"
+    RESIGNED = "it is not served, and whether the metadata names its successor is not known yet"
+
+
+class PartitionEvent(enum.Enum):
+    """What happens to a partition."""
+
+    ASSIGNED = "the metadata names this broker as the leader"
+    RESTORED = "its records, producers and batches are found in the table and the logs"
+    DISCONNECTED = "its table is found not to continue its log"
+    RECONNECTED = "its table continues its log again"
+    MOVE_BEGAN = "another member is to lead it"
+    MOVE_ABANDONED = "its last appends did not become durable"
+    DRAINED = "no append of it is under way"
+    REINSTATED = "a further version of the metadata does not name a successor"
+    SUCCEEDED = "the metadata names another broker"
+
+
+_S = PartitionState
+_E = PartitionEvent
+
+TRANSITIONS: Final[Mapping[tuple[PartitionState, PartitionEvent], PartitionState]] = {
+    (_S.ELSEWHERE, _E.ASSIGNED): _S.AWAITED,
+    (_S.AWAITED, _E.SUCCEEDED): _S.ELSEWHERE,
+    (_S.AWAITED, _E.RESTORED): _S.SERVING,
+    (_S.SERVING, _E.DISCONNECTED): _S.BLOCKED,
+    (_S.BLOCKED, _E.RECONNECTED): _S.SERVING,
+    (_S.SERVING, _E.MOVE_BEGAN): _S.RESIGNING,
+    (_S.RESIGNING, _E.MOVE_ABANDONED): _S.SERVING,
+    (_S.RESIGNING, _E.DISCONNECTED): _S.BLOCKED,
+    (_S.RESIGNING, _E.DRAINED): _S.RESIGNED,
+    (_S.RESIGNED, _E.REINSTATED): _S.SERVING,
+    (_S.RESIGNED, _E.SUCCEEDED): _S.ELSEWHERE,
+}
+"""The state that follows an event. A deleted topic ends the life of its partitions in any state."""
+
+LED: Final = frozenset({_S.SERVING, _S.BLOCKED, _S.RESIGNING})
+"""States in which this broker has the records of the partition, and publishes them."""
+
+MOVING: Final = frozenset({_S.AWAITED, _S.RESIGNING, _S.RESIGNED})
+"""States in which the metadata names this broker, as far as it knows, and it serves no request."""
+
+
+def after(state: PartitionState, event: PartitionEvent) -> PartitionState:
+    """Returns the state that follows. Raises `AssertionError` if none does."""
+    found = TRANSITIONS.get((state, event))
+    assert found is not None, f"{event.name} in state {state.name}"
+    return found
