@@ -7,8 +7,7 @@ effect. All methods may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -21,17 +20,14 @@ from sparklog.broker.counts import Budget, TopicCounts
 from sparklog.broker.described import ConfigEntry, ConfigSource
 from sparklog.broker.inspection import (
     ActiveProducer,
-    ActiveProducers,
+    Partitions,
     PartitionStatus,
-    PartitionStatuses,
 )
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
-from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partition_state import PartitionState
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.preparing import WouldBlock
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
@@ -40,7 +36,6 @@ from sparklog.broker.log.readers import LogReader
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.takeover import Leadership
-from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
@@ -147,6 +142,8 @@ class Broker:
             sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
         )
         """The cluster's metadata, as this broker knows them."""
+        self.partitions = Partitions(partition_table)
+        """What this broker knows about its topics' partitions."""
         self.topics = TopicAdmin(
             store,
             self.metadata,
@@ -264,40 +261,6 @@ class Broker:
         """True if this broker shares the root with others."""
         return self._leadership.is_member
 
-    def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
-        """Returns the id of a partition's leader, and its leader epoch, as far as is known.
-
-        Raises `UnknownTopic`, `UnknownPartition`.
-        """
-        found = self._partition_table.topic(topic)
-        leaders, epochs = found.leaders, found.leader_epochs
-        if not 0 <= partition < min(len(leaders), len(epochs)):
-            raise errors.UnknownPartition(topic=topic, partition=partition, last=len(leaders) - 1)
-        return leaders[partition], epochs[partition]
-
-    def is_moving(self, topic: str, partition: int) -> bool:
-        """Returns whether this broker is giving a partition to another one, or is getting it.
-
-        False for one that cannot be restored, or does not exist.
-        """
-        return (
-            self._partition_table.has_topic(topic)
-            and not self._partition_table.is_takeover_stuck
-            and self._partition_table.is_moving(self._partition_table.topic(topic), partition)
-        )
-
-    def has_resigned(self, topic: str, partition: int) -> bool:
-        """Returns whether this broker has led a partition lately, and knows its next leader."""
-        table = self._partition_table
-        return table.has_topic(topic) and table.is_retained(table.topic(topic), partition)
-
-    def watch_leaders(self, notify: Callable[[], None]) -> None:
-        """Has `notify` called when partitions have other leaders, or are served from now on.
-
-        It must not wait for anything.
-        """
-        self._partition_table.on_leaders = notify
-
     def _broker_info(self) -> flight_messages.BrokerInfo:
         if self.serving is not None:
             return self.serving
@@ -387,32 +350,6 @@ class Broker:
         return self._writer.failure
 
     # -------------------------------------------------------------------------- leadership
-
-    @property
-    def has_sight(self) -> bool:
-        """False if the broker must not serve a request before `regain_sight`. Never waits."""
-        return self.metadata.has_sight
-
-    def regain_sight(self) -> None:
-        """Looks at the metadata. Raises `BrokerFenced`, and the errors of the store."""
-        self.metadata.regain_sight()
-
-    @property
-    def looks(self) -> int:
-        """The present moment, as an argument of `prove_leadership`."""
-        return self.metadata.looks
-
-    def is_leadership_proven(self, since: int) -> bool:
-        """Returns whether `prove_leadership` would return at once."""
-        return self.metadata.is_proven(since)
-
-    def prove_leadership(self, since: int) -> None:
-        """Checks by a look at the metadata after the moment `since` that no other broker leads.
-
-        Raises `BrokerFenced`, and the errors of the store: the client has to ask again, perhaps
-        another broker.
-        """
-        self.metadata.prove(since)
 
     def close(self) -> None:
         """Wakes all waiting calls; nothing is accepted any more."""
@@ -604,13 +541,6 @@ class Broker:
         """Ends a watch: its `notify` is not called any more."""
         self._partition_table.growths.stop(watch)
 
-    def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
-        """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
-
-        Raises `UnknownTopic`, `UnknownPartition`.
-        """
-        return self._partition_table.topic(topic).partition(partition).growth.bytes_from(offset)
-
     def greatest_time(self, topic: str, partition: int) -> tuple[int, int]:
         """Returns (time in ms, offset) of the first record with the greatest time.
 
@@ -626,117 +556,6 @@ class Broker:
         Raises `UnknownTopic`, `UnknownPartition`.
         """
         return self._reader.offsets_for_times(request)
-
-    # -------------------------------------------------------------------------- partitions
-
-    def id_of(self, topic: str) -> str:
-        """Returns the id of the topic with that name. Raises `UnknownTopic`."""
-        return self._partition_table.topic(topic).topic_id
-
-    def topic_of(self, topic_id: str) -> str | None:
-        """Returns the name of the topic with that id, or None."""
-        topic = self._partition_table.by_id(topic_id)
-        return topic.name if topic is not None else None
-
-    def partition_count(self, topic: str) -> int:
-        """Returns the topic's number of partitions. Raises `UnknownTopic`."""
-        return self._partition_table.topic(topic).count
-
-    def led_partitions(self, topic: str) -> Mapping[int, int]:
-        """Returns the partitions of a topic that this broker serves, with their leader epochs.
-
-        None of an unknown topic.
-        """
-        if not self._partition_table.has_topic(topic):
-            return {}
-        found = self._partition_table.topic(topic)
-        return {
-            number: each.leader_epoch
-            for number, each in found.partitions.items()
-            if each.state is not PartitionState.RESIGNING
-        }
-
-    def partition_status(self, topic: str, partition: int) -> PartitionStatus:
-        """Returns the state of a partition that this broker leads.
-
-        Raises `UnknownTopic`, `UnknownPartition`, `NotLeader`.
-        """
-        found = self._partition_table.topic(topic)
-        return self._status_of(found.partition(partition))
-
-    def partition_statuses(self, topic: str) -> Sequence[PartitionStatus]:
-        """Returns the statuses of all partitions, in order, each computed when it is accessed.
-
-        Those that other brokers lead have no offsets here: they are -1. Raises `UnknownTopic`.
-        """
-        found = self._partition_table.topic(topic)
-        return PartitionStatuses(range(found.count), partial(self._status_at, found))
-
-    def _status_at(self, topic: Topic, number: int) -> PartitionStatus:
-        partition = topic.partitions.get(number)
-        if partition is not None:
-            return self._status_of(partition)
-        return PartitionStatus(
-            appended_bytes=0,
-            leader=topic.leaders[number],
-            leader_epoch=topic.leader_epochs[number],
-            start=-1,
-            end=-1,
-        )
-
-    def _status_of(self, partition: Partition) -> PartitionStatus:
-        # Read before `end`: records that arrive in between then count as growth.
-        appended_bytes = partition.growth.appended_bytes
-        return PartitionStatus(
-            appended_bytes=appended_bytes,
-            leader=self._leadership.broker,
-            leader_epoch=partition.leader_epoch,
-            start=partition.start,
-            end=partition.end,
-        )
-
-    def check_leader_epoch(self, topic: str, partition: int, leader_epoch: int) -> None:
-        """Checks a client's leader epoch against the current one; -1 is not checked.
-
-        Raises `UnknownTopic`, `UnknownPartition`, `UnknownLeaderEpoch`, `FencedLeaderEpoch`.
-        """
-        current = self._partition_table.topic(topic).partition(partition).leader_epoch
-        if leader_epoch in (-1, current):
-            return
-        kind = errors.UnknownLeaderEpoch if leader_epoch > current else errors.FencedLeaderEpoch
-        raise kind(topic=topic, partition=partition, found=leader_epoch, current=current)
-
-    def epoch_end(self, topic: str, partition: int, leader_epoch: int) -> tuple[int, int]:
-        """Returns the end of `leader_epoch`, or of the last epoch before it that has records.
-
-        The result is (leader epoch, end offset), or (-1, -1) for a future epoch. Raises
-        `UnknownTopic`, `UnknownPartition`.
-        """
-        found = self._partition_table.topic(topic).partition(partition)
-        return self._partition_table.epoch_end(found, leader_epoch)
-
-    def producers(self, topic: str, partition: int) -> Collection[ActiveProducer]:
-        """Returns the idempotent producers that a partition remembers now, by id.
-
-        Each is created when it is accessed. Raises `UnknownTopic`, `UnknownPartition`.
-        """
-        found = self._partition_table.topic(topic).partition(partition)
-        return ActiveProducers(sorted(self._partition_table.producers(found), key=min))
-
-    def log_bytes(self) -> dict[str, dict[int, int]]:
-        """Returns the bytes of each partition that this broker leads, by topic and number.
-
-        They are those of table files and unpublished entries.
-        """
-        found = {}
-        for topic in self._partition_table.topics():
-            files = topic.table.snapshot.files
-            sizes = self._partition_table.backlog.bytes_of(topic)
-            for number, of_partition in enumerate(files):
-                if number in sizes:
-                    sizes[number] += sum(file.size_bytes for file in of_partition)
-            found[topic.name] = sizes
-        return found
 
 
 def _counting_bytes(batches: Iterator[ReadBatch], counts: TopicCounts) -> Iterator[ReadBatch]:

@@ -1,12 +1,18 @@
-"""Values that describe partitions and producers to listeners."""
+"""What listeners ask about topics, partitions and producers, and the values that answer it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
+from sparklog import errors
+from sparklog.broker.log.partition import Partition
+from sparklog.broker.log.partition_state import PartitionState
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import ProducerState
+from sparklog.broker.log.topic import Topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +85,160 @@ class ActiveProducers(Collection[ActiveProducer]):
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks))
+
+
+class Partitions:
+    """What listeners ask about topics and partitions, as this broker knows them now."""
+
+    def __init__(self, partition_table: PartitionTable) -> None:
+        self._table = partition_table
+
+    def id_of(self, topic: str) -> str:
+        """Returns the id of the topic with that name. Raises `UnknownTopic`."""
+        return self._table.topic(topic).topic_id
+
+    def topic_of(self, topic_id: str) -> str | None:
+        """Returns the name of the topic with that id, or None."""
+        topic = self._table.by_id(topic_id)
+        return topic.name if topic is not None else None
+
+    def count(self, topic: str) -> int:
+        """Returns the topic's number of partitions. Raises `UnknownTopic`."""
+        return self._table.topic(topic).count
+
+    def led(self, topic: str) -> Mapping[int, int]:
+        """Returns the partitions of a topic that this broker serves, with their leader epochs.
+
+        None of an unknown topic.
+        """
+        if not self._table.has_topic(topic):
+            return {}
+        found = self._table.topic(topic)
+        return {
+            number: each.leader_epoch
+            for number, each in found.partitions.items()
+            if each.state is not PartitionState.RESIGNING
+        }
+
+    def status(self, topic: str, partition: int) -> PartitionStatus:
+        """Returns the state of a partition that this broker leads.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `NotLeader`.
+        """
+        found = self._table.topic(topic)
+        return self._status_of(found.partition(partition))
+
+    def statuses(self, topic: str) -> Sequence[PartitionStatus]:
+        """Returns the statuses of all partitions, in order, each computed when it is accessed.
+
+        Those that other brokers lead have no offsets here: they are -1. Raises `UnknownTopic`.
+        """
+        found = self._table.topic(topic)
+        return PartitionStatuses(range(found.count), partial(self._status_at, found))
+
+    def _status_at(self, topic: Topic, number: int) -> PartitionStatus:
+        partition = topic.partitions.get(number)
+        if partition is not None:
+            return self._status_of(partition)
+        return PartitionStatus(
+            appended_bytes=0,
+            leader=topic.leaders[number],
+            leader_epoch=topic.leader_epochs[number],
+            start=-1,
+            end=-1,
+        )
+
+    def _status_of(self, partition: Partition) -> PartitionStatus:
+        # Read before `end`: records that arrive in between then count as growth.
+        appended_bytes = partition.growth.appended_bytes
+        return PartitionStatus(
+            appended_bytes=appended_bytes,
+            leader=self._table.broker,
+            leader_epoch=partition.leader_epoch,
+            start=partition.start,
+            end=partition.end,
+        )
+
+    def check_leader_epoch(self, topic: str, partition: int, leader_epoch: int) -> None:
+        """Checks a client's leader epoch against the current one; -1 is not checked.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `UnknownLeaderEpoch`, `FencedLeaderEpoch`.
+        """
+        current = self._table.topic(topic).partition(partition).leader_epoch
+        if leader_epoch in (-1, current):
+            return
+        kind = errors.UnknownLeaderEpoch if leader_epoch > current else errors.FencedLeaderEpoch
+        raise kind(topic=topic, partition=partition, found=leader_epoch, current=current)
+
+    def epoch_end(self, topic: str, partition: int, leader_epoch: int) -> tuple[int, int]:
+        """Returns the end of `leader_epoch`, or of the last epoch before it that has records.
+
+        The result is (leader epoch, end offset), or (-1, -1) for a future epoch. Raises
+        `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._table.topic(topic).partition(partition)
+        return self._table.epoch_end(found, leader_epoch)
+
+    def producers(self, topic: str, partition: int) -> Collection[ActiveProducer]:
+        """Returns the idempotent producers that a partition remembers now, by id.
+
+        Each is created when it is accessed. Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._table.topic(topic).partition(partition)
+        return ActiveProducers(sorted(self._table.producers(found), key=min))
+
+    def log_bytes(self) -> dict[str, dict[int, int]]:
+        """Returns the bytes of each partition that this broker leads, by topic and number.
+
+        They are those of table files and unpublished entries.
+        """
+        found = {}
+        for topic in self._table.topics():
+            files = topic.table.snapshot.files
+            sizes = self._table.backlog.bytes_of(topic)
+            for number, of_partition in enumerate(files):
+                if number in sizes:
+                    sizes[number] += sum(file.size_bytes for file in of_partition)
+            found[topic.name] = sizes
+        return found
+
+    def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
+        """Returns the id of a partition's leader, and its leader epoch, as far as is known.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._table.topic(topic)
+        leaders, epochs = found.leaders, found.leader_epochs
+        if not 0 <= partition < min(len(leaders), len(epochs)):
+            raise errors.UnknownPartition(topic=topic, partition=partition, last=len(leaders) - 1)
+        return leaders[partition], epochs[partition]
+
+    def is_moving(self, topic: str, partition: int) -> bool:
+        """Returns whether this broker is giving a partition to another one, or is getting it.
+
+        False for one that cannot be restored, or does not exist.
+        """
+        return (
+            self._table.has_topic(topic)
+            and not self._table.is_takeover_stuck
+            and self._table.is_moving(self._table.topic(topic), partition)
+        )
+
+    def has_resigned(self, topic: str, partition: int) -> bool:
+        """Returns whether this broker has led a partition lately, and knows its next leader."""
+        table = self._table
+        return table.has_topic(topic) and table.is_retained(table.topic(topic), partition)
+
+    def watch_leaders(self, notify: Callable[[], None]) -> None:
+        """Has `notify` called when partitions have other leaders, or are served from now on.
+
+        It must not wait for anything.
+        """
+        self._table.on_leaders = notify
+
+    def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
+        """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        return self._table.topic(topic).partition(partition).growth.bytes_from(offset)

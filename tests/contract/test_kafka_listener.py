@@ -243,13 +243,13 @@ def test_a_waiting_fetch_is_not_woken_by_other_partitions(
     broker = agent.parts.broker
     assert broker is not None
     looks: list[int] = []
-    place = broker.partition_status
+    place = broker.partitions.status
 
     def counted(topic: str, partition: int) -> PartitionStatus:
         looks.append(partition)
         return place(topic, partition)
 
-    monkeypatch.setattr(broker, "partition_status", counted)
+    monkeypatch.setattr(broker.partitions, "status", counted)
     with ThreadPoolExecutor(1) as pool, log.producer() as producer, frames(agent) as client:
         waiting = pool.submit(fetch, client, (0, -1), {0: 0}, None, 20_000)
         wait_until(lambda: 0 in looks, "the consumer waits")

@@ -22,12 +22,12 @@ from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import limits
-from sparklog.broker.broker import Broker
 from sparklog.broker.kafka.apis import delete_records
 from sparklog.broker.kafka.apis.metadata import CREATED_TOPICS
 from sparklog.broker.kafka.listener import READ_THREADS
 from sparklog.broker.kafka.registry import WorkerPool
 from sparklog.broker.kafka.socket_stream import READ_BYTES
+from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.preparing import KAFKA_QUICK_BYTES, KAFKA_QUICK_RECORDS_BYTES
 from sparklog.formats import record_batch
 from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
@@ -433,7 +433,7 @@ def test_repeated_items_are_answered_once(tmp_path: Path) -> None:
 def test_one_request_creates_few_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client asks again for the others, and then some more are created."""
     # A request that meets changed metadata is handled again, and creates more.
-    monkeypatch.setattr(Broker, "is_leadership_proven", lambda *_: True)
+    monkeypatch.setattr(LeaderMetadata, "is_proven", lambda *_: True)
     wanted = [f"made-{number:02}" for number in range(CREATED_TOPICS + 5)]
     fields = {
         "topics": [{"topic_id": None, "name": name} for name in wanted],

@@ -770,7 +770,7 @@ def test_topics_of_others(cluster: Members) -> None:
             second.create_topic("t", 2)
         second.add_partitions("t", 6)
         first.alter("t", {"retention.ms": "100000"})
-        until(lambda: core.topics.exists("t") and core.partition_count("t") == 6)
+        until(lambda: core.topics.exists("t") and core.partitions.count("t") == 6)
         until(lambda: core.topics.describe("t").config == {"retention.ms": "100000"})
         assert Counter(cluster.leaders("t")) == {1: 2, 2: 2, 3: 2}
         write(first, "t", range(60), 6)

@@ -184,7 +184,7 @@ def test_a_broker_without_sight_of_the_metadata_serves_no_reads() -> None:
             assert produced.error_code is ErrorCode.none
             blind.is_set.set()
             broker = agent.parts.broker
-            wait_until(lambda: not broker.has_sight, "the last look is old")
+            wait_until(lambda: not broker.metadata.has_sight, "the last look is old")
             client.ask(18, 3, {"client_software_name": "x", "client_software_version": "1"})
             with cut():
                 client.ask(FETCH, 6, fetch_fields("t", 0, 0))
@@ -214,17 +214,17 @@ def test_a_broker_without_heartbeats_looks_before_each_request() -> None:
         create(client, "t")
         produce(client, "t", 0, batch([b"a"]))
         broker = agent.parts.broker
-        wait_until(lambda: broker.has_sight, "a heartbeat is young")
+        wait_until(lambda: broker.metadata.has_sight, "a heartbeat is young")
         mute.is_set.set()
-        wait_until(lambda: not broker.has_sight, "the last heartbeat is old")
-        looks = broker.looks
+        wait_until(lambda: not broker.metadata.has_sight, "the last heartbeat is old")
+        looks = broker.metadata.looks
         client.ask(FETCH, 6, fetch_fields("t", 0, 0))
-        assert broker.looks > looks
-        looks = broker.looks
+        assert broker.metadata.looks > looks
+        looks = broker.metadata.looks
         native.read(0, 1)
-        assert broker.looks > looks
+        assert broker.metadata.looks > looks
         mute.is_set.clear()
-        wait_until(lambda: broker.has_sight, "a heartbeat is young again")
+        wait_until(lambda: broker.metadata.has_sight, "a heartbeat is young again")
 
 
 class Step:

@@ -274,12 +274,12 @@ class SimulatedBroker:
     def _answer(self, body: Callable[[Broker], Any]) -> Any:
         """Does what a listener does: it looks at the metadata before it sends some refusals."""
         core = self.core
-        looks = core.looks
+        looks = core.metadata.looks
         try:
             return body(core)
         except errors.SparklogError as error:
             if error.needs_proof:
-                core.prove_leadership(looks)
+                core.metadata.prove(looks)
             raise
 
 

@@ -1659,7 +1659,7 @@ def test_deleted_records_are_out_of_reach(
     assert rows_followed(follower, store) == rig.read() == numbered(0, 12)
     assert delete(broker, offsets={0: offset}) == {0: offset}
     (info,) = broker.topics.describe("t").partitions
-    assert (info.start, broker.partition_status("t", 0).start, info.end) == (offset, offset, 12)
+    assert (info.start, broker.partitions.status("t", 0).start, info.end) == (offset, offset, 12)
     assert rows_of_table(store, clock) == numbered(offset, info.published)
     assert rows_of_root(store, clock) == rows_followed(follower, store) == numbered(offset, 12)
     assert rig.read(start=offset) == numbered(offset, 12)
@@ -1703,14 +1703,14 @@ def test_what_was_deleted_stays_so(rig: Rig, store: MemoryStore, clock: ManualCl
     version = TopicTable(store, "t", clock=clock).refresh().version
     store.lose_unsynced(lambda _: True)
     successor = rig.successor()
-    assert successor.broker.partition_status("t", 0).start == 6
+    assert successor.broker.partitions.status("t", 0).start == 6
     assert successor.read(start=6) == numbered(6, 10)
     for offset in (6, 5, 0):
         assert delete(successor.broker, offsets={0: offset}) == {0: 6}
     assert TopicTable(store, "t", clock=clock).refresh().version == version
     with pytest.raises(errors.BrokerFenced):
         delete(rig.broker, offsets={0: 8})
-    assert successor.broker.partition_status("t", 0).start == 6
+    assert successor.broker.partitions.status("t", 0).start == 6
 
 
 def test_what_cannot_be_deleted(rig: Rig, store: MemoryStore) -> None:
@@ -1743,7 +1743,7 @@ def test_deletion_waits_for_the_table(rig: Rig, store: MemoryStore) -> None:
     rig.broker.publishing.publish_now = lambda: None
     with pytest.raises(errors.TimedOut):
         delete(rig.broker, offsets={0: 1}, timeout_seconds=1.0)
-    assert rig.broker.partition_status("t", 0).start == 0
+    assert rig.broker.partitions.status("t", 0).start == 0
     assert rig.read() == numbered(0, 2)
 
 
@@ -1771,16 +1771,16 @@ def test_a_start_that_somebody_else_has_moved(rig: Rig, store: MemoryStore) -> N
     rig.publish()
     topic_id = rig.partition_table.topic("t").topic_id
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 4})
-    assert rig.broker.partition_status("t", 0).start == 0
+    assert rig.broker.partitions.status("t", 0).start == 0
     rig.append(["6"])
     rig.publish()
-    assert rig.broker.partition_status("t", 0).start == 4
+    assert rig.broker.partitions.status("t", 0).start == 4
     request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
     assert rig.broker.offsets_for_times(request).offsets == {0: 4}
     assert rig.broker.greatest_time("t", 0)[1] == 4
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 5})
     rig.janitor.tick()
-    assert rig.broker.partition_status("t", 0).start == 5
+    assert rig.broker.partitions.status("t", 0).start == 5
 
 
 def test_the_status_names_some_of_the_topics_that_are_held_back(

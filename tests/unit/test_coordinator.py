@@ -188,7 +188,7 @@ def test_a_successor_finds_what_was_acked(groups: GroupRig, clock: ManualClock) 
         leader_epoch=3,
         metadata="näher",
         commit_ms=(clock.now_us() - 5_000_000) // 1_000,
-        topic_id=groups.rig.broker.id_of("t"),
+        topic_id=groups.rig.broker.partitions.id_of("t"),
     )
 
 
@@ -197,7 +197,7 @@ def test_the_table_tells_the_same(groups: GroupRig) -> None:
     groups.commit(7)
     groups.commit(8)
     number = groups.coordinator._topic.partition_of("g")
-    places = groups.rig.broker.partition_statuses(consumer_offsets.TOPIC)
+    places = groups.rig.broker.partitions.statuses(consumer_offsets.TOPIC)
     assert [place.end for place in places] == [2 if n == number else 0 for n in range(8)]
     (batch,) = groups.rig.broker.read(consumer_offsets.TOPIC, number, 0, 2)
     (found,) = consumer_offsets.committed(batch.rows).to_pylist()
@@ -268,7 +268,7 @@ def test_a_topic_created_anew_has_no_offsets(groups: GroupRig) -> None:
 
 def test_a_commit_may_name_the_topic_that_it_means(groups: GroupRig) -> None:
     """A commit for a deleted topic does not count for a new one of that name."""
-    topic_id = groups.rig.broker.id_of("t")
+    topic_id = groups.rig.broker.partitions.id_of("t")
     named = {("t", 0): Commit(offset=7, topic_id=topic_id)}
     assert groups.take(groups.coordinator.commit("g", named)) == {("t", 0): None}
     groups.rig.broker.topics.delete("t")

@@ -231,8 +231,8 @@ def test_a_partition_moves_whole(members: Members) -> None:
     again = second.append(["b"], partition=number, producer_sequence=(9, 0, 1))
     assert (again.base_offset, again.duplicate) == (1, True)
     assert second.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2
-    assert second.broker.partition_status("t", number).leader_epoch == 1
-    assert second.broker.epoch_end("t", number, 0) == (0, 2)
+    assert second.broker.partitions.status("t", number).leader_epoch == 1
+    assert second.broker.partitions.epoch_end("t", number, 0) == (0, 2)
     assert rows_of_root(second.store, second.clock, partition=number)[-1] == (2, b"c")
 
 
@@ -248,7 +248,10 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
         first.handovers.tick()
     assert first.partition_table.retained() == [(first.partition_table.topic("t").topic_id, number)]
     kept = led_by(first)
-    assert [first.broker.has_resigned("t", each) for each in (number, kept)] == [True, False]
+    assert [first.broker.partitions.has_resigned("t", each) for each in (number, kept)] == [
+        True,
+        False,
+    ]
     second.reconciler.tick()
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
     assert second.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
@@ -262,7 +265,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     first.reconciler.tick()
     first.handovers.tick()
     assert first.partition_table.retained() == []
-    assert not first.broker.has_resigned("t", number)
+    assert not first.broker.partitions.has_resigned("t", number)
     first.append(["x"], partition=led_by(first))
     first.publish()
     first.wal_cleaner.checkpoint()
@@ -283,7 +286,7 @@ def test_a_partition_comes_back(members: Members) -> None:
     first.reconciler.tick()
     assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).duplicate
     assert first.append(["d"], partition=number, producer_sequence=(9, 0, 3)).base_offset == 3
-    assert first.broker.partition_status("t", number).leader_epoch == 2
+    assert first.broker.partitions.status("t", number).leader_epoch == 2
     first.wal_cleaner.checkpoint()
     third = Rig(first.store, first.clock, broker=1, options=MEMBER)
     assert third.append(["d"], partition=number, producer_sequence=(9, 0, 3)).duplicate
@@ -325,7 +328,7 @@ def test_a_target_that_is_not_up(members: Members) -> None:
     assert first.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
     first.publish()
     assert not first.partition_table.backlog.unpublished_bytes
-    assert first.broker.partition_status("t", number).leader_epoch == 0
+    assert first.broker.partitions.status("t", number).leader_epoch == 0
 
 
 @pytest.mark.parametrize("has_effect", [True, False])

@@ -204,11 +204,11 @@ def test_a_takeover_overwrites_no_newer_leaders(
     def move_another() -> None:
         second.handovers.move({("t", other): 4})
         with pytest.raises(errors.MetadataChanged):
-            third.broker.prove_leadership(third.broker.looks)
+            third.broker.metadata.prove(third.broker.metadata.looks)
 
     during_takeover(monkeypatch, move_another)
     third.reconciler.tick()
-    assert third.broker.leader_of("t", other)[0] == 4
+    assert third.broker.partitions.leader_of("t", other)[0] == 4
 
 
 def test_a_topic_that_is_created_again_during_a_takeover(
@@ -226,7 +226,7 @@ def test_a_topic_that_is_created_again_during_a_takeover(
             second.broker.topics.delete("t")
             second.create("t", 8)
         with pytest.raises(errors.MetadataChanged):
-            third.broker.prove_leadership(third.broker.looks)
+            third.broker.metadata.prove(third.broker.metadata.looks)
 
     during_takeover(monkeypatch, create_again)
     third.reconciler.tick()
@@ -327,7 +327,7 @@ def test_producers_that_are_ahead_of_the_creator(
         second.reconciler.tick()
         leaders = second.partition_table.topic("u").leaders
         number = max(n for n, leader in enumerate(leaders) if leader == 1)
-        looks = first.broker.looks
+        looks = first.broker.metadata.looks
         with pytest.raises(errors.Invalid) as refused:
             first.append(["a"], topic="u", partition=number, producer_sequence=(9, 0, 0))
         judged.append((refused.value, number, looks))
@@ -383,7 +383,9 @@ def test_a_coordinator_that_does_not_know_its_topic_yet(
     assert second.commit("g", offsets).result(0) == loading
     follow(members)
     second.tick(0.0)
-    leaders = (giver.broker.leader_of(OFFSETS, n)[0] for n in range(limits.OFFSETS_PARTITIONS))
+    leaders = (
+        giver.broker.partitions.leader_of(OFFSETS, n)[0] for n in range(limits.OFFSETS_PARTITIONS)
+    )
     led = list(leaders).index(2)
     name = next(each for each in map(str, range(1_000)) if first._topic.partition_of(each) == led)
     for _ in range(limits.OFFSETS_PARTITIONS):
@@ -406,12 +408,12 @@ def test_groups_of_other_partitions_continue(
     follow(members)
 
     def tick() -> None:
-        for _ in range(2 * len(giver.broker.led_partitions(OFFSETS)) + 2):
+        for _ in range(2 * len(giver.broker.partitions.led(OFFSETS)) + 2):
             first.tick(0.0)
             second.tick(0.0)
 
     tick()
-    moved, kept = (min(each.broker.led_partitions(OFFSETS)) for each in (giver, taker))
+    moved, kept = (min(each.broker.partitions.led(OFFSETS)) for each in (giver, taker))
     names = {first._topic.partition_of(name): name for name in map(str, range(1_000))}
     sent = first.commit(names[moved], {("t", 0): Commit(offset=1)})
     tick()

@@ -150,7 +150,7 @@ def test_records_beyond_retention_ms_are_removed(
     rig.janitor.tick()
     assert not [name for name in paths(rig.store, "topics/r") if name.startswith("partition=")]
     successor = rig.successor()
-    assert successor.broker.partition_status("r", 0).start == 3
+    assert successor.broker.partitions.status("r", 0).start == 3
     assert successor.read("r", start=3) == [(3, b"3")]
     assert logged() == []
 
@@ -204,9 +204,9 @@ def test_a_log_start_that_clients_have_seen_survives_a_power_cut(clock: ManualCl
     with pytest.raises(SyncFailed):
         retention.delete_records(table, topic.topic_id, {0: 1})
     rig.janitor.tick()
-    assert rig.broker.partition_status("t", 0).start == 1
+    assert rig.broker.partitions.status("t", 0).start == 1
     store.lose_unsynced(lambda _: True)
-    assert rig.successor().broker.partition_status("t", 0).start == 1
+    assert rig.successor().broker.partitions.status("t", 0).start == 1
 
 
 def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock) -> None:
@@ -217,16 +217,16 @@ def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock
     assert rows_of_table(rig.store, clock, "r") == [(1, b"1")]
     fill(rig, 1, "r")
     rig.janitor.tick()
-    assert rig.broker.partition_status("r", 0).start == 1
+    assert rig.broker.partitions.status("r", 0).start == 1
     clock.advance(RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
-    assert rig.broker.partition_status("r", 0).start == 2
+    assert rig.broker.partitions.status("r", 0).start == 2
     fill(rig, 2)
     rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.bytes": "1"}))
     clock.advance(RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "t") == [(1, b"1")]
-    assert rig.broker.partition_status("u", 0).start == 0
+    assert rig.broker.partitions.status("u", 0).start == 0
 
 
 def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> None:
@@ -243,7 +243,7 @@ def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> No
     rig.janitor.tick()
     assert [offset for offset, _ in rows_of_table(rig.store, clock, "c")] == [1, 2]
     assert rows_of_table(rig.store, clock, "d") == []
-    assert rig.broker.partition_status("d", 0).start == 3
+    assert rig.broker.partitions.status("d", 0).start == 3
 
 
 def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: ManualClock) -> None:

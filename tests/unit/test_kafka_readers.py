@@ -238,7 +238,7 @@ def test_a_consumer_skips_records_that_another_engine_deleted(clock: ManualClock
     (file,) = table.refresh().files[0]
     table.commit(lambda _: TableChange(removes=(file,), operation="DELETE"))
     rig.append(["after"])
-    rig.broker.partition_status("t", 0)
+    rig.broker.partitions.status("t", 0)
     reader, offset, found = reader_of(rig), 0, None
     while offset < RECORDS:
         found = reader.fetch("t", 0, offset, limit_bytes=1 << 20)

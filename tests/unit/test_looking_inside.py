@@ -33,7 +33,7 @@ def rig_of_three_epochs(*, published_after: int | None = None) -> Rig:
 
 def ends(rig: Rig) -> list[tuple[int, int]]:
     """Returns the answers for the epochs 0 to 3."""
-    return [rig.broker.epoch_end("t", 0, epoch) for epoch in range(4)]
+    return [rig.broker.partitions.epoch_end("t", 0, epoch) for epoch in range(4)]
 
 
 def test_ends_of_epochs_that_wait_for_the_table_are_exact() -> None:
@@ -54,11 +54,11 @@ def test_ends_of_epochs_outlive_the_write_ahead_log(published_after: int) -> Non
 def test_an_epoch_without_records_ends_where_the_one_before_it_ends() -> None:
     """The answer names that one, as in Kafka."""
     rig = rig_of_three_epochs().successor().successor()
-    assert rig.broker.epoch_end("t", 0, 3) == (2, 9)
-    assert rig.broker.epoch_end("t", 0, 4) == (4, 9)
+    assert rig.broker.partitions.epoch_end("t", 0, 3) == (2, 9)
+    assert rig.broker.partitions.epoch_end("t", 0, 4) == (4, 9)
     rig.append(["v"])
-    assert rig.broker.epoch_end("t", 0, 3) == (2, 9)
-    assert rig.broker.epoch_end("t", 0, 4) == (4, 10)
+    assert rig.broker.partitions.epoch_end("t", 0, 3) == (2, 9)
+    assert rig.broker.partitions.epoch_end("t", 0, 4) == (4, 10)
 
 
 def test_the_newest_epochs_are_remembered() -> None:
@@ -68,31 +68,31 @@ def test_the_newest_epochs_are_remembered() -> None:
         rig = rig.successor()
         rig.append(["v"])
     newest = 2 + LEADER_EPOCHS_REMEMBERED
-    assert rig.broker.epoch_end("t", 0, 1) == (1, 9)
-    assert rig.broker.epoch_end("t", 0, 0) == (0, 9)
-    assert rig.broker.epoch_end("t", 0, newest - 1) == (newest - 1, rig.end() - 1)
+    assert rig.broker.partitions.epoch_end("t", 0, 1) == (1, 9)
+    assert rig.broker.partitions.epoch_end("t", 0, 0) == (0, 9)
+    assert rig.broker.partitions.epoch_end("t", 0, newest - 1) == (newest - 1, rig.end() - 1)
 
 
 def test_a_new_partition_knows_its_own() -> None:
     """It begins at 0, and its end rises."""
     rig = rig_of_three_epochs()
     rig.create("u")
-    assert rig.broker.epoch_end("u", 0, 0) == (0, 0)
+    assert rig.broker.partitions.epoch_end("u", 0, 0) == (0, 0)
     rig.append(["v"], topic="u")
-    assert rig.broker.epoch_end("u", 0, 0) == (0, 1)
-    assert rig.broker.epoch_end("u", 0, 1) == (-1, -1)
-    assert rig.broker.epoch_end("u", 0, -1) == (-1, -1)
+    assert rig.broker.partitions.epoch_end("u", 0, 0) == (0, 1)
+    assert rig.broker.partitions.epoch_end("u", 0, 1) == (-1, -1)
+    assert rig.broker.partitions.epoch_end("u", 0, -1) == (-1, -1)
 
 
 def test_who_means_another_epoch_is_told() -> None:
     """One that is over, and one that is to come."""
     rig = rig_of_three_epochs()
     for fine in (-1, 2):
-        rig.broker.check_leader_epoch("t", 0, fine)
+        rig.broker.partitions.check_leader_epoch("t", 0, fine)
     with pytest.raises(errors.FencedLeaderEpoch):
-        rig.broker.check_leader_epoch("t", 0, 1)
+        rig.broker.partitions.check_leader_epoch("t", 0, 1)
     with pytest.raises(errors.UnknownLeaderEpoch):
-        rig.broker.check_leader_epoch("t", 0, 3)
+        rig.broker.partitions.check_leader_epoch("t", 0, 3)
 
 
 def test_a_partition_takes_what_waits_and_what_is_in_the_table() -> None:
@@ -101,18 +101,18 @@ def test_a_partition_takes_what_waits_and_what_is_in_the_table() -> None:
     rig = Rig(MemoryStore(clock), clock)
     rig.create("t", 2)
     rig.create("u")
-    assert rig.broker.log_bytes() == {"t": {0: 0, 1: 0}, "u": {0: 0}}
+    assert rig.broker.partitions.log_bytes() == {"t": {0: 0, 1: 0}, "u": {0: 0}}
     rig.append(["v" * 1_000], partition=1)
-    waiting = rig.broker.log_bytes()["t"]
+    waiting = rig.broker.partitions.log_bytes()["t"]
     assert waiting[0] == 0
     assert 1_000 < waiting[1] < 2_000
     rig.publish()
     table_bytes = rig.broker.topics.describe("t").table_bytes
-    assert rig.broker.log_bytes()["t"] == {0: 0, 1: table_bytes}
+    assert rig.broker.partitions.log_bytes()["t"] == {0: 0, 1: table_bytes}
     rig.append(["v" * 1_000], partition=1)
-    assert rig.broker.log_bytes()["t"] == {0: 0, 1: table_bytes + waiting[1]}
+    assert rig.broker.partitions.log_bytes()["t"] == {0: 0, 1: table_bytes + waiting[1]}
     rig.broker.topics.delete("t")
-    assert rig.broker.log_bytes() == {"u": {0: 0}}
+    assert rig.broker.partitions.log_bytes() == {"u": {0: 0}}
 
 
 def test_the_producers_of_a_partition() -> None:
@@ -129,11 +129,11 @@ def test_the_producers_of_a_partition() -> None:
     rig.append(["v"] * 4, producer_sequence=(8, 0, 0))
     found = [
         (each.producer_id, each.epoch, each.last_sequence, each.last_us)
-        for each in rig.successor().broker.producers("t", 0)
+        for each in rig.successor().broker.partitions.producers("t", 0)
     ]
     assert found == [(8, 0, 3, clock.now_us()), (9, 1, 0, began_us)]
-    assert not rig.broker.producers("t", 1)
+    assert not rig.broker.partitions.producers("t", 1)
     with pytest.raises(errors.UnknownPartition):
-        rig.broker.producers("t", 2)
+        rig.broker.partitions.producers("t", 2)
     wrapped = ProducerState(0, (SequencedBatch(2**31 - 2, 2, 0, 0),))
     assert wrapped.last_sequence == 2**31 - 1

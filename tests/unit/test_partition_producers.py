@@ -61,7 +61,7 @@ def test_a_producer_continues_after_a_quiet_day(rig: Rig, clock: JumpingClock) -
     clock.advance(DAY_SECONDS + 1)
     rig.append(["other"])
     rig.wal_cleaner.checkpoint()
-    assert not rig.broker.producers("t", 0)
+    assert not rig.broker.partitions.producers("t", 0)
     assert rig.append(["b"], producer_sequence=(9, 0, 3)).base_offset == 4
     assert rig.append(["c"], producer_sequence=(9, 0, 4)).base_offset == 5
     assert rig.append(["c"], producer_sequence=(9, 0, 4)).duplicate
@@ -148,7 +148,7 @@ def test_silence_is_counted_over_restarts(rig: Rig, clock: JumpingClock) -> None
         rig.append(["other"])
         rig.wal_cleaner.checkpoint()
         rig.publish()
-        known = len(rig.broker.producers("t", 0))
+        known = len(rig.broker.partitions.producers("t", 0))
         rig = rig.successor()
     assert known == 0
 
@@ -161,7 +161,7 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
     key = topic.topic_id, 0
     rig.partition_table._duplicates.restore([(data, {key})], {key: (topic, topic.partitions[0])})
-    (found,) = rig.broker.producers("t", 0)
+    (found,) = rig.broker.partitions.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
@@ -180,7 +180,7 @@ def test_as_many_are_remembered_as_agreed(
     rig.create("u", 2)
 
     def known(topic: str, partition: int) -> list[int]:
-        return [each.producer_id for each in rig.broker.producers(topic, partition)]
+        return [each.producer_id for each in rig.broker.partitions.producers(topic, partition)]
 
     for producer_id in (1, 2, 3):
         rig.append(["a"], producer_sequence=(producer_id, 0, 0))
@@ -215,12 +215,14 @@ def test_each_checkpoint_holds_everything(rig: Rig, clock: JumpingClock) -> None
             rig.create("u", 2)
         rig.wal_cleaner.checkpoint()
         expected = [
-            list(rig.broker.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))
+            list(rig.broker.partitions.producers(topic, n))
+            for topic, n in (("t", 0), ("u", 0), ("u", 1))
         ]
         if number % 4 == 0:
             rig = rig.successor()
         found = [
-            list(rig.broker.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))
+            list(rig.broker.partitions.producers(topic, n))
+            for topic, n in (("t", 0), ("u", 0), ("u", 1))
         ]
         assert found == expected
         assert sum(map(len, found)) <= 21

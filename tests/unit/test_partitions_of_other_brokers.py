@@ -79,10 +79,10 @@ def test_it_appends_to_and_reads_its_own(rig: Rig) -> None:
     for request in (
         lambda: rig.append(["c"], partition=2),
         lambda: rig.read(partition=2),
-        lambda: rig.broker.partition_status("t", 2),
-        lambda: rig.broker.epoch_end("t", 2, 0),
-        lambda: rig.broker.check_leader_epoch("t", 2, 0),
-        lambda: rig.broker.producers("t", 2),
+        lambda: rig.broker.partitions.status("t", 2),
+        lambda: rig.broker.partitions.epoch_end("t", 2, 0),
+        lambda: rig.broker.partitions.check_leader_epoch("t", 2, 0),
+        lambda: rig.broker.partitions.producers("t", 2),
         lambda: rig.broker.deletion.delete(
             DeleteRecords(topic="t", offsets={2: 1}, timeout_seconds=1.0)
         ),
@@ -109,7 +109,7 @@ def test_it_describes_all(rig: Rig) -> None:
         (2, 7, -1),
         (3, 1, 2),
     ]
-    statuses = rig.broker.partition_statuses("t")
+    statuses = rig.broker.partitions.statuses("t")
     assert [(each.leader, each.leader_epoch, each.end) for each in statuses] == [
         (7, 1, -1),
         (1, 1, 2),
@@ -117,9 +117,9 @@ def test_it_describes_all(rig: Rig) -> None:
         (1, 1, 2),
     ]
     assert [each.leader for each in statuses[1:3]] == [1, 7]
-    assert rig.broker.partition_count("t") == 4
+    assert rig.broker.partitions.count("t") == 4
     assert rig.broker.status().partitions == 2
-    assert rig.broker.log_bytes()["t"].keys() == {1, 3}
+    assert rig.broker.partitions.log_bytes()["t"].keys() == {1, 3}
 
 
 def test_it_publishes_its_own(rig: Rig) -> None:

@@ -174,5 +174,5 @@ def test_a_batch_in_another_codec_keeps_its_producer(rig: Rig) -> None:
     assert found is not None
     codecs = [record_batch.read_header(each).codec for each in split(found.pieces)]
     assert codecs == [record_batch.Codec.LZ4]
-    (producer,) = rig.broker.producers("t", 0)
+    (producer,) = rig.broker.partitions.producers("t", 0)
     assert (producer.producer_id, producer.last_sequence) == (7, 0)

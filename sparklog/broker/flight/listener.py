@@ -228,7 +228,7 @@ class FlightListener:
     def _append(
         self, topic: str, header: flight_messages.AppendHeader, batch: pa.RecordBatch
     ) -> _Append:
-        looks, producer_sequence = self._broker.looks, None
+        looks, producer_sequence = self._broker.metadata.looks, None
         if header.producer_id != NO_PRODUCER:
             producer_sequence = ProducerSequence(
                 header.producer_id, header.producer_epoch, header.base_sequence
@@ -313,7 +313,7 @@ class FlightListener:
 
     def do_exchange(self, call: Call) -> None:
         self._check_sight()
-        looks = self._broker.looks
+        looks = self._broker.metadata.looks
         with contextlib.ExitStack() as ending:
             stream = ending.enter_context(
                 self._streams.open(call.peer, sends=False, cut=call.cancel)
@@ -382,7 +382,7 @@ class FlightListener:
             self._hooks.before(hooked)
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
-        looks = self._broker.looks
+        looks = self._broker.metadata.looks
         change = self._changes.get(name)
         if change is None:
             reply = self._actions[name](request)
@@ -391,7 +391,7 @@ class FlightListener:
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:
-            self._broker.prove_leadership(looks)
+            self._broker.metadata.prove(looks)
         if self._hooks is not None:
             self._hooks.after(hooked)
         call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
@@ -439,7 +439,7 @@ class FlightListener:
                 self.calls += 1
                 self.open_calls += 1
             try:
-                with _as_status(self._broker, self._broker.looks):
+                with _as_status(self._broker, self._broker.metadata.looks):
                     serve(call)
             finally:
                 with self._counting:
@@ -449,8 +449,8 @@ class FlightListener:
 
     def _check_sight(self) -> None:
         """Raises as `Broker.regain_sight`, if the broker may have been replaced."""
-        if not self._broker.has_sight:
-            self._broker.regain_sight()
+        if not self._broker.metadata.has_sight:
+            self._broker.metadata.regain_sight()
 
     def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
         if limit_bytes == _REQUEST_BYTES:
@@ -661,12 +661,12 @@ def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.S
     """
     if error.needs_proof:
         try:
-            broker.prove_leadership(looks)
+            broker.metadata.prove(looks)
         except errors.SparklogError as unproven:
             return unproven
     if isinstance(error, errors.UnknownTopic | errors.UnknownPartition):
         with contextlib.suppress(errors.Invalid):
-            broker.leader_of(error.facts["topic"], error.facts.get("partition", 0))
+            broker.partitions.leader_of(error.facts["topic"], error.facts.get("partition", 0))
             return errors.MetadataChanged()  # this broker was just creating it
     return error
 

@@ -82,7 +82,10 @@ class TopicLookup:
         topic, number = partition
         if topic not in self._known:
             try:
-                self._known[topic] = self._broker.id_of(topic), self._broker.partition_count(topic)
+                self._known[topic] = (
+                    self._broker.partitions.id_of(topic),
+                    self._broker.partitions.count(topic),
+                )
             except errors.Invalid:
                 self._known[topic] = None
         known = self._known[topic]

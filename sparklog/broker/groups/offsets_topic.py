@@ -34,7 +34,7 @@ class OffsetsTopic:
 
     def partition_of(self, group: str) -> int:
         """Returns the partition of a group's records. Raises `UnknownTopic`."""
-        return consumer_offsets.partition_of(group, self._broker.partition_count(TOPIC))
+        return consumer_offsets.partition_of(group, self._broker.partitions.count(TOPIC))
 
     def find_partition(self, group: str) -> int | None:
         """Returns the partition of a group's records, or None if the topic does not exist yet."""
@@ -51,15 +51,15 @@ class OffsetsTopic:
         partition = self.find_partition(group)
         if partition is None:
             return self._broker.broker_id
-        return self._broker.partition_statuses(TOPIC)[partition].leader
+        return self._broker.partitions.statuses(TOPIC)[partition].leader
 
     def led(self) -> Mapping[int, int]:
         """Returns the partitions that this broker serves, with their leader epochs."""
-        return self._broker.led_partitions(TOPIC)
+        return self._broker.partitions.led(TOPIC)
 
     def empty(self) -> Mapping[int, int]:
         """Returns those of them that have never had a record."""
-        statuses = self._broker.partition_statuses(TOPIC)
+        statuses = self._broker.partitions.statuses(TOPIC)
         return {n: epoch for n, epoch in self.led().items() if statuses[n].end == 0}
 
     def prepare(self, group: str, records: Mapping[Key, Value | None]) -> Append:
@@ -85,7 +85,7 @@ class OffsetsTopic:
 
         Raises what `Broker.read` raises.
         """
-        partition = self._broker.partition_status(TOPIC, number)
+        partition = self._broker.partitions.status(TOPIC, number)
         found: dict[bytes, bytes | None] = {}
         for rows in self._read_portions(number, partition.start, partition.end):
             found.update(consumer_offsets.last_of_each_key(rows))

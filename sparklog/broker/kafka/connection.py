@@ -310,9 +310,9 @@ class KafkaConnection:
         else:
             self._in_progress = api, grant
             broker = self._context.broker
-            if not (api.is_blind or broker.has_sight):
-                await self._context.run_blocking(WorkerPool.PROOF, broker.regain_sight)
-                arrival = arrival._replace(looks=broker.looks)
+            if not (api.is_blind or broker.metadata.has_sight):
+                await self._context.run_blocking(WorkerPool.PROOF, broker.metadata.regain_sight)
+                arrival = arrival._replace(looks=broker.metadata.looks)
             request, items = await self._parse(api, frame, host, grant)
             del frame
             if not api.is_pipelined:
@@ -323,7 +323,7 @@ class KafkaConnection:
                 raise ConnectionResetError("the client has left")
             reply = await api.handler(self._context, request)
             if api.follows:
-                arrival = arrival._replace(looks=self._context.broker.looks)
+                arrival = arrival._replace(looks=self._context.broker.metadata.looks)
         logged_for = request.client if request is not None and logging.is_debug() else ""
         about = header, grant, request_bytes, received_at, arrival, logged_for
         if isinstance(reply, Awaitable):
@@ -340,7 +340,7 @@ class KafkaConnection:
         """Begins a reply at the present moment."""
         codes = CodeCount()
         count_for(codes)
-        return _Moment(self._context.broker.looks, codes, ANYWHERE.needing_proof)
+        return _Moment(self._context.broker.metadata.looks, codes, ANYWHERE.needing_proof)
 
     async def _parse(
         self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
@@ -457,8 +457,8 @@ class KafkaConnection:
     async def _prove_leadership(self, arrival: _Moment) -> None:
         """Raises where nothing is proven: the client connects again, perhaps to another broker."""
         broker = self._context.broker
-        if not broker.is_leadership_proven(arrival.looks):
-            prove = broker.prove_leadership
+        if not broker.metadata.is_proven(arrival.looks):
+            prove = broker.metadata.prove
             await self._context.run_blocking(WorkerPool.PROOF, prove, arrival.looks)
 
     async def _write_frame(

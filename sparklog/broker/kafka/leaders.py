@@ -44,23 +44,27 @@ async def settle(context: HandlerContext, partitions: Collection[TopicPartition]
     if not broker.is_member:
         return
     deadline = time.monotonic() + MOVE_WAIT_SECONDS
-    are_resigned = all(broker.has_resigned(topic, number) for topic, number in partitions)
+    are_resigned = all(
+        broker.partitions.has_resigned(topic, number) for topic, number in partitions
+    )
     if not are_resigned and not _are_moving(broker, partitions):
         # It raises `MetadataChanged` where the client knew more than this broker.
         with suppress(errors.SparklogError):
-            await context.run_blocking(WorkerPool.PROOF, broker.prove_leadership, broker.looks)
+            await context.run_blocking(
+                WorkerPool.PROOF, broker.metadata.prove, broker.metadata.looks
+            )
     while _are_moving(broker, partitions) and (left := deadline - time.monotonic()) > 0:
         await context.wait_for_leaders(left)
 
 
 def _are_moving(broker: Broker, partitions: Iterable[TopicPartition]) -> bool:
-    return any(broker.is_moving(topic, number) for topic, number in partitions)
+    return any(broker.partitions.is_moving(topic, number) for topic, number in partitions)
 
 
 def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
     """Returns the leader of a partition if it is another broker, and up."""
     with suppress(errors.Invalid):
-        leader = Leader(*broker.leader_of(topic, number))
+        leader = Leader(*broker.partitions.leader_of(topic, number))
         if leader.broker != broker.broker_id and leader.broker in broker.members():
             return leader
     return None

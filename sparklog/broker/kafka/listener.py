@@ -161,7 +161,7 @@ class KafkaListener:
     def start(self) -> None:
         """Starts the threads of the listener."""
         self._max_connections = _limit_to_open_files(self._max_connections)
-        self.broker.watch_leaders(self._note_leaders)
+        self.broker.partitions.watch_leaders(self._note_leaders)
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),

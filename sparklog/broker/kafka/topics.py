@@ -36,7 +36,7 @@ def topic_name_of_id(broker: Broker, topic_id: uuid.UUID | None) -> str:
     """Returns the name of the topic with that id. Raises `TopicChanged` if no topic has it."""
     octets = topic_id.bytes if topic_id is not None else bytes(16)
     prefix, own_id = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
-    name = broker.topic_of(own_id.hex()) if prefix == _PREFIX else None
+    name = broker.partitions.topic_of(own_id.hex()) if prefix == _PREFIX else None
     if name is None:
         raise errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
     return name
@@ -54,7 +54,7 @@ def check_assignment(name: str, assignments: Iterable[Sequence[int]]) -> None:
 
 def partition_status(broker: Broker, name: str, number: int) -> PartitionStatus:
     """Returns the status of one partition. Raises `UnknownTopic` and `UnknownPartition`."""
-    statuses = broker.partition_statuses(name)
+    statuses = broker.partitions.statuses(name)
     if not 0 <= number < len(statuses):
         raise errors.UnknownPartition(topic=name, partition=number, last=len(statuses) - 1)
     return statuses[number]
@@ -89,7 +89,7 @@ def topic_fields(
     return {
         "error_code": ErrorCode.none,
         "name": name,
-        "topic_id": kafka_id(broker.id_of(name)),
+        "topic_id": kafka_id(broker.partitions.id_of(name)),
         "is_internal": name in INTERNAL_TOPICS,
         "partitions": LazyArray(partition, range(len(statuses))),
     }

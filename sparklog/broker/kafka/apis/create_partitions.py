@@ -60,7 +60,7 @@ async def _widen(
 
 def _check_assignments(context: HandlerContext, topic: Any) -> None:
     """Raises `BadAssignment` if the assignments do not fit the number of new partitions."""
-    added = topic.count - len(context.broker.partition_statuses(topic.name))
+    added = topic.count - len(context.broker.partitions.statuses(topic.name))
     if topic.assignments is not None and len(topic.assignments) != added:
         raise errors.BadAssignment(
             topic=topic.name,

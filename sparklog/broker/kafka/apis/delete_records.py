@@ -48,7 +48,7 @@ async def _delete(
     async for each in context.scheduler.iterate(topic.partitions):
         number, offset = each.partition_index, each.offset
         try:
-            status = context.broker.partition_status(topic.name, number)
+            status = context.broker.partitions.status(topic.name, number)
             is_in_range = -1 <= offset <= status.end
         except errors.SparklogError as error:
             codes[number] = code_of(error)

@@ -13,7 +13,7 @@ from sparklog.broker.kafka.times import NO_TIME
 
 @serves(35, "describe_log_dirs", max_version=4, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    sizes = await context.run_blocking(WorkerPool.READ, context.broker.log_bytes)
+    sizes = await context.run_blocking(WorkerPool.READ, context.broker.partitions.log_bytes)
     requested = {name: set(partition_sizes) for name, partition_sizes in sizes.items()}
     if request.body.topics is not None:
         requested = {each.topic: set(each.partitions) for each in request.body.topics}

@@ -31,7 +31,7 @@ def _topic(context: HandlerContext, topic: Any) -> Fields:
 
 def _partition(context: HandlerContext, topic: str, number: int) -> Fields:
     try:
-        producers = context.broker.producers(topic, number)
+        producers = context.broker.partitions.producers(topic, number)
     except errors.SparklogError as error:
         return {
             "partition_index": number,

@@ -39,7 +39,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             return _reply(topics, (name, 0))
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         try:
-            statuses = context.broker.partition_statuses(check_topic_name(name))
+            statuses = context.broker.partitions.statuses(check_topic_name(name))
         except errors.SparklogError as error:
             if requested:
                 topics.append(_error_fields(name, code_of(error)))

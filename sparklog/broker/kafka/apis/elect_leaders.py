@@ -60,7 +60,7 @@ def _without_leaders(broker: Broker, name: str, kind: int) -> list[Fields]:
     members = broker.members()
     found = [
         {"partition_id": number, "error_code": _UNAVAILABLE[kind], "error_message": _NO_LEADER}
-        for number, each in enumerate(broker.partition_statuses(name))
+        for number, each in enumerate(broker.partitions.statuses(name))
         if each.leader not in members
     ]
     return [{"topic": name, "partition_result": found}] if found else []

@@ -227,7 +227,9 @@ def _has_too_few(
     for partition in partitions:
         if partition.offset < partition.end:
             try:
-                size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+                size = context.broker.partitions.bytes_from(
+                    partition.name, partition.number, partition.offset
+                )
             except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
                 return False
             if size is None or size >= partition.limit_bytes:
@@ -272,7 +274,9 @@ def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
     if partition.code or partition.offset >= partition.end:
         return 0
     try:
-        size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+        size = context.broker.partitions.bytes_from(
+            partition.name, partition.number, partition.offset
+        )
     except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
         return 0
     return partition.limit_bytes if size is None else min(partition.limit_bytes, size)
@@ -419,8 +423,10 @@ def _look_up(context: HandlerContext, partition: _FetchPartition) -> None:
         partition.name = identity
     else:
         partition.name = topic_name_of_id(context.broker, identity)
-    context.broker.check_leader_epoch(partition.name, partition.number, partition.leader_epoch)
-    status = context.broker.partition_status(partition.name, partition.number)
+    context.broker.partitions.check_leader_epoch(
+        partition.name, partition.number, partition.leader_epoch
+    )
+    status = context.broker.partitions.status(partition.name, partition.number)
     partition.start, partition.end = status.start, status.end
     partition.appended_bytes = status.appended_bytes
     if not status.start <= partition.offset <= status.end:

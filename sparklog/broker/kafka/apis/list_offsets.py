@@ -54,8 +54,8 @@ async def _look_up(context: HandlerContext, topic: str, partition: Any) -> Field
     number = partition.partition_index
     timestamp_ms, offset = -1, -1
     try:
-        status = context.broker.partition_status(topic, number)
-        context.broker.check_leader_epoch(
+        status = context.broker.partitions.status(topic, number)
+        context.broker.partitions.check_leader_epoch(
             topic, number, getattr(partition, "current_leader_epoch", _NO_EPOCH)
         )
         leader_epoch = status.leader_epoch

@@ -124,6 +124,6 @@ def _known_topic_fields(context: HandlerContext, name: str, *, with_operations: 
     """Returns the topic's fields, and its authorized operations if they are requested."""
     operations = {"topic_authorized_operations": ON_TOPIC if with_operations else NOT_REQUESTED}
     return {
-        **topic_fields(context.broker, name, context.broker.partition_statuses(name)),
+        **topic_fields(context.broker, name, context.broker.partitions.statuses(name)),
         **operations,
     }

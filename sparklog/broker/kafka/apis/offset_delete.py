@@ -30,7 +30,7 @@ _GROUP_ERRORS = {
 def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> ErrorCode:
     """Returns the error of a partition that does not exist, or else the group's result."""
     try:
-        count = context.broker.partition_count(topic)
+        count = context.broker.partitions.count(topic)
         if not 0 <= number < count:
             raise errors.UnknownPartition(topic=topic, partition=number, last=count - 1)
     except errors.Invalid as error:

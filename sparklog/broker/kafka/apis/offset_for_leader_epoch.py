@@ -33,8 +33,10 @@ def _partition(context: HandlerContext, topic: str, partition: Any) -> Fields:
     number = partition.partition
     code, leader_epoch, end_offset = ErrorCode.none, -1, -1
     try:
-        context.broker.check_leader_epoch(topic, number, partition.current_leader_epoch)
-        leader_epoch, end_offset = context.broker.epoch_end(topic, number, partition.leader_epoch)
+        context.broker.partitions.check_leader_epoch(topic, number, partition.current_leader_epoch)
+        leader_epoch, end_offset = context.broker.partitions.epoch_end(
+            topic, number, partition.leader_epoch
+        )
     except errors.SparklogError as error:
         code = code_of(error)
     return {

@@ -255,6 +255,6 @@ def _partition_fields(
 
 def _log_start(context: HandlerContext, topic: Any, index: int) -> int:
     try:
-        return context.broker.partition_status(topic_name(context.broker, topic), index).start
+        return context.broker.partitions.status(topic_name(context.broker, topic), index).start
     except (errors.Invalid, errors.NotLeader):  # it has just been deleted, or has moved
         return -1
