@@ -38,6 +38,7 @@ from sparklog.broker.listening import Listeners, check_installed, compile_loops
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.loops import Loops
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
@@ -182,25 +183,7 @@ class Agent:
             self.address = self.listeners.flight_address
             if settings.kafka.listen and self._ports_of_leader():
                 compile_loops()  # while the present leader of the root still serves
-            self._meta = MetadataStore(store, clock=clock)
-            self._leadership = takeover.acquire(
-                store,
-                self._meta,
-                broker=settings.id,
-                flight=self.address,
-                kafka=self.listeners.kafka_advertised,
-                rack=settings.cluster.rack,
-                is_member=self._is_member,
-                clock=clock,
-                dead_after_seconds=self._liveness.dead_after_seconds,
-                kind=self.kind,
-                process=this_process(),
-                take_over=self._take_over,
-                allow_non_empty=self._allow_non_empty,
-                watch=self._watch,
-                watch_of=self._watch_of,
-                choose_log=self._choose_log,
-            )
+            self._leadership = self._acquire()
         except BaseException:
             self.listeners.close()
             raise
@@ -231,7 +214,7 @@ class Agent:
             self._mark_stopped()
             self._close()
             self._stopped.set()
-            explained = self._with_successor(error)
+            explained = takeover.explained(error, self._meta, self._leadership)
             if explained is not error:
                 raise explained from error
             raise
@@ -249,6 +232,36 @@ class Agent:
             recovery_seconds=round(self._recovered_at - leading_since, 3),
         )
 
+    def _acquire(self) -> Leadership:
+        """Takes over the root in a new epoch, and raises, as `takeover.acquire` does."""
+        self._meta = MetadataStore(self._store, clock=self._clock)
+
+        def choose_log() -> WalKind:
+            chosen = choose(self._store, self.settings.writer.log, clock=self._clock)
+            kind, reason = chosen.kind.value, chosen.reason
+            _log.info("storage of the write-ahead log", kind=kind, reason=reason)
+            self._wal = f"{kind}: {reason}"
+            return chosen.kind
+
+        return takeover.acquire(
+            self._store,
+            self._meta,
+            broker=self.settings.id,
+            flight=self.address,
+            kafka=self.listeners.kafka_advertised,
+            rack=self.settings.cluster.rack,
+            is_member=self._is_member,
+            clock=self._clock,
+            dead_after_seconds=self._liveness.dead_after_seconds,
+            kind=self.kind,
+            process=this_process(),
+            take_over=self._take_over,
+            allow_non_empty=self._allow_non_empty,
+            watch=self._watch,
+            watch_of=self._watch_of,
+            choose_log=choose_log,
+        )
+
     def _watch_of(self, broker: int | None) -> LeaderWatch:
         """Returns a watch over a broker of the root; None: over its controller."""
         return LeaderWatch(
@@ -257,29 +270,6 @@ class Agent:
             dead_after_seconds=self._liveness.dead_after_seconds,
             broker=broker,
             answers=self._answers,
-        )
-
-    def _choose_log(self) -> WalKind:
-        chosen = choose(self._store, self.settings.writer.log, clock=self._clock)
-        _log.info("storage of the write-ahead log", kind=chosen.kind.value, reason=chosen.reason)
-        self._wal = f"{chosen.kind}: {chosen.reason}"
-        return chosen.kind
-
-    def _broker_info(self) -> flight_messages.BrokerInfo:
-        process = this_process()
-        return flight_messages.BrokerInfo(
-            broker=self._leadership.broker,
-            epoch=self._leadership.epoch,
-            address=self.address,
-            kafka=self.kafka_address,
-            metrics=self.metrics_address,
-            kind=self.kind,
-            version=VERSION,
-            host=process.host,
-            pid=process.pid,
-            started_us=self._meta.current.brokers[self._leadership.broker].started_us,
-            log=self.settings.log.file,
-            wal=self._wal,
         )
 
     def _ports_of_leader(self) -> set[int]:
@@ -345,6 +335,10 @@ class Agent:
         self._is_serving = True
 
     def _surroundings(self) -> Surroundings:
+        def on_flush(written: wal.WalObject, seconds: float) -> None:
+            self._flushed_at = self._clock.monotonic()
+            self._flushes.count(written, seconds)
+
         return Surroundings(
             settings=self.settings,
             store=self._store,
@@ -360,7 +354,7 @@ class Agent:
             removed_files=self._removed_files,
             flushes=self._flushes,
             upkeep=self._upkeep,
-            on_flush=self._on_flush,
+            on_flush=on_flush,
         )
 
     def _open_listeners(self, given: Surroundings, parts: Parts) -> Coordinator:
@@ -373,7 +367,21 @@ class Agent:
         try:
             listeners.open_kafka(broker, groups, patience_seconds=patience_seconds)
             # Set before the Flight listener opens: its first client may ask for them.
-            broker.serving = self._broker_info()
+            process = this_process()
+            broker.serving = flight_messages.BrokerInfo(
+                broker=self._leadership.broker,
+                epoch=self._leadership.epoch,
+                address=self.address,
+                kafka=self.kafka_address,
+                metrics=self.metrics_address,
+                kind=self.kind,
+                version=VERSION,
+                host=process.host,
+                pid=process.pid,
+                started_us=self._meta.current.brokers[self._leadership.broker].started_us,
+                log=self.settings.log.file,
+                wal=self._wal,
+            )
             broker.prove = self._heartbeats.prove
             broker.cluster_admin.answers = self._answers
             self._refused.look = functools.partial(self._look_for_refusals, parts.writer)
@@ -439,10 +447,6 @@ class Agent:
             is_ready=lambda: self._is_serving and not self._stopping.is_set(),
             patience_seconds=patience_seconds,
         )
-
-    def _on_flush(self, written: wal.WalObject, seconds: float) -> None:
-        self._flushed_at = self._clock.monotonic()
-        self._flushes.count(written, seconds)
 
     @property
     def parts(self) -> Parts:
@@ -638,7 +642,7 @@ class Agent:
     def _on_failure(self, error: BaseException) -> None:
         if self._stopping.is_set():
             return
-        error = self._with_successor(error)
+        error = takeover.explained(error, self._meta, self._leadership)
         known, self.failure = self.failure, error
         if known is not None and str(known) == str(error):
             pass  # another thread has met and logged it
@@ -649,23 +653,6 @@ class Agent:
         if self._parts is not None:  # otherwise `start` is running, and meets the same error
             self._parts.writer.fail(error)
             threading.Thread(target=self._stop_after_failure, name="sparklog-failed").start()
-
-    def _with_successor(self, error: BaseException) -> BaseException:
-        """Returns `BrokerFenced` with the successor, if another broker has replaced this one.
-
-        The metadata name it, and a fence does not. A broker that was suspended for long enough
-        finds no fence either: the successor has deleted its log, and `SyncFailed` says so.
-        """
-        if isinstance(error, ENDS_THE_BROKER):
-            with contextlib.suppress(Exception):  # the broker must stop in any case
-                metadata = self._meta.reload()
-                try:
-                    takeover.check_leadership(metadata, self._leadership)
-                except errors.BrokerFenced as fenced:
-                    return fenced
-                if isinstance(error, errors.BrokerFenced):
-                    return takeover.replaced(metadata, self._leadership)
-        return error
 
     def _stop_after_failure(self) -> None:
         """Stops at once after a failure."""

@@ -68,6 +68,7 @@ class Handovers:
         self._metadata = metadata
         self._own = own
         self._partition_table = partition_table
+        self._resignations = partition_table.resignations
         self._writer = writer
         self._wal_cleaner = wal_cleaner
         self._clock = clock
@@ -195,16 +196,14 @@ class Handovers:
             began = self._clock.monotonic()
             try:
                 for topic, each in wanted:
-                    self._partition_table.begin_move(topic, each.partition)
+                    self._resignations.begin(topic, each.partition)
                 self._finish_appends()
             except BaseException:
                 for topic, each in wanted:
-                    self._partition_table.abandon_move(topic, each.partition)
+                    self._resignations.abandon(topic, each.partition)
                 raise
             moved = [
-                each
-                for topic, each in wanted
-                if self._partition_table.resign(topic, each.partition)
+                each for topic, each in wanted if self._resignations.complete(topic, each.partition)
             ]
             resigned = dict.fromkeys(moved, self._save_states())
             changed = self._metadata.change(
@@ -231,7 +230,7 @@ class Handovers:
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
         """Yields what this broker serves of `moves`, except partitions whose end is unknown."""
-        if self._partition_table.resigned():
+        if self._resignations.undecided():
             raise errors.MetadataChanged  # the outcome of the last moves is unknown
         for (name, number), target in moves.items():
             if not self._partition_table.has_topic(name):
@@ -258,10 +257,10 @@ class Handovers:
 
         The change may still be under way, so a further version is put, which excludes it.
         """
-        if not self._partition_table.resigned() or not self._moving.acquire(blocking=False):
+        if not self._resignations.undecided() or not self._moving.acquire(blocking=False):
             return  # a thread that moves partitions now may wait for the store, and settles them
         try:
-            resigned = self._partition_table.resigned()
+            resigned = self._resignations.undecided()
             metadata = self._metadata.change(lambda metadata: metadata)
             topics = {known.topic_id: known for known in metadata.topics.values()}
             for topic_id, partition in resigned:
@@ -279,7 +278,7 @@ class Handovers:
 
     def _release(self) -> None:
         """Forgets the partitions whose leaders need nothing of our log any more."""
-        retained = self._partition_table.retained()
+        retained = self._resignations.retained()
         if not retained:
             return
         metadata = self._metadata.known
@@ -288,7 +287,7 @@ class Handovers:
         for topic_id, number in retained:
             of_topic = leaders.get(topic_id, ())
             if number >= len(of_topic) or of_topic[number] not in heirs:
-                self._partition_table.release(topic_id, number)
+                self._resignations.release(topic_id, number)
 
     def _heirs(self, metadata: ClusterMetadata) -> frozenset[int]:
         own = self._own.broker, self._own.epoch

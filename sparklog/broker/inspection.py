@@ -227,7 +227,9 @@ class Partitions:
     def has_resigned(self, topic: str, partition: int) -> bool:
         """Returns whether this broker has led a partition lately, and knows its next leader."""
         table = self._table
-        return table.has_topic(topic) and table.is_retained(table.topic(topic), partition)
+        return table.has_topic(topic) and table.resignations.is_retained(
+            table.topic(topic), partition
+        )
 
     def watch_leaders(self, notify: Callable[[], None]) -> None:
         """Has `notify` called when partitions have other leaders, or are served from now on.

@@ -246,7 +246,8 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
         first.publish()
         first.trim()
         first.handovers.tick()
-    assert first.partition_table.retained() == [(first.partition_table.topic("t").topic_id, number)]
+    retained = first.partition_table.resignations.retained
+    assert retained() == [(first.partition_table.topic("t").topic_id, number)]
     kept = led_by(first)
     assert [first.broker.partitions.has_resigned("t", each) for each in (number, kept)] == [
         True,
@@ -264,7 +265,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     assert not inherited_by(second.meta.reload(), 2)
     first.reconciler.tick()
     first.handovers.tick()
-    assert first.partition_table.retained() == []
+    assert retained() == []
     assert not first.broker.partitions.has_resigned("t", number)
     first.append(["x"], partition=led_by(first))
     first.publish()
@@ -387,7 +388,7 @@ def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
     topic = first.partition_table.topic("t")
     refused = first.submit(["x"], partition=number, producer_sequence=(77, 0, 0))
     written = first.submit(["y"], partition=max(topic.partitions))
-    first.partition_table.begin_move(topic, number)
+    first.partition_table.resignations.begin(topic, number)
     assert first.broker.wait(written)[0].base_offset == 2
     with pytest.raises(errors.NotLeader):
         first.broker.wait(refused)
@@ -401,7 +402,7 @@ def test_the_writer_has_ended(members: Members) -> None:
     with pytest.raises(errors.BrokerFenced):
         first.handovers.move({("t", number): 2})
     assert number in first.partition_table.topic("t").partitions
-    assert not first.partition_table.resigned()
+    assert not first.partition_table.resignations.undecided()
 
 
 def test_members_that_stop_together(members: Members, clock: ManualClock) -> None:
@@ -1016,8 +1017,8 @@ def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
     number, topic = led_by(first), first.partition_table.topic("t")
-    first.partition_table.begin_move(topic, number)
-    assert first.partition_table.resign(topic, number)
+    first.partition_table.resignations.begin(topic, number)
+    assert first.partition_table.resignations.complete(topic, number)
     first.partition_table.reinstate(topic.topic_id, number)
     with pytest.raises(errors.EarlierBatchMissing):
         first.append(["later"], partition=number, producer_sequence=(9, 0, 3))

@@ -104,7 +104,7 @@ def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
         each.trim()
     third.reconciler.tick()
     third.handovers.tick()
-    assert not third.partition_table.retained()
+    assert not third.partition_table.resignations.retained()
 
     giver.handovers.move({("t", number): 2, ("t", kept): 2})
     taker.reconciler.tick()
@@ -247,14 +247,15 @@ def test_a_partition_is_not_released_while_it_moves(
     number = led_by(first)
     for sequence in range(3):
         first.append([f"{sequence}"], partition=number, producer_sequence=(9, 0, sequence))
-    table, resign = first.partition_table, first.partition_table.resign
+    resignations = first.partition_table.resignations
+    complete = resignations.complete
 
-    def resign_and_release(*values: Any) -> bool:
-        is_resigned = resign(*values)
+    def complete_and_release(*values: Any) -> bool:
+        is_complete = complete(*values)
         first.handovers._release()
-        return is_resigned
+        return is_complete
 
-    monkeypatch.setattr(table, "resign", resign_and_release)
+    monkeypatch.setattr(resignations, "complete", complete_and_release)
     first.handovers.move({("t", number): 2})
     second.reconciler.tick()
     assert [row[1] for row in second.read(partition=number)] == [b"0", b"1", b"2"]

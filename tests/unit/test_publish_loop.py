@@ -132,8 +132,8 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     loop = publishing(rig)
     for topic in topics:
         rig.partition_table.backlog.hold_back(topic, "403")
-    rig.partition_table.begin_move(topics[1], 0)
-    assert rig.partition_table.resign(topics[1], 0)
+    rig.partition_table.resignations.begin(topics[1], 0)
+    assert rig.partition_table.resignations.complete(topics[1], 0)
     assert topics[1].held_back is None
     assert rig.partition_table.backlog.waiting() == [topics[0]]
     for _ in range(100):

@@ -1164,8 +1164,8 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
 def test_a_table_of_several_leaders_is_read_before_a_commit(rig: Rig, store: MemoryStore) -> None:
     """Others have committed since our last commit, so it would lose its race each time."""
     topic = rig.partition_table.topic("t")
-    rig.partition_table.begin_move(topic, 1)
-    assert rig.partition_table.resign(topic, 1)
+    rig.partition_table.resignations.begin(topic, 1)
+    assert rig.partition_table.resignations.complete(topic, 1)
     rig.append(["a"])
     TopicTable(rig.store, "t", clock=rig.clock).commit(
         lambda _: TableChange(txns={end_app_id(topic.topic_id, 1): 7})

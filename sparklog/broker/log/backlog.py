@@ -169,13 +169,6 @@ class Backlog:
                     topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
             topic.waiting_since = -math.inf
 
-    def restore_unconfirmed(
-        self, topic: Topic, partition: Partition, entries: Iterable[Located]
-    ) -> None:
-        """Adds the published entries that recovery found in the logs, in order."""
-        with self._lock:
-            self._add_unconfirmed(topic, partition, entries)
-
     def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
         """Records that the table of `topic` holds everything below these ends of partitions."""
         with self._lock:
@@ -193,7 +186,7 @@ class Backlog:
                     if partition.unpublished:  # it waits again, behind the others
                         self._begin_wait(topic, partition)
                 partition.drop_published_batches(end)
-                self._add_unconfirmed(topic, partition, done)
+                self.add_unconfirmed(topic, partition, done)
                 self._release_unpublished(topic, done)
             self.update_waiting(topic)
 
@@ -386,7 +379,7 @@ class Backlog:
             if reached < partition.end or (reached > partition.end and partition.is_end_known):
                 return False
             # These entries were published meanwhile, and their files have not been seen.
-            self._add_unconfirmed(topic, partition, join_head(partition.published, end, entries))
+            self.add_unconfirmed(topic, partition, join_head(partition.published, end, entries))
             self._release_unpublished(topic, partition.unpublished)
             self._release_unconfirmed(partition.stranded)
             partition.unpublished, partition.stranded = [], []
@@ -446,6 +439,16 @@ class Backlog:
             self._put_last(topic)
         self.written_bytes += payload_bytes(located.entry)
         self._count_bytes(topic, located.entry, 1)
+
+    def add_unconfirmed(
+        self, topic: Topic, partition: Partition, entries: Iterable[Located]
+    ) -> None:
+        """Adds entries, in order, of which the table has the rows. Requires the lock."""
+        self._changes.note_bounds(topic, partition)
+        for each in entries:
+            partition.unconfirmed.append(each)
+            self._unconfirmed_references.add(each)
+            self._count_unconfirmed(topic, 1)
 
     def replace_with_copy(self, partition: Partition, copy: Located) -> None:
         """Replaces an entry by its carried copy, unless the entry was published meanwhile."""
@@ -522,15 +525,6 @@ class Backlog:
         for each in done:
             self._unpublished_references.remove(each)
             self._count_bytes(topic, each.entry, -1)
-
-    def _add_unconfirmed(
-        self, topic: Topic, partition: Partition, entries: Iterable[Located]
-    ) -> None:
-        self._changes.note_bounds(topic, partition)
-        for each in entries:
-            partition.unconfirmed.append(each)
-            self._unconfirmed_references.add(each)
-            self._count_unconfirmed(topic, 1)
 
     def _release_unconfirmed(self, done: Iterable[Located]) -> None:
         for each in done:

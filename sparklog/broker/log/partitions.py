@@ -1,7 +1,7 @@
 """Partition table: the topics of a root, and the partitions of them that this broker leads.
 
-One lock guards all of it, here and in `backlog`, `duplicates` and `checkpoint_changes`. Acks wait
-for it, so no thread holds it during I/O, nor while it takes a lock that is held during I/O, as that
+One lock guards all of it, here and in `backlog`, `duplicates`, `resignations` and
+`checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while it takes a lock that is held during I/O, as that
 of a topic's table is. No other module takes it. Only durable facts are recorded: the writer applies
 a flush after its object is durable, the publisher a commit after it is in the Delta log.
 """
@@ -22,11 +22,11 @@ from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_changes import CheckpointChanges
 from sparklog.broker.log.checkpoint_state import StateSnapshot
 from sparklog.broker.log.duplicates import Duplicates
-from sparklog.broker.log.growth import Growth
 from sparklog.broker.log.growths import Growths
 from sparklog.broker.log.partition import Partition, payload_bytes
 from sparklog.broker.log.partition_state import MOVING, PartitionEvent, PartitionState
 from sparklog.broker.log.producer_state import ProducerState
+from sparklog.broker.log.resignations import Resignations
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock, SystemClock
@@ -118,6 +118,10 @@ class PartitionTable:
         self.growths = Growths(
             self._lock, lambda topic, number: self.topic(topic).partition(number)
         )
+        self.resignations = Resignations(
+            self._lock, self._changes, self.backlog, self._duplicates, self.by_id, clock=self._clock
+        )
+        """Partitions that move, or have moved, from this broker to others."""
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._removed: dict[str, float] = {}
@@ -128,11 +132,6 @@ class PartitionTable:
         """Called when partitions have other leaders, or are served from now on."""
         self.is_takeover_stuck = False
         """True while partitions that this broker has got cannot be restored."""
-        self._retained: dict[str, dict[int, Partition]] = {}
-        """Partitions that this broker has resigned, by topic id and number.
-
-        Their state stays in our checkpoints, and their entries in our log, for their next leaders.
-        """
         self.taken_seconds = -math.inf
         """When this broker last got a partition of a predecessor (monotonic seconds)."""
         self.applied_sequence = -1
@@ -237,8 +236,7 @@ class PartitionTable:
                 self._changes.forget(partition)
                 self._duplicates.forget(partition)
                 partition.growth.close()
-            for partition in self._retained.pop(topic.topic_id, {}).values():
-                self._drop(topic.topic_id, partition)
+            self.resignations.forget_topic(topic)
         for partition in topic.partitions.values():
             with self._lock:  # for one at a time, because others wait for it
                 self._duplicates.forget_producers(partition)
@@ -268,7 +266,7 @@ class PartitionTable:
         with self._lock:
             for number in added or ():
                 # Our checkpoints may have a state of an earlier time: it is not continued.
-                self.release(topic.topic_id, number)
+                self.resignations.release(topic.topic_id, number)
             if added:
                 assert not added.keys() & topic.partitions.keys(), "their records would be lost"
                 topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
@@ -282,10 +280,7 @@ class PartitionTable:
                 # In this order: `count` is that of the leaders, and is read without the lock.
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders
-                for number, partition in self._retained.get(topic.topic_id, {}).items():
-                    is_succeeded = partition.leader_epoch < topic.leader_epochs[number]
-                    if is_succeeded and partition.state is PartitionState.RESIGNED:
-                        partition.move(PartitionEvent.SUCCEEDED)
+                self.resignations.note_leaders(topic)
         self.on_leaders()
 
     def lead_known(self, topic: Topic, known: TopicMetadata, *, version: int) -> bool:
@@ -354,7 +349,7 @@ class PartitionTable:
         block = found.block
         if block is None:
             self.backlog.restore_tail(topic, found.partition, found.tail)
-            self.backlog.restore_unconfirmed(topic, found.partition, found.unconfirmed)
+            self.backlog.add_unconfirmed(topic, found.partition, found.unconfirmed)
             return
         self.backlog.block(
             topic,
@@ -374,8 +369,7 @@ class PartitionTable:
         found = topic.partitions.get(number)
         if found is not None:
             return found.state
-        resigned = self._retained.get(topic.topic_id, {}).get(number)
-        if resigned is not None and resigned.state is PartitionState.RESIGNED:
+        if self.resignations.is_undecided(topic, number):
             return PartitionState.RESIGNED
         is_ours = topic.leaders[number] == self.broker
         return PartitionState.AWAITED if is_ours else PartitionState.ELSEWHERE
@@ -384,101 +378,10 @@ class PartitionTable:
         """Returns whether a partition is in a state of `MOVING`; False for one without a leader."""
         return 0 <= number < topic.count and self.state(topic, number) in MOVING
 
-    def begin_move(self, topic: Topic, number: int) -> None:
-        """Admits no further request for a partition, unless it is blocked just now."""
-        with self._lock:
-            partition = topic.partitions[number]
-            if partition.state is PartitionState.SERVING:
-                partition.move(PartitionEvent.MOVE_BEGAN)
-
-    def abandon_move(self, topic: Topic, number: int) -> None:
-        """Serves a partition as before `begin_move`."""
-        with self._lock:
-            partition = topic.partitions[number]
-            # Batches were refused meanwhile, and come again after later ones.
-            partition.taken_seconds = self._clock.monotonic()
-            if partition.state is PartitionState.RESIGNING:
-                partition.move(PartitionEvent.MOVE_ABANDONED)
-
-    def resign(self, topic: Topic, number: int) -> bool:
-        """Serves a partition no more. Its state stays in our checkpoints, and its entries needed.
-
-        No append of it may be under way. Its next leader continues from both. Returns False if the
-        topic was deleted, or the partition blocked meanwhile, which is served on then.
-        """
-        with self._lock:
-            partition = topic.partitions[number]
-            is_deleted = self.by_id(topic.topic_id) is not topic
-            if is_deleted or partition.state is not PartitionState.RESIGNING:
-                return False
-            topic.partitions = {n: each for n, each in topic.partitions.items() if n != number}
-            self.backlog.leave(topic, partition)
-            self._duplicates.leave(partition)
-            # The next checkpoint has its last state and bounds.
-            self._changes.note_state(topic.topic_id, partition)
-            self._changes.note_bounds(topic, partition)
-            partition.move(PartitionEvent.DRAINED)
-            self._retained.setdefault(topic.topic_id, {})[number] = partition
-            partition.growth.close()
-            return True
-
     def reinstate(self, topic_id: str, number: int) -> None:
-        """Serves a resigned partition again: no other broker has led it since."""
-        with self._lock:
-            topic = self.by_id(topic_id)
-            if topic is None:
-                return
-            partition = self._retained[topic_id][number]
-            partition.move(PartitionEvent.REINSTATED)
-            self._forget_retained(topic_id, number)
-            partition.taken_seconds = self._clock.monotonic()
-            self.backlog.rejoin(topic, partition)
-            self._duplicates.rejoin(topic, partition)
-            partition.growth = Growth()
-            topic.partitions = dict(sorted({**topic.partitions, number: partition}.items()))
-        self.on_leaders()
-
-    def resigned(self) -> list[tuple[str, Partition]]:
-        """Returns the partitions in the state RESIGNED, with their topics' ids."""
-        return [each for each in self._all_retained() if each[1].state is PartitionState.RESIGNED]
-
-    def retained(self) -> list[tuple[str, int]]:
-        """Returns (topic id, number) of what our log retains for successors that lead already."""
-        return [
-            (topic_id, each.number)
-            for topic_id, each in self._all_retained()
-            if each.state is not PartitionState.RESIGNED
-        ]
-
-    def is_retained(self, topic: Topic, number: int) -> bool:
-        """Returns whether this broker has led a partition lately, and knows its next leader."""
-        partition = self._retained.get(topic.topic_id, {}).get(number)
-        return partition is not None and partition.state is not PartitionState.RESIGNED
-
-    def release(self, topic_id: str, number: int) -> None:
-        """Forgets a partition that our log has retained: no other broker needs that any more."""
-        with self._lock:
-            if number in self._retained.get(topic_id, {}):
-                self._drop(topic_id, self._forget_retained(topic_id, number))
-
-    def _all_retained(self) -> list[tuple[str, Partition]]:
-        with self._lock:
-            return [
-                (topic_id, partition)
-                for topic_id, of_topic in self._retained.items()
-                for partition in of_topic.values()
-            ]
-
-    def _forget_retained(self, topic_id: str, number: int) -> Partition:
-        of_topic = self._retained[topic_id]
-        partition = of_topic.pop(number)
-        if not of_topic:
-            del self._retained[topic_id]
-        return partition
-
-    def _drop(self, topic_id: str, partition: Partition) -> None:
-        self.backlog.release(partition)
-        self._changes.drop(topic_id, partition)
+        """Serves a resigned partition again, because no other broker has led it since."""
+        if self.resignations.revoke(topic_id, number):
+            self.on_leaders()
 
     # -------------------------------------------------------------------------- durable facts
 

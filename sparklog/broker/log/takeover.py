@@ -35,6 +35,7 @@ new WAL has a checkpoint of the states that were taken over. The epoch is closed
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.backoff import ENDS_THE_BROKER
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import Clock
 from sparklog.storage.metadata.cluster_file import Cluster, open_cluster, raise_format
@@ -380,6 +382,24 @@ def replaced(metadata: ClusterMetadata, leadership: Leadership) -> errors.Broker
         epoch=leadership.epoch,
         successor=describe_broker(metadata.controller, known),
     )
+
+
+def explained(error: BaseException, store: MetadataStore, leadership: Leadership) -> BaseException:
+    """Returns `BrokerFenced` with the successor, if another broker has replaced this one.
+
+    The metadata names it, and a fence does not. A broker that was suspended for long enough finds
+    no fence either: the successor has deleted its log, and `SyncFailed` says so.
+    """
+    if isinstance(error, ENDS_THE_BROKER):
+        with contextlib.suppress(Exception):  # the broker must stop in any case
+            metadata = store.reload()
+            try:
+                check_leadership(metadata, leadership)
+            except errors.BrokerFenced as fenced:
+                return fenced
+            if isinstance(error, errors.BrokerFenced):
+                return replaced(metadata, leadership)
+    return error
 
 
 def _check_newest(metadata: ClusterMetadata, leadership: Leadership) -> None:

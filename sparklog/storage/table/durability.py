@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import crc32c
+import pyarrow as pa
+
 from sparklog.storage.table.delta_log import Add
 from sparklog.storage.table.names import is_our_file
 
@@ -57,14 +60,19 @@ class SyncState:
 
 
 class ReadBacks:
-    """Commits to read back: ours, and those that remove files."""
+    """Commits to read back: ours, and those that remove files.
 
-    def __init__(self) -> None:
+    `may_differ`: false on a store where no engine can overwrite a commit; then none is noted.
+    """
+
+    def __init__(self, *, may_differ: bool) -> None:
+        self._may_differ = may_differ
         self._noted: dict[int, tuple[int, float]] = {}
         """By version: the CRC32C, and the monotonic time at which the commit was put or read."""
 
-    def note(self, version: int, checksum: int, now: float) -> None:
-        self._noted[version] = checksum, now
+    def note(self, version: int, data: pa.Buffer | bytes, now: float) -> None:
+        if self._may_differ:
+            self._noted[version] = crc32c.crc32c(data), now
 
     def due(self, until: float | None) -> dict[int, tuple[int, float]]:
         """Returns the commits that were noted by then; None: all."""

@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-import crc32c
 import pyarrow as pa
 
 from sparklog import errors, limits
@@ -101,7 +100,7 @@ class TopicTable:
         self._syncs_files = not only_reads and store.is_local
         """Other engines may have added files that are not durable."""
         self._sync = SyncState()
-        self._read_backs = ReadBacks()
+        self._read_backs = ReadBacks(may_differ=not store.is_local)
         self._looked_at: dict[str, float | None] = {}
         """The monotonic time of the first check of each active file; None: no further check."""
         self._snapshot = NO_TABLE
@@ -290,7 +289,7 @@ class TopicTable:
         if self._syncs_files:
             self._sync.note_files(actions.adds)
         if actions.removes and not self._only_reads:
-            self._expect(version, data)
+            self._read_backs.note(version, data, self.clock.monotonic())
 
     def _load(self) -> bool:
         """Loads the newest checkpoint. Returns False if it is not newer than the present state."""
@@ -307,11 +306,6 @@ class TopicTable:
         if self._syncs_files:
             self._sync.note_files(actions.adds)
         return True
-
-    def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
-        """Notes the commit for `confirm`, if the store allows overwriting."""
-        if not self.store.is_local:
-            self._read_backs.note(version, crc32c.crc32c(data), self.clock.monotonic())
 
     def _apply(self, version: int, actions: Actions) -> None:
         self._replay.apply(version, actions)
@@ -379,7 +373,7 @@ class TopicTable:
         """Returns whether a commit that was put counts; the replay then includes it."""
         version = prepared.version
         files = [unquote(file.path) for file in prepared.change.adds]
-        self._expect(version, prepared.data)
+        self._read_backs.note(version, prepared.data, self.clock.monotonic())
         try:
             if self._replay.version >= version:
                 # Another thread has read it meanwhile, unless it fell into the removed part.
