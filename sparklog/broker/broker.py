@@ -143,7 +143,7 @@ class Broker:
         )
         """The cluster's metadata, as this broker knows them."""
         self.partitions = Partitions(partition_table)
-        """What this broker knows about its topics' partitions."""
+        """Answers about topics and partitions, as this broker knows them."""
         self.topics = TopicAdmin(
             store,
             self.metadata,

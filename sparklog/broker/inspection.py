@@ -1,4 +1,4 @@
-"""What listeners ask about topics, partitions and producers, and the values that answer it."""
+"""Answers to listeners about topics, partitions and producers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ActiveProducers(Collection[ActiveProducer]):
 
 
 class Partitions:
-    """What listeners ask about topics and partitions, as this broker knows them now."""
+    """Answers to listeners about topics and partitions, as this broker knows them now."""
 
     def __init__(self, partition_table: PartitionTable) -> None:
         self._table = partition_table

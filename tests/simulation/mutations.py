@@ -17,8 +17,7 @@ from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import flush as flushes
-from sparklog.broker.log import publish_process, readers, recovery
-from sparklog.broker.log import publisher as publishers
+from sparklog.broker.log import publish_process, readers, recovery, run_choice
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.appends import Append
 from sparklog.broker.log.backlog import Backlog
@@ -27,6 +26,7 @@ from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.flush import Flush
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
+from sparklog.broker.log.table_commit import TableCommit
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
@@ -69,17 +69,17 @@ def _find_alone(flush: Flush, look: Callable[[Flush], Any]) -> Any:
     return look(flush)
 
 
-def _commit_blindly(commit: Any, before: TableSnapshot) -> TableChange | None:
+def _commit_blindly(commit: TableCommit, before: TableSnapshot) -> TableChange | None:
     """Adds the written files to any version it meets."""
-    topic_id = commit._topic.topic_id
-    commit.landed = before.topic_id == topic_id
-    if not commit.landed:
+    topic_id = commit.topic.topic_id
+    commit.has_landed = before.topic_id == topic_id
+    if not commit.has_landed:
         return None
     ends = {
-        end_app_id(topic_id, run.partition.number): max(run.end, before.ends[run.partition.number])
-        for run in commit._runs
+        end_app_id(topic_id, run.partition): max(run.end, before.ends[run.partition])
+        for run in commit.runs
     }
-    return TableChange(adds=tuple(commit._pending.files), txns=ends)
+    return TableChange(adds=tuple(commit.files), txns=ends)
 
 
 def _cut_by_rows(
@@ -223,7 +223,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="the publisher takes no look at the table's ends",
-        patches=((publishers._Commit, "decide", _commit_blindly),),
+        patches=((TableCommit, "decide", _commit_blindly),),
         rates=_RIVALS,
         profile=(("brokers", 3),),
     ),
@@ -274,7 +274,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a large batch is published in parts",
-        patches=((publishers, "_keep_batches_whole", _always(None)),),
+        patches=((run_choice, "keep_batches_whole", _always(None)),),
         rates=Rates(),
         profile=_LARGE,
     ),

@@ -24,7 +24,7 @@ _UNEXPECTED = [
 
 @pytest.mark.parametrize(("state", "event"), _UNEXPECTED)
 def test_an_unexpected_event_is_a_defect(state: PartitionState, event: PartitionEvent) -> None:
-    """It ends what would go on with a partition that may be another broker's."""
+    """It raises an error, because another broker may lead the partition."""
     with pytest.raises(AssertionError, match=f"{event.name} in state {state.name}"):
         after(state, event)
 

@@ -5,7 +5,7 @@ in a state in which it can append to the partition. The metadata decides which o
 fence of the write-ahead log ends a leader that does not know yet that it was replaced.
 
 An event that a state does not expect is a defect: `after` raises an `AssertionError` that names
-both, instead of a broker that goes on with a partition that is not its own.
+both; otherwise the broker might serve a partition that another one leads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 
 class PartitionState(enum.Enum):
-    """What a broker may do with a partition."""
+    """The state of a partition, as one broker knows it."""
 
     ELSEWHERE = "another broker leads it"
     AWAITED = "the metadata names this broker, which has not restored it yet"
@@ -27,7 +27,7 @@ class PartitionState(enum.Enum):
 
 
 class PartitionEvent(enum.Enum):
-    """What happens to a partition."""
+    """An event in the life of a partition."""
 
     ASSIGNED = "the metadata names this broker as the leader"
     RESTORED = "its records, producers and batches are found in the table and the logs"

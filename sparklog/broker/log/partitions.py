@@ -1,9 +1,10 @@
 """Partition table: the topics of a root, and the partitions of them that this broker leads.
 
 One lock guards all of it, here and in `backlog`, `duplicates`, `resignations` and
-`checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while it takes a lock that is held during I/O, as that
-of a topic's table is. No other module takes it. Only durable facts are recorded: the writer applies
-a flush after its object is durable, the publisher a commit after it is in the Delta log.
+`checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while it takes a lock
+that is held during I/O, as that of a topic's table is. No other module takes it. Only durable facts
+are recorded: the writer applies a flush after its object is durable, the publisher a commit after
+it is in the Delta log.
 """
 
 from __future__ import annotations

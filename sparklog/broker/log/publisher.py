@@ -18,10 +18,9 @@ written in several turns, with turns of other topics in between, and one commit 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -31,34 +30,27 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log import run_choice
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
+from sparklog.broker.log.table_commit import TableCommit
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.storage.maintenance import restoring
-from sparklog.storage.objects import ObjectMissing, Store, SyncFailed, put_together
+from sparklog.storage.objects import Store, SyncFailed, put_together
 from sparklog.storage.snapshot import (
-    BatchId,
-    BatchKind,
-    GapCause,
     Located,
     TableFile,
     TableSnapshot,
 )
-from sparklog.storage.table import gaps, preparations
-from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table import preparations
 from sparklog.storage.table.names import (
-    begun_app_id,
     data_path,
-    end_app_id,
-    key_app_id,
-    query_app_id,
 )
 from sparklog.storage.table.together import commit_all
-from sparklog.storage.table.topic_table import TopicTable
 
 PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
 PUBLISH_IN_PARALLEL_BYTES = 4 * limits.MIB
@@ -66,61 +58,6 @@ PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * limits.GIB
 
 _log = structlog.get_logger("sparklog.publisher")
-
-
-@dataclass(slots=True)
-class _PendingCommit:
-    """A commit in preparation."""
-
-    written: list[WrittenRun]
-    preparation: int | None = None
-    """The number in its files' names, if they are written in several turns."""
-    renewed_at: float = 0.0
-    may_have_landed: bool = False
-    """True if a commit of these files got no answer: then they may be in the table."""
-
-    @property
-    def files(self) -> list[TableFile]:
-        return [file for each in self.written for file in each.files]
-
-    @property
-    def is_complete(self) -> bool:
-        return all(each.is_complete for each in self.written)
-
-    @property
-    def count(self) -> int:
-        return sum(len(each.run.entries) for each in self.written)
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(
-            located.entry.memory_bytes for each in self.written for located in each.run.entries
-        )
-
-    @property
-    def splits_batch(self) -> bool:
-        """True if a part of a Spark batch is written, and another one cannot be read."""
-        unreadable = {
-            located.entry.batch_id
-            for each in self.written
-            if each.error is not None
-            for located in each.run.entries[each.count :]
-        }
-        unreadable.discard(None)
-        return bool(unreadable) and any(
-            located.entry.batch_id in unreadable
-            for each in self.written
-            for located in each.run.entries[: each.count]
-        )
-
-    def survives(self, error: BaseException) -> bool:
-        """Returns whether the next turn may continue with these files after `error`."""
-        return (
-            self.preparation is not None
-            and isinstance(error, errors.SparklogError | ObjectMissing)
-            # After these, all is written again: it took too long, or must free its space.
-            and not isinstance(error, errors.TimedOut | errors.StorageFull | errors.Fenced)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,40 +74,9 @@ class _Turn:
     """A topic's part in publishing several topics together."""
 
     topic: Topic
-    pending: _PendingCommit | None = None
+    pending: TableCommit | None = None
     """Its next commit; None if there is nothing to commit, or no more."""
     error: Exception | None = None
-
-
-class _Commit:
-    """The change of a table that adds the files of a pending commit, if its runs still fit."""
-
-    def __init__(self, topic: Topic, table: TopicTable, pending: _PendingCommit) -> None:
-        self.table = table
-        self.landed = False
-        self._topic = topic
-        self._pending = pending
-        self._runs = [each.readable_run for each in pending.written if each.count]
-        self._sparse = {
-            gaps.app_id(topic.topic_id, run.partition, GapCause.SOURCE): run.end
-            for run in self._runs
-            if any(each.entry.rows < each.entry.count for each in run.entries)
-        }
-
-    def decide(self, before: TableSnapshot) -> TableChange | None:
-        topic, runs = self._topic, self._runs
-        self.landed = False
-        if before.topic_id != topic.topic_id or before.partitions < topic.count:
-            return None
-        if any(before.ends[run.partition] != run.first for run in runs):
-            return None
-        self.landed = True
-        ends = {end_app_id(topic.topic_id, run.partition): run.end for run in runs}
-        return TableChange(
-            adds=tuple(self._pending.files),
-            txns={**ends, **self._sparse, **_batch_txns(topic, runs, self.table)},
-            preparation=self._pending.preparation,
-        )
 
 
 class Publisher:
@@ -205,7 +111,7 @@ class Publisher:
         self._rounds: dict[str, int] = {}
         """The number of partitions that a topic's present round has still to publish, by topic id.
         """
-        self._pending: dict[str, _PendingCommit] = {}
+        self._pending: dict[str, TableCommit] = {}
         """By topic id."""
         self._refused: dict[str, Exception] = {}
         """Why a topic is not published at present, by topic id."""
@@ -258,7 +164,9 @@ class Publisher:
             self._apply_snapshot(topic, topic.table.refresh())
         if has_unreadable:
             self._read_again(topic)
-        return self._publish_alone(topic, self._resume(topic) or self._begin(topic))
+        published = self._publish_some(self._resume(topic) or self._begin(topic))
+        self._check_stopped(topic)
+        return published
 
     def _begin_turn(self, topic: Topic) -> None:
         """Raises why the topic is not published at present, if it is not."""
@@ -266,11 +174,6 @@ class Publisher:
         refusal = self._refused.get(topic.topic_id)
         if refusal is not None:
             raise refusal.with_traceback(None)
-
-    def _publish_alone(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
-        published = self._publish_some(topic, pending)
-        self._check_stopped(topic)
-        return published
 
     def _read_again(self, topic: Topic) -> None:
         """Forgets unreadable entries of a topic that can be read by now, or are published."""
@@ -329,7 +232,7 @@ class Publisher:
         process.look(self._partition_table.backlog.waiting_objects)
         return process if process.is_ready else None
 
-    def _begin_light(self, topic: Topic) -> _PendingCommit | None:
+    def _begin_light(self, topic: Topic) -> TableCommit | None:
         """Returns the next commit of a topic; publishes a topic that needs more, and returns None.
 
         Nothing of the commit is written. Partitions that wait are committed some at a time, and the
@@ -349,115 +252,98 @@ class Publisher:
         if pending is None:
             self._check_stopped(topic)
         elif pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
-            self._publish_alone(topic, pending)
+            self._publish_some(pending)
+            self._check_stopped(topic)
             return None
         return pending
 
     def _commit_all(self, turns: Sequence[_Turn]) -> None:
         """Commits the files of several topics, which are in the store."""
-        commits: list[tuple[_Turn, _Commit]] = []
+        commits: list[tuple[_Turn, TableCommit]] = []
         for turn in turns:
             with _failing(turn):
                 pending = turn.pending
                 assert pending is not None
                 if pending.splits_batch:
                     turn.pending = None
-                    self._publish_before_unreadable(turn.topic, pending)
+                    self._publish_before_unreadable(pending)
                     self._check_stopped(turn.topic)
-                    continue
-                found = self._commit_of(turn)
-                if found is not None:
-                    commits.append((turn, found))
+                elif pending.is_empty:
+                    self._conclude(pending, turn.topic.table.refresh())
+                else:
+                    commits.append((turn, pending))
         process = self._process_if_ready()
         outcomes = commit_all(
             self._store,
-            [(each.table, each.decide) for _, each in commits],
+            [(turn.topic.table, each.decide) for turn, each in commits],
             clock=self._clock,
-            stale=[each.table for turn, each in commits if turn.topic.is_shared],
+            stale=[turn.topic.table for turn, _ in commits if turn.topic.is_shared],
             put_all_new=process.put_all_new if process is not None else None,
         )
         for (turn, commit), outcome in zip(commits, outcomes, strict=True):
-            assert turn.pending is not None
             with _failing(turn):
-                self._conclude(turn.topic, turn.pending, commit, outcome)
+                self._conclude(commit, outcome)
                 self._check_stopped(turn.topic)
 
-    def _commit_of(self, turn: _Turn) -> _Commit | None:
-        """Returns the commit of a topic's files; None if no entry of it could be read."""
-        topic, pending = turn.topic, turn.pending
-        assert pending is not None
-        table = topic.table
-        if not any(each.count for each in pending.written):
-            self._conclude(topic, pending, None, table.refresh())
-            return None
-        return _Commit(topic, table, pending)
-
-    def _conclude(
-        self,
-        topic: Topic,
-        pending: _PendingCommit,
-        commit: _Commit | None,
-        outcome: TableSnapshot | Exception,
-    ) -> None:
+    def _conclude(self, commit: TableCommit, outcome: TableSnapshot | Exception) -> None:
         """Applies the outcome of a commit. Raises it, if it is an error."""
+        topic = commit.topic
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            if commit is not None and not commit.landed:
+            if not commit.has_landed:
                 # A commit of these files that got no answer may have landed.
                 unneeded = [
-                    file for file in pending.files if not commit.table.is_named(unquote(file.path))
+                    file for file in commit.files if not topic.table.is_named(unquote(file.path))
                 ]
                 self._store.delete(data_path(topic.name, file) for file in unneeded)
         except errors.SparklogError as error:
             # After a `Retriable` no commit has the files. They are removed, because the next try
             # writes others, and they would fill the disk.
-            pending.may_have_landed |= not isinstance(error, errors.Retriable)
-            if pending.survives(error) or isinstance(error, errors.Retriable):
-                self._suspend(topic, pending, keep=pending.survives(error))
+            commit.may_have_landed |= not isinstance(error, errors.Retriable)
+            if commit.survives(error) or isinstance(error, errors.Retriable):
+                self._suspend(commit, keep=commit.survives(error))
             raise
-        if commit is not None and commit.landed:
-            self.counts.add_published([file.size_bytes for file in pending.files])
+        if commit.has_landed:
+            self.counts.add_published([file.size_bytes for file in commit.files])
         self._apply_snapshot(topic, outcome)
-        for each in pending.written:
+        for each in commit.written:
             _check_readable(topic, each)
 
-    def _publish_some(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
+    def _publish_some(self, pending: TableCommit | None) -> PublishResult:
+        """Writes files of a commit, and makes it once all are written."""
         if pending is None:
             return PublishResult()
         try:
-            self._write_all(topic, pending)
+            self._write_all(pending)
         except Exception as error:
-            self._suspend(topic, pending, keep=pending.survives(error))
+            self._suspend(pending, keep=pending.survives(error))
             raise
         if not pending.is_complete:
-            self._suspend(topic, pending, keep=True)
+            self._suspend(pending, keep=True)
             return PublishResult()
         if pending.splits_batch:
-            return self._publish_before_unreadable(topic, pending)
-        files = pending.files
-        commit: _Commit | None = None
+            return self._publish_before_unreadable(pending)
+        files, table = pending.files, pending.topic.table
         outcome: TableSnapshot | Exception
         try:
-            if pending.preparation is not None and self._has_lost_files(topic, pending):
+            if pending.preparation is not None and self._has_lost_files(pending):
                 self._discard(pending)
                 return PublishResult()
             # An unreadable object may be gone because a predecessor has published its entries.
-            commit = self._commit_of(_Turn(topic, pending))
-            if commit is None:
-                return PublishResult()
-            outcome = commit.table.commit(commit.decide)
+            outcome = table.refresh() if pending.is_empty else table.commit(pending.decide)
         except errors.SparklogError as error:
             outcome = error
-        self._conclude(topic, pending, commit, outcome)
+        self._conclude(pending, outcome)
         return PublishResult(
             rows=sum(file.rows or 0 for file in files),
             files=len(files),
             bytes=sum(file.size_bytes for file in files),
         )
 
-    def _publish_before_unreadable(self, topic: Topic, pending: _PendingCommit) -> PublishResult:
+    def _publish_before_unreadable(self, pending: TableCommit) -> PublishResult:
         """Publishes again without the batches of which a part is unreadable."""
+        topic = pending.topic
         self._discard(pending)
         self._unreadable.setdefault(topic.topic_id, {}).update(
             (each.run.partition, each.unreadable)
@@ -466,14 +352,14 @@ class Publisher:
         )
         before = self._begin(topic)
         if before is None:
-            # As in `_commit_of`: the batches may be published already.
+            # The batches may be published already.
             self._apply_snapshot(topic, topic.table.refresh())
-        return self._publish_some(topic, before)
+        return self._publish_some(before)
 
-    def _begin(self, topic: Topic, most_partitions: int | None = None) -> _PendingCommit | None:
+    def _begin(self, topic: Topic, most_partitions: int | None = None) -> TableCommit | None:
         """Returns the topic's next commit, with no file written. Arguments as for `_choose`."""
         runs = self._choose(topic, most_partitions)
-        pending = _PendingCommit([WrittenRun(run) for run in runs])
+        pending = TableCommit(topic, [WrittenRun(run) for run in runs])
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
@@ -483,7 +369,7 @@ class Publisher:
             pending.renewed_at = self._clock.monotonic()
         return pending
 
-    def _resume(self, topic: Topic) -> _PendingCommit | None:
+    def _resume(self, topic: Topic) -> TableCommit | None:
         """Returns the suspended commit, if it can still be made."""
         pending = self._pending.pop(topic.topic_id, None)
         if pending is None:
@@ -493,7 +379,7 @@ class Publisher:
         try:
             if pending.may_have_landed:
                 self._apply_snapshot(topic, table.refresh())
-            if not self._relocate_entries(topic, pending):
+            if not self._relocate_entries(pending):
                 self._discard(pending)
                 return None
             now = self._clock.monotonic()
@@ -501,14 +387,15 @@ class Publisher:
                 preparations.renew(table, pending.preparation)
                 pending.renewed_at = now
         except errors.SparklogError as error:
-            self._suspend(topic, pending, keep=pending.survives(error))
+            self._suspend(pending, keep=pending.survives(error))
             raise
+        pending.has_landed = False
         return pending
 
-    def _relocate_entries(self, topic: Topic, pending: _PendingCommit) -> bool:
+    def _relocate_entries(self, pending: TableCommit) -> bool:
         """Updates the runs to carried copies. Returns whether they still continue the table."""
         for each in pending.written:
-            run, partition = each.run, topic.partitions.get(each.run.partition)
+            run, partition = each.run, pending.topic.partitions.get(each.run.partition)
             if partition is None:
                 return False
             published, entries = self._backlog.oldest_of(partition, len(run.entries))
@@ -517,20 +404,22 @@ class Publisher:
             each.run = msgspec.structs.replace(run, entries=entries)
         return True
 
-    def _has_lost_files(self, topic: Topic, pending: _PendingCommit) -> bool:
+    def _has_lost_files(self, pending: TableCommit) -> bool:
         """Returns whether another engine's VACUUM has removed uncommitted files."""
-        sizes = {data_path(topic.name, file): file.size_bytes for file in pending.files}
+        topic = pending.topic.name
+        sizes = {data_path(topic, file): file.size_bytes for file in pending.files}
         missing = restoring.torn(self._store, sizes)
         if missing:
             _log.warning(
                 "uncommitted files of a large batch are missing",
-                topic=topic.name,
+                topic=topic,
                 count=len(missing),
             )
         return bool(missing)
 
-    def _suspend(self, topic: Topic, pending: _PendingCommit, *, keep: bool) -> None:
+    def _suspend(self, pending: TableCommit, *, keep: bool) -> None:
         """Keeps the written files for the next turn, or removes them."""
+        topic = pending.topic
         if keep and self._partition_table.by_id(topic.topic_id) is topic:
             self._pending[topic.topic_id] = pending
             self._backlog.request(topic)  # its next turn needs no interval
@@ -567,7 +456,7 @@ class Publisher:
             if written.error is not None:
                 raise written.error
         except errors.SparklogError:
-            self._discard(_PendingCommit([written]))
+            self._runs.discard([written])
             raise
         return written.files
 
@@ -589,9 +478,9 @@ class Publisher:
             return []
         chosen = [each.partition for each in heads]
         share = self._commit_bytes // len(chosen)
-        ends = [each.entries[_cut(each.entries, share) - 1].entry.end for each in heads]
+        ends = [each.entries[run_choice.cut(each.entries, share) - 1].entry.end for each in heads]
         ends += [each.published for each in blocked]
-        _keep_batches_whole(batches, ends)
+        run_choice.keep_batches_whole(batches, ends)
         if unreadable or blocked:
             stops = {number: each.first_unreadable for number, each in unreadable.items()}
             stops |= {each.number: each.published for each in blocked}
@@ -599,7 +488,7 @@ class Publisher:
                 min(end, stops.get(partition.number, end))
                 for partition, end in zip((*chosen, *blocked), ends, strict=True)
             ]
-            _leave_out_cut_batches(batches, ends)
+            run_choice.leave_out_cut_batches(batches, ends)
         runs = [
             _run(topic, each.partition, each.published, self._backlog.below(each.partition, end))
             for each, end in zip(heads, ends, strict=False)
@@ -608,8 +497,9 @@ class Publisher:
 
     # -------------------------------------------------------------------------- writing
 
-    def _write_all(self, topic: Topic, pending: _PendingCommit) -> None:
+    def _write_all(self, pending: TableCommit) -> None:
         """Writes all files of a commit; of a preparation, one file of some partitions."""
+        topic = pending.topic
         written = [each for each in pending.written if not each.is_complete]
         if pending.preparation is not None:
             written = written[: max(self._commit_bytes // self._file_bytes, 1)]
@@ -662,7 +552,7 @@ class Publisher:
         is_quiet = self._clock.now_us() - newest_us > PUBLISH_QUIET_SECONDS * 1e6
         return is_quiet or self._partition_table.backlog.unpublished_bytes > PUBLISH_PRESSED_BYTES
 
-    def _discard(self, pending: _PendingCommit) -> None:
+    def _discard(self, pending: TableCommit) -> None:
         """Removes files that no commit has or will have.
 
         If that is unknown, leaves them to the sweeper, which waits until no commit can land.
@@ -751,88 +641,3 @@ def _failing(turn: _Turn) -> Iterator[None]:
         raise
     except Exception as error:
         turn.error, turn.pending = error, None
-
-
-_APP_IDS: Final = {
-    BatchKind.NUMBERED: query_app_id,
-    BatchKind.NUMBERED_PART: begun_app_id,
-    BatchKind.NAMED: key_app_id,
-}
-"""The names of the `txn` actions of batches that a table records."""
-
-
-def _batch_txns(topic: Topic, runs: Iterable[Run], table: TopicTable) -> dict[str, int]:
-    """Returns the `txn` of each Spark batch in the runs that the table must record."""
-    found: dict[str, int] = {}
-    for run in runs:
-        for located in run.entries:
-            batch_id, kind = located.entry.batch_id, located.entry.batch_kind
-            name = _APP_IDS.get(kind)
-            if batch_id is None or name is None:
-                continue
-            app_id = name(topic.topic_id, batch_id.query)
-            before = found.get(app_id)
-            if before is None:
-                txn = table.txn(app_id)
-                before = txn.version if txn is not None else -1
-            found[app_id] = max(before, batch_id.batch)
-    return found
-
-
-def _cut(entries: Sequence[Located], budget_bytes: int) -> int:
-    """Returns how many of `entries` fit into the budget, at least one.
-
-    Counts decoded rows, because they take memory while they are written.
-    """
-    size = 0
-    for index, each in enumerate(entries):
-        size += each.entry.memory_bytes
-        if size > budget_bytes and index:
-            return index
-    return len(entries)
-
-
-def _keep_batches_whole(
-    batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
-) -> None:
-    """Raises `ends` until every Spark batch that has begun is contained whole.
-
-    `batches`: (first offset, end) of the unpublished batches, per partition.
-    """
-    spans = _spans(batches)
-    changed = bool(spans)
-    while changed:
-        changed = False
-        for span in spans.values():
-            if any(first < ends[index] for index, first, _ in span):
-                for index, _, end in span:
-                    if ends[index] < end:
-                        ends[index] = end
-                        changed = True
-
-
-def _leave_out_cut_batches(
-    batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
-) -> None:
-    """Lowers `ends` until no Spark batch is contained in part; see `_keep_batches_whole`."""
-    spans = _spans(batches)
-    changed = bool(spans)
-    while changed:
-        changed = False
-        for span in spans.values():
-            if any(ends[index] < end for index, _, end in span):
-                for index, first, _ in span:
-                    if ends[index] > first:
-                        ends[index] = first
-                        changed = True
-
-
-def _spans(
-    batches: Sequence[Mapping[BatchId, tuple[int, int]]],
-) -> dict[BatchId, list[tuple[int, int, int]]]:
-    """Returns (index of the partition, first offset, end) of the parts of each batch."""
-    spans: dict[BatchId, list[tuple[int, int, int]]] = {}
-    for index, of_partition in enumerate(batches):
-        for batch_id, (first, end) in of_partition.items():
-            spans.setdefault(batch_id, []).append((index, first, end))
-    return spans
