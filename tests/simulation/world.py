@@ -27,6 +27,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker
 from sparklog.formats import flight_messages
+from sparklog.formats.record_batch import compile_loops
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.maintenance import sweeping as maintenance
@@ -971,6 +972,9 @@ def _frame_bytes(index_bytes: int, payload_bytes: int) -> int:
     return frames.round_up(index_bytes + payload_bytes + 2 * frames.HEADER_BYTES) + spare
 
 
+_compile_loops = functools.cache(compile_loops)
+
+
 @contextlib.contextmanager
 def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
     """Everything that the real code takes from its surroundings comes from the seed."""
@@ -1014,6 +1018,7 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
             patch(wal.frames, "frame_bytes", _frame_bytes)
         patch(maintenance.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
         stack.enter_context(simulated(world))
+        _compile_loops()  # numba takes random numbers where it saves a loop, and would take ours
         patch(os, "urandom", chance.randbytes)
         patch(secrets, "token_hex", lambda count=32: chance.randbytes(count).hex())
         patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))
