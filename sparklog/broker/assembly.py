@@ -293,7 +293,7 @@ def _janitor(
         open_table=open_table,
         finish_deletion=broker.topics.finish_deletion,
         settle_doubts=broker.topics.settle_doubts,
-        settle_config=broker.topics.settle_config,
+        settle_config=broker.topics.config_changes.settle,
         workers=given.pools.compactors,
         counts=given.upkeep,
         owns=owns,

@@ -1,13 +1,19 @@
-"""Checks of topics that several parts of the broker share."""
+"""Checks of topics that several parts of the broker share, and the log lines of their changes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+import structlog
 
 from sparklog import errors
 from sparklog.broker.log.topic import Topic
 from sparklog.formats import consumer_offsets
+from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.snapshot import TableSnapshot
+
+_log = structlog.get_logger("sparklog.topics")
 
 INTERNAL_TOPICS: Final = frozenset({consumer_offsets.TOPIC})
 """Topics that only the broker writes to and administers."""
@@ -37,3 +43,17 @@ def check_current(snapshot: TableSnapshot, topic: Topic) -> TableSnapshot:
     if snapshot.topic_id != topic.topic_id:
         raise errors.UnknownTopic(topic=topic.name)
     return snapshot
+
+
+def entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata:
+    """Returns the topic's entry. Raises `UnknownTopic` if another broker has deleted the topic."""
+    known = topics.get(topic.name)
+    if known is None or known.topic_id != topic.topic_id:
+        raise errors.UnknownTopic(topic=topic.name)
+    return known
+
+
+def log_change(event: str, topic: str, client: str, **facts: object) -> None:
+    """Logs a change of a topic that a client has asked for; the broker's own are not logged."""
+    if client:
+        _log.info(event, topic=topic, **facts, client=client)

@@ -23,9 +23,9 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker import described
 from sparklog.broker.backoff import run_each
+from sparklog.broker.config_changes import ConfigChanges
 from sparklog.broker.described import ConfigEntry
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
@@ -37,6 +37,8 @@ from sparklog.broker.topic_checks import (
     check_current,
     check_not_internal,
     check_not_reserved,
+    entry_of,
+    log_change,
 )
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets, topic_config
@@ -48,7 +50,7 @@ from sparklog.formats.flight_messages import (
     TopicInfo,
 )
 from sparklog.formats.topic_config import Edit
-from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage.maintenance import file_compaction, log_compaction, retention
 from sparklog.storage.metadata import assign
@@ -124,6 +126,7 @@ class TopicAdmin:
         self._defaults = defaults
         self._settings = settings
         self._should_stop = should_stop
+        self.config_changes = ConfigChanges(metadata, partition_table, writer)
         self._in_doubt: set[str] = set()
         """Names of topics whose creation or deletion may have taken effect, or not."""
         self._created: dict[str, str] = {}
@@ -201,7 +204,7 @@ class TopicAdmin:
     def ensure_offsets_topic(self) -> None:
         """Creates `__consumer_offsets` if it is missing, and makes it compacted.
 
-        Raises what `create` and `edit_config` raise.
+        Raises what `create` and `ConfigChanges.edit` raise.
         """
         name, config = consumer_offsets.TOPIC, {"cleanup.policy": "compact"}
         if not self.exists(name):
@@ -213,7 +216,7 @@ class TopicAdmin:
         elif not self._partition_table.topic(name).is_compacted:
             # A client has created it: an earlier version let it.
             edits = [(Edit.SET, key, value) for key, value in config.items()]
-            self.edit_config(name, edits, only_checks=False)
+            self.config_changes.edit(name, edits, only_checks=False)
 
     def create(self, request: CreateTopic, *, client: str = "") -> TopicInfo:
         """Creates a topic and returns its description; `client` names who asked, in the log.
@@ -251,7 +254,7 @@ class TopicAdmin:
                 found.update((each.name, error) for each in some if each.name not in found)
             else:
                 for each in created:
-                    _log_change("created a topic", each.name, client, partitions=each.count)
+                    log_change("created a topic", each.name, client, partitions=each.count)
         return [
             self.describe(each.topic) if each.topic not in found else found[each.topic]
             for each in requests
@@ -353,7 +356,7 @@ class TopicAdmin:
                     raise errors.MetadataChanged from None
                 return self.describe(name)
             self._serve(name, self._name([new]), table)
-        _log_change(event, name, client, partitions=count)
+        log_change(event, name, client, partitions=count)
         return self.describe(name)
 
     def _checked(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
@@ -483,7 +486,7 @@ class TopicAdmin:
                 return replace(change, txns=txns)
 
             def widen_metadata(metadata: ClusterMetadata) -> ClusterMetadata:
-                known = _entry_of(metadata.topics, topic)
+                known = entry_of(metadata.topics, topic)
                 count = max(request.partitions, known.partition_count)
                 loads = Loads.of(metadata.topics.values())
                 widened = msgspec.structs.replace(
@@ -500,7 +503,7 @@ class TopicAdmin:
             snapshot = topic.table.commit(widen)
             self._add_partitions(topic, snapshot, self._metadata.change(widen_metadata))
         event = "added partitions to a topic"
-        _log_change(event, topic.name, client, before=before, partitions=topic.count)
+        log_change(event, topic.name, client, before=before, partitions=topic.count)
         return self.describe(topic.name)
 
     def check_partitions(self, request: AddPartitions) -> None:
@@ -509,126 +512,9 @@ class TopicAdmin:
         _check_more(request, self._partition_table.topic(request.topic).count)
 
     def alter(self, request: AlterTopic, *, client: str = "") -> TopicInfo:
-        """Sets configuration keys, or resets those whose value is None to their default.
-
-        `client` names who asked, in the log.
-
-        Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
-        """
-
-        def change(config: Mapping[str, str]) -> dict[str, str]:
-            changed = dict(config)
-            for key, value in request.config.items():
-                topic_config.check_key(key)
-                if value is None:
-                    changed.pop(key, None)
-                else:
-                    changed[key] = value
-            return changed
-
-        self._change_config(request.topic, change, only_checks=False, client=client)
+        """Changes the configuration as `ConfigChanges.alter` does, and returns the description."""
+        self.config_changes.alter(request, client=client)
         return self.describe(request.topic)
-
-    def edit_config(
-        self,
-        topic: str,
-        edits: Sequence[tuple[Edit, str, str | None]],
-        *,
-        only_checks: bool,
-        client: str = "",
-    ) -> None:
-        """Changes single keys by (edit, key, value), or only checks the change; see `alter`.
-
-        Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
-        """
-        check_topic_name(topic)
-        self._change_config(
-            topic,
-            lambda config: topic_config.edited(config, edits),
-            only_checks=only_checks,
-            client=client,
-        )
-
-    def replace_config(
-        self, topic: str, config: Mapping[str, str], *, only_checks: bool, client: str = ""
-    ) -> None:
-        """Replaces the whole configuration: keys that `config` lacks return to their default.
-
-        Raises what `edit_config` raises.
-        """
-        check_topic_name(topic)
-        self._change_config(topic, lambda _: config, only_checks=only_checks, client=client)
-
-    def _change_config(
-        self,
-        name: str,
-        change: Callable[[Mapping[str, str]], Mapping[str, str]],
-        *,
-        only_checks: bool,
-        client: str,
-    ) -> None:
-        with self._metadata.changing(f"configuration of topic {name}"):
-            topic = self._partition_table.topic(name)
-            config = topic_config.check(change(topic.config))
-            source = config.get(MIRROR_SOURCE)
-            becomes_mirror = bool(source) and source != topic.mirror_source
-            if becomes_mirror:
-                _check_empty(topic, source)
-            if only_checks:
-                return
-
-            def replace_config(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
-                known = _entry_of(topics, topic)
-                changed = msgspec.structs.replace(
-                    known, config=topic_config.check(change(known.config))
-                )
-                return {**topics, topic.name: changed}
-
-            was, topic.config = topic.config, config
-            try:
-                if becomes_mirror:
-                    # The writer takes no other records any more; some may be under way.
-                    self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
-                    _check_empty(topic, source)
-                topic.table.commit(
-                    lambda before: describe_change(
-                        check_current(before, topic), before.partitions, config
-                    )
-                )
-                topic.config = dict(self._metadata.change_topics(replace_config).topic(name).config)
-                # Another broker may have changed it too, or undone it as one that was cut short.
-                topic.table.commit(lambda before: self._as_named(topic, before))
-            except BaseException:
-                known = self._metadata.known.topics.get(name)
-                is_same = known is not None and known.topic_id == topic.topic_id
-                topic.config = dict(known.config) if known is not None and is_same else was
-                raise
-            now = topic.config
-        changed = {key: now.get(key) for key in was | now if was.get(key) != now.get(key)}
-        _log_change("altered a topic", name, client, config=changed)
-
-    def settle_config(self, name: str) -> None:
-        """Takes a configuration back from the table that no version of the metadata has got.
-
-        A change may have been cut short between the two. Retention would obey the table's. Raises
-        `UnknownTopic`, and the errors of the store.
-        """
-        topic = self._partition_table.topic(name)
-        known = self._metadata.known.topics.get(name)
-        if known is None or topic.table.snapshot.config == known.config:
-            return
-        with self._metadata.changing(f"configuration of topic {name}"):
-            topic.table.commit(lambda before: self._as_named(topic, before))
-
-    def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
-        """Gives the table the configuration that the metadata have, in which others take part.
-
-        The metadata are read after the table, so the last of several such commits has the newest.
-        """
-        known = _entry_of(self._metadata.reload().topics, topic)
-        if check_current(before, topic).config == known.config:
-            return None
-        return describe_change(before, before.partitions, known.config)
 
     def compact(self, name: str) -> TopicInfo:
         """Compacts the topic's table, and returns once that is done.
@@ -674,7 +560,7 @@ class TopicAdmin:
             topic = self._partition_table.topic(name)
 
             def without(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
-                _entry_of(topics, topic)
+                entry_of(topics, topic)
                 return {key: each for key, each in topics.items() if key != name}
 
             try:
@@ -686,7 +572,7 @@ class TopicAdmin:
                 self._in_doubt.add(name)
                 raise
             # Before its table is emptied, which may fail: the topic is gone.
-            _log_change("deleted a topic", name, client, partitions=topic.count)
+            log_change("deleted a topic", name, client, partitions=topic.count)
             self._end(topic)
 
     def finish_deletion(self, name: str) -> None:
@@ -770,20 +656,6 @@ class TopicAdmin:
         self._created.pop(topic.topic_id, None)
 
 
-def _log_change(event: str, topic: str, client: str, **facts: object) -> None:
-    """Logs a change of a topic that a client has asked for; the broker's own are not logged."""
-    if client:
-        _log.info(event, topic=topic, **facts, client=client)
-
-
-def _entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata:
-    """Returns the topic's entry. Raises `UnknownTopic` if another broker has deleted the topic."""
-    known = topics.get(topic.name)
-    if known is None or known.topic_id != topic.topic_id:
-        raise errors.UnknownTopic(topic=topic.name)
-    return known
-
-
 def _described(topic: Topic, number: int) -> PartitionInfo:
     found = topic.partitions.get(number)
     return PartitionInfo(
@@ -800,20 +672,6 @@ def _check_count(topic: str, count: int) -> None:
     if not 1 <= count <= limits.PARTITIONS_PER_TOPIC:
         reason = f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC}"
         raise errors.BadPartitionCount(topic=topic, requested=count, reason=reason)
-
-
-def _check_empty(topic: Topic, source: str | None) -> None:
-    """Checks that a topic with records becomes no mirror: they may differ from its source's.
-
-    Raises `BadOption` and `InternalTopic`.
-    """
-    check_not_internal(topic.name, "mirror records to")
-    if len(topic.partitions) < topic.count:
-        reason = f"several brokers lead topic {topic.name}; create a topic as a mirror instead"
-        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
-    if any(each.end or not each.is_end_known for each in topic.partitions.values()):
-        reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
-        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
 
 
 def _check_more(request: AddPartitions, count: int) -> None:

@@ -184,7 +184,7 @@ class Rig:
             open_table=open_table,
             finish_deletion=self.broker.topics.finish_deletion,
             settle_doubts=self.broker.topics.settle_doubts,
-            settle_config=self.broker.topics.settle_config,
+            settle_config=self.broker.topics.config_changes.settle,
             removed_files=removed_files,
         )
         self.broker.publishing.publish_now = self.publish

@@ -613,7 +613,7 @@ def test_internal_topics_are_made_by_the_broker_alone(store: MemoryStore) -> Non
     made = rig.broker.topics.describe(consumer_offsets.TOPIC)
     assert len(made.partitions) == limits.OFFSETS_PARTITIONS
     assert made.config == {"cleanup.policy": "compact"}
-    rig.broker.topics.replace_config(consumer_offsets.TOPIC, {}, only_checks=False)
+    rig.broker.topics.config_changes.replace(consumer_offsets.TOPIC, {}, only_checks=False)
     rig.broker.topics.ensure_offsets_topic()
     assert rig.broker.topics.describe(consumer_offsets.TOPIC).config == {
         "cleanup.policy": "compact"

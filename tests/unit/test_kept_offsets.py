@@ -523,16 +523,16 @@ def test_a_topic_with_records_becomes_no_mirror(rig: Rig) -> None:
     """Its records may differ from its source's; an empty one may, and any mirror may end."""
     rig.create("u")
     edits = [(Edit.SET, MIRROR_SOURCE, SOURCE)]
-    rig.broker.topics.edit_config("u", edits, only_checks=False)
+    rig.broker.topics.config_changes.edit("u", edits, only_checks=False)
     assert rig.partition_table.topic("u").mirror_source == SOURCE
     keep(rig, [0], 0, 1, topic="u")
     other = [(Edit.SET, MIRROR_SOURCE, "another")]
     for topic, change in (("u", other), ("t", edits)):
         rig.append(["v"], topic="t")
         with pytest.raises(errors.BadOption, match="only an empty topic becomes a mirror"):
-            rig.broker.topics.edit_config(topic, change, only_checks=True)
-    rig.broker.topics.edit_config("u", edits, only_checks=False)
-    rig.broker.topics.edit_config("u", [(Edit.SET, MIRROR_SOURCE, "")], only_checks=False)
+            rig.broker.topics.config_changes.edit(topic, change, only_checks=True)
+    rig.broker.topics.config_changes.edit("u", edits, only_checks=False)
+    rig.broker.topics.config_changes.edit("u", [(Edit.SET, MIRROR_SOURCE, "")], only_checks=False)
     assert rig.partition_table.topic("u").mirror_source is None
 
 
@@ -591,7 +591,7 @@ def test_an_internal_topic_becomes_no_mirror(rig: Rig) -> None:
     """The broker itself writes to it."""
     rig.broker.topics.ensure_offsets_topic()
     with pytest.raises(errors.InternalTopic):
-        rig.broker.topics.edit_config(
+        rig.broker.topics.config_changes.edit(
             "__consumer_offsets", [(Edit.SET, MIRROR_SOURCE, SOURCE)], only_checks=False
         )
 

@@ -111,40 +111,8 @@ class FlightListener:
         self._dictionaries = _Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
-        self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
-            "cluster": lambda _: broker.cluster(),
-            "cluster.balance": broker.cluster_admin.balance,
-            "cluster.move": broker.cluster_admin.move,
-            "cluster.describe": broker.cluster_admin.describe,
-            "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
-            "broker.drain": _silently(broker.cluster_admin.drain),
-            "root.prove": broker.prove_root,
-            "status": lambda _: broker.status(),
-            "figures": lambda _: broker.figures(),
-            "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
-            "topics.describe": lambda request: broker.topics.describe(request.topic),
-            "topics.compact": lambda request: broker.topics.compact(request.topic),
-            "records.delete": broker.deletion.delete,
-            "offsets.for_times": broker.offsets_for_times,
-            "offsets.lag": broker.lags.answer,
-            "producers.new": lambda _: broker.producer_ids.new(),
-            "batches.append_staged": broker.staged.append,
-            "publish.now": _silently(broker.publishing.publish),
-            **group_calls.actions(groups),
-        }
-
-        def delete(request: flight_messages.TopicName, *, client: str) -> flight_messages.Empty:
-            broker.topics.delete(request.topic, client=client)
-            return flight_messages.Empty()
-
-        self._changes: dict[str, Callable[..., group_calls.Answer]] = {
-            "broker.log_level": broker.cluster_admin.log_level,
-            "topics.create": broker.topics.create,
-            "topics.alter": broker.topics.alter,
-            "topics.add_partitions": broker.topics.add_partitions,
-            "topics.delete": delete,
-        }
-        """Actions that are logged with the address of their client."""
+        self._actions = _actions(broker, groups)
+        self._changes = _changes(broker)
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES
@@ -719,6 +687,47 @@ def _request(call: Call, number: int) -> protocol.Bytes:
     """Returns a field of the call's only message."""
     message = call.read()
     return b"" if message is None else protocol.field(message.data, number)
+
+
+def _actions(broker: Broker, groups: Coordinator) -> dict[str, Callable[[Any], group_calls.Answer]]:
+    """Returns the actions that clients may ask for, by name, but those of `_changes`."""
+    return {
+        "cluster": lambda _: broker.cluster(),
+        "cluster.balance": broker.cluster_admin.balance,
+        "cluster.move": broker.cluster_admin.move,
+        "cluster.describe": broker.cluster_admin.describe,
+        "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
+        "broker.drain": _silently(broker.cluster_admin.drain),
+        "root.prove": broker.prove_root,
+        "status": lambda _: broker.status(),
+        "figures": lambda _: broker.figures(),
+        "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
+        "topics.describe": lambda request: broker.topics.describe(request.topic),
+        "topics.compact": lambda request: broker.topics.compact(request.topic),
+        "records.delete": broker.deletion.delete,
+        "offsets.for_times": broker.offsets_for_times,
+        "offsets.lag": broker.lags.answer,
+        "producers.new": lambda _: broker.producer_ids.new(),
+        "batches.append_staged": broker.staged.append,
+        "publish.now": _silently(broker.publishing.publish),
+        **group_calls.actions(groups),
+    }
+
+
+def _changes(broker: Broker) -> dict[str, Callable[..., group_calls.Answer]]:
+    """Returns the actions that are logged with the address of their client."""
+
+    def delete(request: flight_messages.TopicName, *, client: str) -> flight_messages.Empty:
+        broker.topics.delete(request.topic, client=client)
+        return flight_messages.Empty()
+
+    return {
+        "broker.log_level": broker.cluster_admin.log_level,
+        "topics.create": broker.topics.create,
+        "topics.alter": broker.topics.alter,
+        "topics.add_partitions": broker.topics.add_partitions,
+        "topics.delete": delete,
+    }
 
 
 def _silently(work: Callable[[Any], None]) -> Callable[[Any], flight_messages.Empty]:

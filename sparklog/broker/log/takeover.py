@@ -167,13 +167,6 @@ def acquire(
     )
     log = choose_log()
     cluster = raise_format(store, clock=clock)
-    watch = watch or LeaderWatch(
-        store,
-        clock=clock,
-        dead_after_seconds=dead_after_seconds,
-        broker=broker if is_member else None,
-    )
-
     registration = BrokerRegistration(
         epoch=0,
         flight=flight,
@@ -185,9 +178,10 @@ def acquire(
         known_level=limits.LEVEL if limits.LEVEL > 1 else msgspec.UNSET,
     )
 
-    def silent_watch(other: int) -> LeaderWatch:
+    def silent_watch(other: int | None) -> LeaderWatch:
         return LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other)
 
+    watch = watch or silent_watch(broker if is_member else None)
     watch_other = functools.cache(watch_of or silent_watch)
     tried: list[BrokerRegistration] = []
     """Our registrations of which it may be unknown whether they were made."""

@@ -21,7 +21,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     def change(resource: Any) -> None:
         config = {each.name: _value(each) for each in resource.configs}
         name = resource.resource_name
-        context.broker.topics.replace_config(
+        context.broker.topics.config_changes.replace(
             name, config, only_checks=body.validate_only, client=request.client
         )
 

@@ -33,7 +33,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     def change(resource: Any) -> None:
         edits = [_edit(each) for each in resource.configs]
         name = resource.resource_name
-        context.broker.topics.edit_config(
+        context.broker.topics.config_changes.edit(
             name, edits, only_checks=body.validate_only, client=request.client
         )
 

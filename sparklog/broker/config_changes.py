@@ -1,0 +1,172 @@
+"""Changes of the configuration of topics, which the metadata and the topic's table both have.
+
+The table gets a change first, and the metadata decide whether it counts: a change that was cut
+short between the two is taken back from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from sparklog import errors
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.appends import EmptyObject
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.writer import Writer
+from sparklog.broker.topic_checks import check_current, check_not_internal, entry_of, log_change
+from sparklog.formats import topic_config
+from sparklog.formats.flight_messages import AlterTopic
+from sparklog.formats.topic_config import Edit
+from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
+from sparklog.storage.metadata.model import TopicMetadata
+from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table.changes import TableChange, describe_change
+
+
+class ConfigChanges:
+    """Changes configurations of topics. May be called from any thread."""
+
+    def __init__(
+        self, metadata: LeaderMetadata, partition_table: PartitionTable, writer: Writer
+    ) -> None:
+        self._metadata = metadata
+        self._partition_table = partition_table
+        self._writer = writer
+
+    def alter(self, request: AlterTopic, *, client: str = "") -> None:
+        """Sets configuration keys, or resets those whose value is None to their default.
+
+        `client` names who asked, in the log.
+
+        Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
+        """
+
+        def change(config: Mapping[str, str]) -> dict[str, str]:
+            changed = dict(config)
+            for key, value in request.config.items():
+                topic_config.check_key(key)
+                if value is None:
+                    changed.pop(key, None)
+                else:
+                    changed[key] = value
+            return changed
+
+        self._change(request.topic, change, only_checks=False, client=client)
+
+    def edit(
+        self,
+        topic: str,
+        edits: Sequence[tuple[Edit, str, str | None]],
+        *,
+        only_checks: bool,
+        client: str = "",
+    ) -> None:
+        """Changes single keys by (edit, key, value), or only checks the change; see `alter`.
+
+        Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
+        """
+        check_topic_name(topic)
+        self._change(
+            topic,
+            lambda config: topic_config.edited(config, edits),
+            only_checks=only_checks,
+            client=client,
+        )
+
+    def replace(
+        self, topic: str, config: Mapping[str, str], *, only_checks: bool, client: str = ""
+    ) -> None:
+        """Replaces the whole configuration: keys that `config` lacks return to their default.
+
+        Raises what `edit` raises.
+        """
+        check_topic_name(topic)
+        self._change(topic, lambda _: config, only_checks=only_checks, client=client)
+
+    def _change(
+        self,
+        name: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        only_checks: bool,
+        client: str,
+    ) -> None:
+        with self._metadata.changing(f"configuration of topic {name}"):
+            topic = self._partition_table.topic(name)
+            config = topic_config.check(change(topic.config))
+            source = config.get(MIRROR_SOURCE)
+            becomes_mirror = bool(source) and source != topic.mirror_source
+            if becomes_mirror:
+                _check_empty(topic, source)
+            if only_checks:
+                return
+
+            def replace_config(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
+                known = entry_of(topics, topic)
+                changed = msgspec.structs.replace(
+                    known, config=topic_config.check(change(known.config))
+                )
+                return {**topics, topic.name: changed}
+
+            was, topic.config = topic.config, config
+            try:
+                if becomes_mirror:
+                    # The writer takes no other records any more; some may be under way.
+                    self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
+                    _check_empty(topic, source)
+                topic.table.commit(
+                    lambda before: describe_change(
+                        check_current(before, topic), before.partitions, config
+                    )
+                )
+                topic.config = dict(self._metadata.change_topics(replace_config).topic(name).config)
+                # Another broker may have changed it too, or undone it as one that was cut short.
+                topic.table.commit(lambda before: self._as_named(topic, before))
+            except BaseException:
+                known = self._metadata.known.topics.get(name)
+                is_same = known is not None and known.topic_id == topic.topic_id
+                topic.config = dict(known.config) if known is not None and is_same else was
+                raise
+            now = topic.config
+        changed = {key: now.get(key) for key in was | now if was.get(key) != now.get(key)}
+        log_change("altered a topic", name, client, config=changed)
+
+    def settle(self, name: str) -> None:
+        """Takes a configuration back from the table that no version of the metadata has got.
+
+        A change may have been cut short between the two. Retention would obey the table's. Raises
+        `UnknownTopic`, and the errors of the store.
+        """
+        topic = self._partition_table.topic(name)
+        known = self._metadata.known.topics.get(name)
+        if known is None or topic.table.snapshot.config == known.config:
+            return
+        with self._metadata.changing(f"configuration of topic {name}"):
+            topic.table.commit(lambda before: self._as_named(topic, before))
+
+    def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
+        """Gives the table the configuration that the metadata have, in which others take part.
+
+        The metadata are read after the table, so the last of several such commits has the newest.
+        """
+        known = entry_of(self._metadata.reload().topics, topic)
+        if check_current(before, topic).config == known.config:
+            return None
+        return describe_change(before, before.partitions, known.config)
+
+
+def _check_empty(topic: Topic, source: str | None) -> None:
+    """Checks that a topic with records becomes no mirror: they may differ from its source's.
+
+    Raises `BadOption` and `InternalTopic`.
+    """
+    check_not_internal(topic.name, "mirror records to")
+    if len(topic.partitions) < topic.count:
+        reason = f"several brokers lead topic {topic.name}; create a topic as a mirror instead"
+        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
+    if any(each.end or not each.is_end_known for each in topic.partitions.values()):
+        reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
+        raise errors.BadOption(option=MIRROR_SOURCE, value=source, reason=reason)
