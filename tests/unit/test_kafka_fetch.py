@@ -217,11 +217,12 @@ class Tailed(Broker):
         self.size_bytes = size_bytes
         self.end = 1
         self.read = [0]
+        self.partitions = self
 
     def check_leader_epoch(self, *_: Any) -> None:
         pass
 
-    def partition_status(self, _name: str, _number: int) -> Any:
+    def status(self, _name: str, _number: int) -> Any:
         return SimpleNamespace(start=0, end=self.end, appended_bytes=0)
 
     def bytes_from(self, *_: Any) -> int:

@@ -7,6 +7,7 @@ import io
 import random
 import struct
 import uuid
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin
 from unittest import mock
 
@@ -151,10 +152,7 @@ def test_topic_ids_go_there_and_back() -> None:
     """Ours are half of Kafka's."""
     known = {"00ff00ff00ff00ff": "t"}
 
-    class Core:
-        topic_of = staticmethod(known.get)
-
-    core: Any = Core()
+    core: Any = SimpleNamespace(partitions=SimpleNamespace(topic_of=known.get))
     wanted = topics.kafka_id("00ff00ff00ff00ff")
     assert topics.topic_name_of_id(core, wanted) == "t"
     for stranger in (None, uuid.UUID(int=5), topics.kafka_id("00ff00ff00ff00fe")):
