@@ -1,4 +1,4 @@
-"""Ours beside another's of the same run, as a figure."""
+"""Ours alongside another's of the same run, as a figure."""
 
 from __future__ import annotations
 

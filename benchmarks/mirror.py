@@ -279,7 +279,7 @@ def _cutover(here: SparkSetup, seconds: float) -> Iterator[Measurement]:
 
 
 class _Work(threading.Thread):
-    """Work beside other work, whose error is that of `finish`."""
+    """Work alongside other work, whose error is that of `finish`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(daemon=True)

@@ -38,7 +38,7 @@ def copy_rate(
 ) -> float:
     """Copies so many records of a Kafka into a fresh log; returns records/s from the first one on.
 
-    `settings` are MirrorMaker's own, beside those that it needs.
+    `settings` are MirrorMaker's own, alongside those that it needs.
 
     Raises RuntimeError if MirrorMaker cannot be had, ends, or copies nothing more.
     """

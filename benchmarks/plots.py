@@ -1,7 +1,7 @@
 """Plots of stored figures for the documentation: `python -m benchmarks.plots`.
 
 Each `docs/benchmarks/NAME.json` holds the figures of one run, as `python -m benchmarks --save`
-writes them; `NAME.svg` beside it shows those of them that are speeds relative to Kafka's. The same
+writes them; `NAME.svg` next to it shows those of them that are speeds relative to Kafka's. The same
 figures give the same bytes. The texts of a plot remain texts, and its colors follow the dark mode.
 """
 

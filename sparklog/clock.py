@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 class ThreadClock(Clock, Protocol):
-    """A clock for threads that wait for each other, but not for ever."""
+    """A clock for threads that wait for each other, but not forever."""
 
     def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
         """Waits until `condition`, which is held, is notified, or `monotonic()` is `deadline`.

@@ -446,15 +446,15 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
 
 
 def check_empty(store: Store) -> CheckResult:
-    """Checks that a folder that is no root may become one."""
+    """Checks that a folder that is not a root may become one."""
     try:
         cluster.check_empty(store)
     except errors.RootNotEmpty as error:
-        found = f"none: this is no root of a log, and holds {error.found}"
+        found = f"none: this is not a root of a log, and holds {error.found}"
         return _warn("broker", found, error.advice)
     except _STORE_ERRORS as error:
         return _fail("broker", _message(error), "see what the error names")
-    return _ok("broker", "none yet: this is no root of a log")
+    return _ok("broker", "none yet: this is not a root of a log")
 
 
 def note_on_s3() -> CheckResult:

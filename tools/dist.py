@@ -128,7 +128,7 @@ def build() -> tuple[Path, Path]:
 
 
 def write_image_file(wheel: Path) -> Path:
-    """Writes a file that builds an image from the wheel, which lies beside it. Returns its path."""
+    """Writes a file that builds an image from the wheel next to it. Returns its path."""
     text = IMAGE.read_text("utf-8")
     start = text.index("FROM ")
     text, count = _SOURCES.subn(f"COPY {wheel.name} /src/", text[start:])
@@ -136,7 +136,7 @@ def write_image_file(wheel: Path) -> Path:
     text = text.replace('"/src[', f'"/src/{wheel.name}[')
     path = DIST / f"sparklog-{VERSION}.Dockerfile"
     path.write_text(
-        f"# An image of a broker of sparklog {VERSION}, without Java; beside the wheel:\n"
+        f"# An image of a broker of sparklog {VERSION}, without Java; alongside the wheel:\n"
         f"#   docker build --file {path.name} --tag sparklog:{VERSION} .\n{text}",
         "utf-8",
     )

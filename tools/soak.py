@@ -3,7 +3,7 @@
 This is `make soak`, for a machine that has a night. Modes without an end, such as seeds of the
 simulation and kills at random moments, share the minutes that the others leave; each gets at least
 one. At the end is a table of the modes with what they ran and found, which is also in
-build/soak/summary.txt; each mode's output is beside it. Exit code 1 if something was found.
+build/soak/summary.txt; each mode's output is alongside it. Exit code 1 if something was found.
 
 `--list` shows the modes, `--only kills clusters` selects some. Arguments of pytest instead of modes
 run the long tests that they select: `python -m tools.soak tests/contract/test_year.py`.

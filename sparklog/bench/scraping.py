@@ -1,4 +1,4 @@
-"""The price of metrics: scrapes of many partitions, and the Kafka listener beside them."""
+"""The price of metrics: scrapes of many partitions, and the Kafka listener alongside them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(json.dumps(found))
 
 
 def scrape(options: BenchOptions) -> Iterator[Measurement]:
-    """Scrapes of 8,000 partitions, and what a Kafka client beside them waits."""
+    """Scrapes of 8,000 partitions, and what a Kafka client alongside them waits."""
     metrics = free_address()
     settings = {"SPARKLOG_METRICS_LISTEN": metrics}
     with (

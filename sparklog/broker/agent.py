@@ -1,9 +1,9 @@
 """The agent builds a broker in order, runs its threads, and stops it in reverse.
 
-Beside the threads of the listeners there are five: the publisher, which has pools for large topics
-and files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which also
-notices that a newer broker has taken over. A member of a cluster has one more, which follows the
-metadata and watches the other members. An error that ends the writer ends the broker.
+In addition to the threads of the listeners there are five: the publisher, which has pools for large
+topics and files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which
+also notices that a newer broker has taken over. A member of a cluster has one more, which follows
+the metadata and watches the other members. An error that ends the writer ends the broker.
 """
 
 from __future__ import annotations
@@ -457,7 +457,7 @@ class Agent:
     @property
     def cluster(self) -> ClusterParts:
         """The parts of a member of a cluster, once it serves."""
-        assert self._cluster is not None, "the broker is no member that serves"
+        assert self._cluster is not None, "the broker is not a member that serves"
         return self._cluster
 
     @property
@@ -619,7 +619,7 @@ class Agent:
 
         The others have found it dead, for example after a suspension, and have its partitions. It
         stays away where another process has taken its id over, or where a standing broker leads
-        alone: both would take turns for ever. A broker that a program has started for itself gives
+        alone: both would take turns forever. A broker that a program has started for itself gives
         way to it, as to any standing one. Returns once this broker has closed its ports.
         """
         self._stopped.wait()

@@ -1,6 +1,6 @@
 """Changes of the configuration of topics, which the metadata and the topic's table both have.
 
-The table gets a change first, and the metadata decide whether it counts: a change that was cut
+The table gets a change first, and the metadata decides whether it counts: a change that was cut
 short between the two is taken back from the table.
 """
 
@@ -148,9 +148,9 @@ class ConfigChanges:
             topic.table.commit(lambda before: self._as_named(topic, before))
 
     def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
-        """Gives the table the configuration that the metadata have, in which others take part.
+        """Gives the table the configuration that the metadata has, in which others take part.
 
-        The metadata are read after the table, so the last of several such commits has the newest.
+        The metadata is read after the table, so the last of several such commits has the newest.
         """
         known = entry_of(self._metadata.reload().topics, topic)
         if check_current(before, topic).config == known.config:
@@ -159,7 +159,7 @@ class ConfigChanges:
 
 
 def _check_empty(topic: Topic, source: str | None) -> None:
-    """Checks that a topic with records becomes no mirror: they may differ from its source's.
+    """Checks that a topic with records does not become a mirror: they may differ from its source's.
 
     Raises `BadOption` and `InternalTopic`.
     """

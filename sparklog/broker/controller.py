@@ -66,7 +66,7 @@ class Controller:
         self._long: set[tuple[int, int]] = set()
         """Epochs whose logs took too long to read, and are left to the failover."""
         self._begun: set[tuple[int, int]] = set()
-        """Epochs whose logs may have our fence, while the metadata do not have them as fenced."""
+        """Epochs whose logs may have our fence, while the metadata does not have them as fenced."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
         self.dead: Mapping[int, int] = {}

@@ -6,11 +6,11 @@ A partition that moves is not served for a moment, so that its new leader misses
    queued are refused, and clients send them to the new leader.
 2. A checkpoint of our log has its whole state. This is the *resignation*: no later entry of the log
    is of the partition.
-3. The metadata name the new leader, in the next leader epoch, and as heir of our log.
+3. The metadata names the new leader, in the next leader epoch, and as heir of our log.
 4. The new leader restores the partition from our checkpoint and log, as it would after our death.
 
-Our checkpoints keep the state, and our log the entries, until the new leader is no heir of ours any
-more. If the third step fails, or may have failed, the partition waits until that is known.
+Our checkpoints keep the state, and our log the entries, until the new leader is not an heir of ours
+any more. If the third step fails, or may have failed, the partition waits until that is known.
 
 Each member decides by itself which of its partitions to give: all of them come to the same decision
 on the same metadata (`storage/metadata/assign.py`).
@@ -253,7 +253,7 @@ class Handovers:
             )
 
     def _settle(self) -> None:
-        """Finds out which of the last moves the metadata have, and takes the others back.
+        """Finds out which of the last moves the metadata has, and takes the others back.
 
         The change may still be under way, so a further version is put, which excludes it.
         """

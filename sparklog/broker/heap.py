@@ -34,7 +34,7 @@ class HeapTrimmer:
 
     A trim takes about 0.3 ms for each MiB, and the next use of the memory takes as long. So it
     waits until `IDLE_HEAP_BYTES` or more have been unused for `IDLE_HEAP_SECONDS`. The bytes that
-    glibc counts as free are no measure: they include those already given back.
+    glibc counts as free are not a measure: they include those already given back.
     """
 
     def __init__(self, used_bytes: Callable[[], int], trim: Callable[[], None]) -> None:

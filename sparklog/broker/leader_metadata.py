@@ -59,7 +59,7 @@ class LeaderMetadata:
         clock: Clock,
         sight_seconds: float,
     ) -> None:
-        """`sight_seconds`: older looks at the metadata do not count any more, nor after so long a
+        """`sight_seconds`: older looks at the metadata does not count any more, nor after so long a
         silence of our own.
         """
         self._store = store
@@ -157,7 +157,7 @@ class LeaderMetadata:
         """Looks at the metadata before a request is judged, which news do not disturb.
 
         Calls share looks, and the failure of a slow one, as those of `prove` do. Waits for no table
-        that has to be read: one that answers slowly is no affair of the other topics' readers.
+        that has to be read: one that answers slowly does not concern the readers of other topics.
 
         Raises `BrokerFenced`, and the errors of the store.
         """

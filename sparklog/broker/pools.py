@@ -1,4 +1,4 @@
-"""The threads that work beside the loops of a broker."""
+"""The threads that work alongside the loops of a broker."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Pools:
         self.publishers = ThreadPoolExecutor(
             _PUBLISHERS if is_local else _PUBLISHERS_REMOTE, thread_name_prefix="sparklog-publish"
         )
-        """Publishes topics beside the others, because they have much."""
+        """Publishes topics alongside the others, because they have much."""
         self.compactors = ThreadPoolExecutor(_COMPACTORS, thread_name_prefix="sparklog-compact")
-        """Compacts tables by key, beside the janitor."""
+        """Compacts tables by key, alongside the janitor."""
 
     def close(self) -> None:
         """Waits for the work that has begun or is queued."""

@@ -281,7 +281,7 @@ class Reconciler:
         """Gives the partitions that this broker cannot restore to others, which may be able to.
 
         It shall get no others for some time, so that partitions that no broker can restore do not
-        go round for ever. Raises `BrokerFenced` and the errors of the store.
+        go round forever. Raises `BrokerFenced` and the errors of the store.
         """
         metadata, own = self._seen, self._leadership
         states = self._states_of_others(metadata)

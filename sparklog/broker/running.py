@@ -86,7 +86,7 @@ def run_broker(
                 seconds = random.uniform(*_RETURN_SECONDS)
                 _log.warning("joining again", reason=str(error), in_seconds=round(seconds, 1))
                 time.sleep(seconds)
-                take_over = False  # else two brokers that replace each other would do so for ever
+                take_over = False  # else two brokers that replace each other would do so forever
             else:
                 return
     except _StoppedEarly as reason:

@@ -155,6 +155,6 @@ def _needs(settings: BrokerSettings, name: str) -> Iterable[tuple[str, int]]:
 
 
 def _log_file(file: str, broker: int) -> str:
-    """Returns a log file for one broker beside `file`; empty for standard error."""
+    """Returns a log file for one broker alongside `file`; empty for standard error."""
     suffix = Path(file).suffix
     return f"{file.removesuffix(suffix)}-{broker}{suffix}" if file else ""

@@ -340,7 +340,7 @@ def supervise(
             Assignment(
                 settings=each[broker],
                 stops_with=frozenset(each.keys() - {broker}),
-                # Not again: of two that replace each other, each would come back for ever.
+                # Not again: of two that replace each other, each would come back forever.
                 take_over=take_over and is_first,
                 allow_non_empty=allow_non_empty and is_first,
             ),

@@ -217,7 +217,7 @@ def save(history: History, file: Path) -> None:
 
 
 def load(file: Path) -> History:
-    """Raises `BadRequest` for a file that is no history."""
+    """Raises `BadRequest` for a file that is not a history."""
     try:
         with np.load(file, allow_pickle=False) as columns:
             tables = {
@@ -226,6 +226,6 @@ def load(file: Path) -> History:
             }
     except (KeyError, ValueError, EOFError) as error:
         raise errors.BadRequest(
-            reason=f"{file} is no history of sparklog check: {error}"
+            reason=f"{file} is not a history of sparklog check: {error}"
         ) from error
     return History(**tables)  # type: ignore[arg-type]

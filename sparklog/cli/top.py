@@ -129,7 +129,7 @@ def _show(
 class _Cluster:
     """The brokers that are shown. They are asked at the same time.
 
-    A broker that has not answered is not waited for again: it is asked beside the others, and
+    A broker that has not answered is not waited for again: it is asked alongside the others, and
     shown once it answers.
     """
 

@@ -156,7 +156,7 @@ def offsets_of(
 ) -> dict[int, int]:
     """Returns the offset of each partition's point.
 
-    Raises `UnknownPartition`, and `BadOption` for a value that is no point. Whether an offset
+    Raises `UnknownPartition`, and `BadOption` for a value that is not a point. Whether an offset
     exists is not checked: reading does that.
     """
     offsets, timestamps_us = {}, {}

@@ -1,4 +1,4 @@
-"""Reads records of a topic into a table, its partitions beside each other."""
+"""Reads records of a topic into a table, its partitions in parallel."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final
 from sparklog.errors.base import Invalid
 
 _EMPTY_ROOT_ADVICE: Final = (
-    "Use an empty or a new folder as root. To keep a log beside these files, start it once with"
+    "Use an empty or a new folder as root. To keep a log alongside these files, start it once with"
     " `sparklog broker --allow-non-empty`"
 )
 

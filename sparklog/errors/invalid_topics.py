@@ -94,7 +94,7 @@ class NotAMirror(Invalid):
 
     code = "not_a_mirror"
     template = (
-        "Topic {topic!r} is no mirror, so the broker assigns the offsets of its records. Write"
+        "Topic {topic!r} is not a mirror, so the broker assigns the offsets of its records. Write"
         " without offsets=keep; or set mirror.source in its configuration, while it is empty."
     )
     topic: str

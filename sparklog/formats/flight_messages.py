@@ -313,7 +313,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 1
     """The feature level of the root."""
     brokers: list[BrokerDescription]
-    """All that the metadata name, by id: also those that have stopped for good."""
+    """All that the metadata names, by id: also those that have stopped for good."""
     epochs: list[EpochDescription]
     """In the order in which they were opened."""
     topics: int

@@ -167,7 +167,7 @@ def _bracketed(column: pa.Array, elements: pa.Array, brackets: str) -> pa.Array:
 
 
 def _mended(texts: pa.Array) -> pa.Array:
-    """Bytes that are no UTF-8 replaced: Spark does not look at what a string is made of."""
+    """Bytes that are not UTF-8 replaced: Spark does not look at what a string is made of."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

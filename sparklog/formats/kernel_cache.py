@@ -1,6 +1,6 @@
 """The folder of the loops that numba has compiled, so that a machine compiles them once.
 
-It is beside the package or in the user's cache folder, as numba chooses. In a read-only
+It is alongside the package or in the user's cache folder, as numba chooses. In a read-only
 installation where neither is writable, it is a folder of this user below the system's temporary
 one. If that is not possible either, there is none, and each process compiles the loops again; numba
 itself would refuse to compile at all (https://github.com/numba/numba/issues/5566).

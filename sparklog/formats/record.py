@@ -2,7 +2,7 @@
 
 A *payload* is sent by a producer and kept in the write-ahead log: any columns of `PAYLOAD_SCHEMA`,
 always with `value`. An absent column is null in every row (`timestamp`: the time of arrival), and
-costs nothing. Offset, partition and timestamp type are kept once per batch, beside the payload.
+costs nothing. Offset, partition and timestamp type are kept once per batch, alongside the payload.
 Only a payload with gaps between its offsets has them in a column, `OFFSET`.
 *Rows* are returned to readers: all columns of `ROW_SCHEMA`.
 """
@@ -69,7 +69,7 @@ def conform_payload(batch: pa.RecordBatch, *, limit_bytes: int | None = None) ->
     try:
         return _conform(batch, limit_bytes)
     except UnicodeDecodeError as error:  # a name that a peer sent is not validated yet
-        raise errors.WrongSchema(reason=f"a column's name is no UTF-8: {error}") from error
+        raise errors.WrongSchema(reason=f"a column's name is not UTF-8: {error}") from error
 
 
 def _conform(batch: pa.RecordBatch, limit_bytes: int | None) -> pa.RecordBatch:

@@ -182,7 +182,7 @@ def _check_header(header: Header, data: Raw) -> None:
         reason = f"it is a message set of version {header.magic}, and only version 2 is taken"
         raise errors.BadBatch(reason=reason)
     if header.magic > _MAGIC or header.size > len(data) or header.length < HEADER_BYTES - 12:
-        raise errors.DamagedBatch(reason=f"{len(data)} bytes are no batch: {header}")
+        raise errors.DamagedBatch(reason=f"{len(data)} bytes are not a batch: {header}")
     if header.size < len(data):
         raise errors.BadBatch(reason="one batch at a time, and more follows")
     if crc32c.crc32c(_slice(data, _CRC_FROM)) != header.crc:

@@ -47,7 +47,7 @@ _MICROSECONDS: Final = {
 }
 _LOOK_SECONDS: Final = 1
 _NOTE: Final = "sparklog-topic"
-"""A folder in the checkpoint of a stream, beside those of Spark."""
+"""A folder in the checkpoint of a stream, alongside those of Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

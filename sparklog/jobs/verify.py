@@ -90,8 +90,8 @@ def verify(
         bool,
         typer.Option(
             "--allow-gaps",
-            help="Missing offsets are no fault: a DELETE was run on the table, and no broker knows"
-            " of it.",
+            help="Missing offsets are not a fault: a DELETE was run on the table, and no broker"
+            " knows of it.",
         ),
     ] = False,
     dry_run: Annotated[

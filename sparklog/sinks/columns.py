@@ -17,7 +17,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "headers": ("array<struct<key:string,value:binary>>", "void"),
     "timestamp": ("timestamp", "void"),
 }
-"""Columns that say what a record has beside its value: as in Spark's Kafka sink, and `timestamp`.
+"""Columns of a record other than its value: as in Spark's Kafka sink, and `timestamp`.
 
 A column that is null in every row is `void`.
 """

@@ -2,7 +2,7 @@
 
 A repeated commit, after any crash, finds the same manifest and completes it; the broker recognises
 the batch by its id and skips one that was appended. If several brokers lead the partitions, each
-appends its part, and a receipt beside the manifest says that all of them have. Rows that were
+appends its part, and a receipt alongside the manifest says that all of them have. Rows that were
 staged for a topic that was deleted meanwhile went with it.
 """
 

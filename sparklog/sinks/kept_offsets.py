@@ -45,7 +45,7 @@ def parse_ranges(value: str | None, topic: str | None) -> OffsetRanges:
             raise errors.BadOption(option=_OPTION, value=value, reason=reason)
         for number, (first, end) in partitions.items():
             if number < 0 or not 0 <= first <= end <= limits.OFFSET_MAX:
-                reason = f"[{first}, {end}] of partition {number} is no range of offsets"
+                reason = f"[{first}, {end}] of partition {number} is not a range of offsets"
                 raise errors.BadOption(option=_OPTION, value=value, reason=reason)
     return found
 

@@ -4,8 +4,8 @@
   whole numbers and fractions become DOUBLE, and everything else STRING, which takes any value. The
   result does not depend on the order of the values.
 - A field that is always null, or an empty array or object, has no column yet.
-- Fields that a Delta table cannot have beside its columns are left out: names with characters that
-  it refuses, and names that differ from another one in case only.
+- Fields that a Delta table cannot have in addition to its columns are left out: names with
+  characters that it refuses, and names that differ from another one in case only.
 """
 
 from __future__ import annotations

@@ -67,14 +67,14 @@ Decode: TypeAlias = Callable[[Any], Any]
 class ValueMismatch(Exception):
     """A value does not fit its type; `str` of it names the field, the value and the type."""
 
-    def __init__(self, value: object, kind: str) -> None:
+    def __init__(self, value: object, wanted: str) -> None:
         self.path: list[str] = []
         self._value = value
-        self._kind = kind
+        self._wanted = wanted
 
     def __str__(self) -> str:
         field = f"{'.'.join(self.path)}: " if self.path else ""
-        return f"{field}{_shown(self._value)} is no {self._kind}"
+        return f"{field}{_shown(self._value)} is not {self._wanted}"
 
 
 def _shown(value: object) -> str:
@@ -114,14 +114,14 @@ class ObjectDecoder:
         try:
             value, end = _scan(trimmed)
         except ValueError:
-            raise ValueMismatch(text, "JSON") from None
+            raise ValueMismatch(text, "valid JSON") from None
         if end < len(trimmed):
-            raise ValueMismatch(text, "single JSON value")
+            raise ValueMismatch(text, "a single JSON value")
         return self._decode(value)
 
 
 def leaf_decoder(kind: pa.DataType) -> Decode:
-    """Returns the rules of a type that is no struct, array or map."""
+    """Returns the rules of a type that is not a struct, array or map."""
     if pa.types.is_decimal(kind):
         return functools.partial(_decode_decimal, kind.precision, kind.scale)
     if pa.types.is_integer(kind):
@@ -148,7 +148,7 @@ def _struct_decoder(kind: pa.StructType) -> Decode:
 
     def decode(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ValueMismatch(value, "JSON object")
+            raise ValueMismatch(value, "a JSON object")
         return tuple(_decode_inside(name, inner, value.get(name)) for name, inner in decoders)
 
     return decode
@@ -159,7 +159,7 @@ def _list_decoder(kind: pa.ListType) -> Decode:
 
     def decode(value: Any) -> Any:
         if not isinstance(value, list):
-            raise ValueMismatch(value, "JSON array")
+            raise ValueMismatch(value, "a JSON array")
         return [_decode_inside(str(index), inner, each) for index, each in enumerate(value)]
 
     return decode
@@ -170,7 +170,7 @@ def _map_decoder(kind: pa.MapType) -> Decode:
 
     def decode(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ValueMismatch(value, "JSON object")
+            raise ValueMismatch(value, "a JSON object")
         return {
             _decode_string(key): _decode_inside(key, inner, each) for key, each in value.items()
         }
@@ -200,13 +200,13 @@ def _decode_whole(within: range, name: str, value: Any) -> int:
         and (found := int(value)) in within
     ):
         return found
-    raise ValueMismatch(value, name)
+    raise ValueMismatch(value, f"a valid {name}")
 
 
 def _decode_floating(name: str, value: Any) -> float:
     if type(value) is JsonNumber or (isinstance(value, str) and value in _NOT_FINITE):
         return float(value)
-    raise ValueMismatch(value, name)
+    raise ValueMismatch(value, f"a valid {name}")
 
 
 def _decode_decimal(precision: int, scale: int, value: Any) -> int:
@@ -220,12 +220,12 @@ def _decode_decimal(precision: int, scale: int, value: Any) -> int:
         rounded = decimal.Decimal(digits).quantize(unit, context=context)
         return int(rounded.scaleb(scale, context=context))
     except (ValueError, ArithmeticError):
-        raise ValueMismatch(value, f"DECIMAL({precision},{scale})") from None
+        raise ValueMismatch(value, f"a valid DECIMAL({precision},{scale})") from None
 
 
 def _decode_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueMismatch(value, "BOOLEAN")
+        raise ValueMismatch(value, "a valid BOOLEAN")
     return value
 
 
@@ -262,7 +262,7 @@ def _decode_binary(value: Any) -> bytes:
             raise ValueError
         return base64.b64decode(value.strip(), validate=True)
     except (ValueError, binascii.Error):
-        raise ValueMismatch(value, "base64") from None
+        raise ValueMismatch(value, "valid base64") from None
 
 
 # ------------------------------------------------------------------------------ times
@@ -276,7 +276,7 @@ def _decode_date(value: Any) -> str:
         year, month, day = (int(each or 1) for each in found.groups())
         return dt.date(year, month, day).isoformat()
     except ValueError:
-        raise ValueMismatch(value, "DATE") from None
+        raise ValueMismatch(value, "a valid DATE") from None
 
 
 def _decode_timestamp(value: Any) -> str:
@@ -292,7 +292,7 @@ def _decode_timestamp(value: Any) -> str:
             at = at.replace(tzinfo=_zone(zone) if zone else dt.UTC).astimezone(dt.UTC)
         return f"{at.replace(tzinfo=None).isoformat()}Z"
     except (ValueError, OverflowError, LookupError, OSError):
-        raise ValueMismatch(value, "TIMESTAMP") from None
+        raise ValueMismatch(value, "a valid TIMESTAMP") from None
 
 
 def _decode_timestamp_ntz(value: Any) -> str:
@@ -302,13 +302,13 @@ def _decode_timestamp_ntz(value: Any) -> str:
             raise ValueError
         return at.isoformat()
     except ValueError:
-        raise ValueMismatch(value, "TIMESTAMP_NTZ") from None
+        raise ValueMismatch(value, "a valid TIMESTAMP_NTZ") from None
 
 
 def _time(value: Any) -> tuple[dt.datetime, str | None]:
     """Returns the time on the clock, and the zone as it is written, if any.
 
-    Raises `ValueError` for a value that is no time.
+    Raises `ValueError` for a value that is not a time.
     """
     found = _TIME.fullmatch(value) if type(value) is str else None
     if found is None:

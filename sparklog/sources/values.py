@@ -4,7 +4,7 @@
 |---|---|---|
 | `binary` | the bytes | nothing |
 | `string` | a string | a value that is not UTF-8 |
-| `json` | a struct of the fields of `valueSchema` | a value that is no fitting JSON object |
+| `json` | a struct of the fields of `valueSchema` | a value that is not a fitting JSON object |
 
 A null value, which is a tombstone, is null in every format and not bad. A bad value is bad as a
 whole. By `badValues` it becomes null (`null`), null with its bytes in a separate column (`column`),

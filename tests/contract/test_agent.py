@@ -237,7 +237,7 @@ print("left", flush=True)
 
 
 def test_a_broker_that_was_suspended_stops() -> None:
-    """A signal that arrives as a timeout ends leaves no thread waiting for ever."""
+    """A signal that arrives as a timeout ends leaves no thread waiting forever."""
     broker = preloaded.start(
         ["-c", _SUSPENDED],
         stdin=subprocess.PIPE,
@@ -513,7 +513,7 @@ def test_listeners_need_a_port_each(tmp_path: Path) -> None:
 
 
 def test_a_port_of_a_broker_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
-    """A port that becomes free within the time that a broker takes to stop is no error."""
+    """A port that becomes free within the time that a broker takes to stop is not an error."""
     taken = socket.create_server(("127.0.0.1", 0))
     listen = f"127.0.0.1:{taken.getsockname()[1]}"
     threading.Timer(0.2, taken.close).start()

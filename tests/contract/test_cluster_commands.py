@@ -113,7 +113,7 @@ def _three(cluster: Cluster) -> Cluster:
 
 
 def run(*arguments: str) -> Result:
-    """The command line in this process; whatever is no exit code is raised."""
+    """The command line in this process; whatever is not an exit code is raised."""
     result = CliRunner().invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -501,7 +501,7 @@ def test_options_of_a_broker_before_a_command() -> None:
 
 
 def lean(cluster: Cluster) -> None:
-    """Starts a member beside one that leads everything."""
+    """Starts a member alongside one that leads everything."""
     cluster.start(1)
     cluster.create("t", 20)
     cluster.create("u", 20)
@@ -540,7 +540,7 @@ def test_members_are_levelled(cluster: Cluster, *, by_root: bool) -> None:
 
 
 def test_a_broker_that_leads_alone_is_level(cluster: Cluster) -> None:
-    """There is nothing to move, and that is no error."""
+    """There is nothing to move, and that is not an error."""
     agent = Agent(settings(0, join=False), store=cluster.store)
     with agent:
         with sparklog.connect(agent.address) as log:

@@ -134,7 +134,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_a_new_log_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt path becomes no log without a word; one that exists is opened without a line."""
+    """A new log is one line, so that a misspelt path is noticed; one that exists is none."""
     caplog.set_level(logging.INFO, "sparklog")
     for _ in range(2):
         with sparklog.connect(tmp_path / "misspelt"):
@@ -452,7 +452,7 @@ def test_a_broker_that_is_started_honours_the_environment(
 def test_a_slip_in_the_environment_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detached: bool
 ) -> None:
-    """A variable that is no setting, or has no right value, is refused before anything is made."""
+    """A variable that is not a setting, or has a wrong value, is refused before a root is made."""
     monkeypatch.setenv("SPARKLOG_TOPICS_DEFAULT_PARTITION", "3")
     with pytest.raises(errors.UnknownOption, match="SPARKLOG_TOPICS_DEFAULT_PARTITIONS"):
         sparklog.connect(tmp_path / "root", detached=detached)

@@ -310,7 +310,7 @@ def test_on_lost(log: Log) -> None:
 
 
 def test_commit_metadata(log: Log) -> None:
-    """A text is committed beside an offset, and read back; one that is too long is refused."""
+    """A text is committed alongside an offset, and read back; one that is too long is refused."""
     fill(log, 5)
     with member(log, auto_commit=False) as consumer:
         Crew(consumer).read(1)

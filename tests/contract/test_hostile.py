@@ -1,6 +1,6 @@
 """Hostile clients: each attacks for some seconds, and another client continues.
 
-A case is one line of `CASES`. It is run against a broker in a process of its own, beside a client
+A case is one line of `CASES`. It is run against a broker in its own process, alongside a client
 that pings and sends all the time; what that one waits for, and the broker's memory, are bounded
 (`tests.support.hostile`). In `make test` the attackers are fewer, and shorter at it.
 """

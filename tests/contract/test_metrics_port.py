@@ -88,7 +88,7 @@ def test_a_broker_serves_its_metrics(tmp_path: Path) -> None:
 
 
 def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
-    """The table has the budgets of a broker with both listeners, and bounds that are no memory."""
+    """The table has the budgets of a broker with both listeners, and bounds that are not memory."""
     page = (ROOT / "docs" / "brokers.md").read_text("utf-8")
     lines = page.partition("### Budgets")[2].partition("\n## ")[0].splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]

@@ -154,7 +154,7 @@ def test_put_replaces(store: Store, durable: bool) -> None:
 
 
 def test_replacing_is_atomic(store: Store) -> None:
-    """A reader beside a plain put sees the old object or the new one, whole."""
+    """A reader alongside a plain put sees the old object or the new one, whole."""
     versions = [bytes([number]) * 50_000 for number in range(20)]
     store.put("hint", versions[0])
     seen: list[bytes] = []
@@ -711,7 +711,7 @@ def test_client_options(option: str) -> None:
 
 
 def test_a_location_with_foreign_objects_is_no_new_root(store: Store) -> None:
-    """Every kind of store creates a root beside other objects only on request."""
+    """Every kind of store creates a root alongside other objects only on request."""
     store.put_new("src/main.py", b"theirs")
     clock = ManualClock()
     with pytest.raises(errors.RootNotEmpty, match="it holds src"):

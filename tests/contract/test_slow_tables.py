@@ -1,4 +1,4 @@
-"""A table whose store is slow, beside others: the lag of their tables, and the time of acks."""
+"""A table whose store is slow, alongside others: the lag of their tables, and the time of acks."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_deleted_topic_is_empty_and_may_return(table: TopicTable) -> None:
 
 
 def test_checkpoint_forgets_dead_topics(table: TopicTable) -> None:
-    """The `txn` of a deleted topic does not live in checkpoints for ever."""
+    """The `txn` of a deleted topic does not live in checkpoints forever."""
     create(table, 1, topic_id="first")
     table.commit(delete_change)
     create(table, 1, topic_id="second")
@@ -187,7 +187,7 @@ def test_checkpoint_forgets_dead_topics(table: TopicTable) -> None:
 
 
 def test_files_left_in_a_dead_topic_go_when_it_returns(table: TopicTable, store: Store) -> None:
-    """Rows that another engine adds to a deleted topic's table are no records of the next topic."""
+    """Rows that another engine adds to a deleted topic's table are not the next topic's records."""
     create(table, 1)
     table.commit(delete_change)
     put_commit(store, 2, foreign_add("partition=0/part-0.parquet"))
@@ -209,7 +209,7 @@ def test_properties_change_alone(table: TopicTable) -> None:
 
 
 def test_only_plain_appends_are_blind(table: TopicTable) -> None:
-    """Other engines let their rewrites pass beside our appends, and beside nothing else of ours."""
+    """Other engines let their rewrites pass alongside our appends, and no other change of ours."""
     create(table)
     append(table)
     table.commit(lambda seen: removal(seen, seen.files[0]))
@@ -879,7 +879,7 @@ def test_foreign_changes_are_refused_by_name(table: TopicTable, store: Store, re
 
 @pytest.mark.parametrize("action", [{"metaData": METADATA}, {"protocol": PROTOCOL}])
 def test_half_a_table_is_refused(table: TopicTable, store: Store, action: dict[str, Any]) -> None:
-    """A log that says nothing of its protocol, or of its schema, is no table to be written to."""
+    """A log without a protocol or a schema is not a table to be written to."""
     put_commit(store, 0, action)
     with pytest.raises(errors.ForeignTable, match="no protocol or no metadata"):
         table.refresh()

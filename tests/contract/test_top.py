@@ -275,7 +275,7 @@ def test_a_broker_is_shown_by_root_and_by_address(tmp_path: Path) -> None:
 
 
 def test_a_silent_broker_delays_one_picture_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked beside the others from then on, and shown again once it answers.
+    """It is asked alongside the others from then on, and shown again once it answers.
 
     A broker that has joined since is found, and one that has died stays in the picture.
     """

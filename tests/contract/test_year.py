@@ -49,7 +49,7 @@ class Moment:
     objects: Counter[str] = field(default_factory=Counter)
     """By kind: the first folder of the path, and the extension."""
     epochs: int = 0
-    """Epochs of the log; the end of each stays for ever."""
+    """Epochs of the log; the end of each stays forever."""
 
     @property
     def costs(self) -> dict[str, float]:

@@ -679,7 +679,7 @@ def configs(side: Side) -> Answers:
     yield "unset", edit(("retention.ms", 1, None))
     yield "append", edit(("cleanup.policy", 2, "compact"))
     yield "subtract", edit(("cleanup.policy", 3, "delete"))
-    yield "append to a key that is no list", edit(("retention.ms", 2, "1"))
+    yield "append to a key that is not a list", edit(("retention.ms", 2, "1"))
     yield "no value", edit(("retention.ms", 0, None))
     yield "no operation", edit(("retention.ms", 9, "1"))
     yield "an unknown key", edit(("no.such", 0, "1"))
@@ -954,7 +954,7 @@ def coordinated(side: Side) -> None:
 
 
 def strangers(side: Side) -> Answers:
-    """Requests of a client that is no member."""
+    """Requests of a client that is not a member."""
     one = Member(side, "g.none", id="x", generation=1)
     yield "heartbeat", one.beat()
     yield "heartbeat without a generation", one.beat(generation_id=-1)
@@ -1410,7 +1410,7 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
         ("invalid_record", -1), SILENCE, "Kafka's request handler fails and never answers"
     ),
     ("produce", "a byte more"): Differs(
-        ("invalid_record", -1), ("none", 0), "bytes that are no batch are refused, not ignored"
+        ("invalid_record", -1), ("none", 0), "bytes that are not a batch are refused, not ignored"
     ),
     ("produce", "a byte less"): Differs(
         ("corrupt_message", -1), ("invalid_record", -1), _TRUNCATED
@@ -1441,7 +1441,9 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
         ("corrupt_message", -1), ("invalid_record", -1), _TRUNCATED
     ),
     ("idempotence", "epoch -1"): Differs(
-        ("invalid_record", -1), ("invalid_producer_epoch", -1), "an id without an epoch is no stamp"
+        ("invalid_record", -1),
+        ("invalid_producer_epoch", -1),
+        "an id without an epoch is not a stamp",
     ),
     ("idempotence", "in a transaction that is none"): Differs(
         ("invalid_record", -1),

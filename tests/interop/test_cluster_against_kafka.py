@@ -363,7 +363,7 @@ def _after_a_kill(side: Side, leader: int, other: int) -> Answers:
         reply = side.ask(other, METADATA, 12, metadata_fields([]))
         return len(reply.brokers) == len(side.alive)
 
-    wait_until(is_known, "it is no broker of the cluster any more")
+    wait_until(is_known, "it is not a broker of the cluster any more")
     yield "the end after it", side.end(successor)
     wait_until(lambda: _fetched(side, successor)[1] is not None, "its records are served")
     yield "fetch after it", _fetched(side, successor)

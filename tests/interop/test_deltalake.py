@@ -250,7 +250,7 @@ def test_vacuum_beside_a_merge_takes_no_row(table: TopicTable) -> None:
 
 
 def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: TopicTable) -> None:
-    """A table takes rows from the log only; what delta-rs has added beside it, it can delete."""
+    """A table takes rows from the log only; what delta-rs has added alongside it, it can delete."""
     create(table, 1)
     handle = theirs(table)
     append(table, 3)

@@ -86,7 +86,7 @@ def _kafka_python(folder: Path) -> Suite:
 
 def _aiokafka(folder: Path) -> Suite:
     sources = cloned(folder, "aio-libs/aiokafka", f"v{AIOKAFKA}")
-    shutil.move(sources / "tests", folder)  # beside the sources, which have no compiled parts
+    shutil.move(sources / "tests", folder)  # alongside the sources, which have no compiled parts
     (folder / "tests" / "ssl_cert").mkdir()
     programs = folder / "bin"
     programs.mkdir()

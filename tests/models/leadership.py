@@ -318,7 +318,7 @@ class Run:
                 yield from self._change(state, id_, ("pass", move), pass_on)
 
     def _sealed(self, state: State, broker: int, *, before: int) -> frozenset[Id]:
-        """Returns the epochs with a fence; if it is no step of its own, those about to get one.
+        """Returns the epochs with a fence; if it is not a step of its own, those about to get one.
 
         A fence stops the writes of one log, and changes nothing else. So a step between it and the
         change that needs it could as well precede it.

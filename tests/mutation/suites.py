@@ -56,7 +56,7 @@ _NEIGHBOURS = (
     ),
 )
 _NEAR = {
-    # Beside those that import the module, or bear its name: they use it through a whole broker.
+    # Alongside those that import the module, or bear its name: they use it through a whole broker.
     "sparklog/broker/log/spark_batches.py": ("writer",),
     "sparklog/broker/log/hot_tail.py": ("broker", "kafka_readers"),
     "sparklog/broker/log/wal_references.py": ("wal_cleaner", "janitor"),
@@ -165,6 +165,6 @@ def _pytest(paths: list[str]) -> list[str]:
     if not paths:
         return []
     options = ["-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
-    # A busy machine takes its time to start Spark, which is no mistake of the program.
+    # A busy machine takes its time to start Spark, which is not a mistake of the program.
     seconds = 300 if any(path.startswith("tests/spark/") for path in paths) else 60
     return ["-m", "pytest", *options, f"--timeout={seconds}", *paths]

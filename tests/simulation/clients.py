@@ -527,7 +527,7 @@ class Query(Client):
                 self.is_refused = True
             may_be_refused |= self._is_shared or self._is_gone(decision)
             ensure(is_old or may_be_refused, f"{decision.path} is refused: {error!r}")
-            if is_old:  # it answers at once, and would for ever if no time passed
+            if is_old:  # it answers at once, and would forever if no time passed
                 self.process.clock.sleep(0.05)
         return answer
 

@@ -109,7 +109,7 @@ class ClusterWorld(World):
         return not is_newest or not is_open(metadata, own) or self._is_fenced(own)
 
     def _is_fenced(self, epoch: tuple[int, int]) -> bool:
-        """Returns whether the log of an epoch that the metadata have as open has a fence."""
+        """Returns whether the log of an epoch that the metadata has as open has a fence."""
         for each in self.metadata().open_epochs:
             if each.id == epoch:
                 return self._is_sealed(each)

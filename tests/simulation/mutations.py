@@ -441,7 +441,7 @@ MUTATIONS = (
         profile=(("brokers", 3), ("steps", 3_000), ("asks", True)),
     ),
     Mutation(
-        name="an answer is no sign of life",
+        name="an answer is not a sign of life",
         patches=((identity, "ask_broker", _ask_in_vain),),
         rates=Rates(mute=0.004),
         profile=(("brokers", 3), ("steps", 3_000), ("asks", True)),

@@ -49,7 +49,7 @@ def installed(world: World) -> Iterator[None]:
     holders: dict[int, list[int]] = {}
 
     def granted() -> int | None:
-        """To the task that runs; None where it is no broker's."""
+        """To the task that runs; None where it is not a broker's."""
         task = world.scheduler.current
         if task is None or not world.is_broker(task.process):
             return None

@@ -8,7 +8,7 @@ Rules:
 - A killed task gets `Crashed` where it waits; nothing it does after that has an effect, because
   store, clock and locks only raise `Crashed` from then on.
 - `Threading` stands in for the module `threading`, and `Queueing` for `queue`: a greenlet that
-  waits for a lock lets the others run. In one thread a real lock would never wait, or for ever.
+  waits for a lock lets the others run. In one thread a real lock would never wait, or forever.
 """
 
 from __future__ import annotations

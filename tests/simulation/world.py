@@ -244,7 +244,7 @@ def _peek(chance: random.Random) -> float:
 
 
 class Machine:
-    """A process that is no broker, and its view of the store."""
+    """A process that is not a broker, and its view of the store."""
 
     def __init__(self, process: Process, store: ProcessStore) -> None:
         self.process = process

@@ -263,7 +263,7 @@ def test_values_may_come_as_rows(spark: SparkSession, mixed: Path) -> None:
 def test_bad_values_may_be_kept_or_refused(
     spark: SparkSession, mixed: Path, tmp_path: Path
 ) -> None:
-    """badValues=column has their bytes beside the good ones; error ends the read at the first."""
+    """badValues=column has their bytes next to the good ones; error ends the read at the first."""
     frame = read(spark, mixed, **JSON, badValues="column").orderBy("offset")
     assert [row["_corrupt"] for row in frame.collect()][3:] == [b"{no", b'{"id": "x"}', b"\xff"]
     with pytest.raises(PythonException, match=r"mixed-0.*3.*\{no"):
@@ -274,7 +274,7 @@ def test_bad_values_may_be_kept_or_refused(
 
 
 def test_values_may_come_as_strings(spark: SparkSession, mixed: Path) -> None:
-    """valueFormat=string; a value that is no UTF-8 is null."""
+    """valueFormat=string; a value that is not UTF-8 is null."""
     frame = read(spark, mixed, subscribe="mixed", valueFormat="string").orderBy("offset")
     assert [row.value for row in frame.collect()][1:] == ["{}", None, "{no", '{"id": "x"}', None]
 

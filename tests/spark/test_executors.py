@@ -80,7 +80,7 @@ def test_a_stream_is_copied_by_executors(ran: Ran) -> None:
 
 
 def test_a_task_that_failed_first_counts_once(ran: Ran) -> None:
-    """Rows that the first attempt has handed over do not stand beside the second one's."""
+    """Rows that the first attempt has handed over do not stand alongside the second one's."""
     assert (ran.notes / "failed").exists()
     assert ran.values("retried") == each_once(ROWS)
 

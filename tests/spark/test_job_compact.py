@@ -1,4 +1,4 @@
-"""`sparklog.jobs.compact`: tables are compacted by Spark's tasks, beside their brokers."""
+"""`sparklog.jobs.compact`: tables are compacted by Spark's tasks, alongside their brokers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
 @pytest.mark.spark_program
 @pytest.mark.soak(mode="jobs")
 def test_a_job_that_is_killed_often(root: Path) -> None:
-    """At any point, beside a broker that publishes and compacts too."""
+    """At any point, alongside a broker that publishes and compacts too."""
     with sparklog.connect(root) as log:
         log.create_topic("c", partitions=_PARTITIONS, config=_CONFIG)
 

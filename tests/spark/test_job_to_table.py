@@ -90,7 +90,11 @@ def test_columns_follow_the_fields(root: Path, log: Log, table: Path) -> None:
     headers = [{each["key"]: each["value"] for each in one["headers"]} for one in letters]
     assert [each.pop("sparklog.offset") for each in headers] == [b"1", b"2", b"3"]
     reasons = [each.pop("sparklog.reason") for each in headers]
-    assert reasons == [b"id: no number is no BIGINT", b"its value is null", b"{ is no JSON"]
+    assert reasons == [
+        b"id: no number is not a valid BIGINT",
+        b"its value is null",
+        b"{ is not valid JSON",
+    ]
     assert headers == [{"sparklog.topic": b"t", "sparklog.partition": b"1"}] * 3
     assert [each["timestamp"] for each in letters] == at[3:]
 
@@ -154,7 +158,7 @@ def test_each_version_is_that_of_a_dictionary(root: Path, log: Log, table: Path)
         assert dict(zip(*(found[name].to_pylist() for name in ("k", "n")), strict=True)) == expected
         assert found.num_rows == len(expected)
     send(log, {"n": 1}, key=b"x")
-    assert "its key is no INT" in fail(root, *arguments)
+    assert "its key is not a valid INT" in fail(root, *arguments)
 
 
 def test_upsert_takes_any_name_and_a_part_of_a_struct(
@@ -243,7 +247,7 @@ def test_a_bad_record_ends_a_run_without_dead_letters(root: Path, log: Log, tabl
     """It is named, nothing of its window is written; a run with dead letters continues."""
     send(log, {"id": 1}, b"{")
     said = fail(root, "--schema=id INT", table)
-    assert "t-0, offset 1: { is no JSON" in said
+    assert "t-0, offset 1: { is not valid JSON" in said
     assert "--dead-letters" in said
     assert not table.exists()
     succeed(root, "--schema=id INT", "--dead-letters=dead", "--partitions=1", table)
@@ -259,7 +263,7 @@ def test_a_wrong_schema_does_not_stay(
     if not is_new:
         spark.sql(f"create table delta.`{table}` (other string) using delta")
     send(log, {"id": 3_000_000_000})
-    assert "3000000000 is no INT" in fail(root, "--schema=id INT", table)
+    assert "3000000000 is not a valid INT" in fail(root, "--schema=id INT", table)
     refused = "--schema=a ARRAY<STRUCT<`x y`: INT>>"
     assert "The field 'x y' of --schema cannot be a column" in fail(root, refused, table)
     if not is_new:

@@ -50,7 +50,7 @@ def test_records_of_table_and_log(root: Path, log: Log) -> None:
 
 
 def test_offsets_of_a_delete(root: Path, log: Log) -> None:
-    """They are no fault, and the line of the topic says why they have no record."""
+    """They are not a fault, and the line of the topic says why they have no record."""
     send(log, "t", 20)
     log.flush_to_table("t")
     DeltaTable(root / "topics" / "t").delete("offset in (3, 4) and partition = 1")

@@ -373,7 +373,7 @@ def test_a_batch_that_is_run_again_is_skipped(
 def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path, was_given_up: bool
 ) -> None:
-    """Its batches are no reruns of the first query's, also where a sweeper gave one of them up."""
+    """Its batches are not reruns of the first query's, also where a sweeper gave one of them up."""
     log.create_topic("v", partitions=2)
     write(numbers(spark, 30), root, topic="t")
     copy(spark, root, tmp_path / "first")

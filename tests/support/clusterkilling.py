@@ -55,7 +55,7 @@ DEAD_AFTER_SECONDS: Final = 3.0
 _REST_SECONDS: Final = 0.3
 """The longest pause of a writer between two bursts: many clients share the machine."""
 _START_SECONDS: Final = 300.0
-"""The longest start of Spark, beside all others that start."""
+"""The longest start of Spark, alongside all others that start."""
 _CHECK_RATE: Final = 100.0
 _SAID_CHARACTERS: Final = 3_000
 _MEMBER: Final = {

@@ -8,7 +8,7 @@ Rules of a block, by the words after its language:
 - `background`: the broker runs until the end of the page; the next block waits for the line that it
   prints when it serves.
 - `no-run="reason"`: the block is only parsed.
-- `toml`, `json`, `yaml` and `dockerfile` are parsed. `text` and `diff` are no code.
+- `toml`, `json`, `yaml` and `dockerfile` are parsed. `text` and `diff` are not code.
 - `output`, of a `text` block: the bash block before it prints this. A line `…` stands for any
   lines, and `…` between words for any words; the width of spaces does not matter.
 

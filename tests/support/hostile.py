@@ -1,4 +1,4 @@
-"""Clients that do not behave, against a broker in a process of its own, beside one that does.
+"""Clients that do not behave, against a broker in a process of its own, alongside one that does.
 
 `Siege` starts the broker and the bystander; `Siege.bear(case)` runs one case and says what the
 bystander met and how large the broker's memory became. A case is a function of the broker's
@@ -82,7 +82,7 @@ Attack = Callable[[Address], Iterable[None] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Waits of one kind that a bystander met beside one case."""
+    """Waits of one kind that a bystander met alongside one case."""
 
     count: int
     seconds: float
@@ -101,7 +101,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """The worst that a bystander met beside one case."""
+    """The worst that a bystander met alongside one case."""
 
     waits: Mapping[str, Waits]
     sleep_seconds: float
@@ -134,7 +134,7 @@ class Met:
 
 
 class _Served:
-    """All that a bystander reports beside one case."""
+    """All that a bystander reports alongside one case."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self.waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}

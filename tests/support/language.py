@@ -76,6 +76,14 @@ PROSE: Final = (
         "name the party: 'no client', 'another broker'",
     ),
     _rule("goes on", r"\b(goes|go|went|going) on\b", "continues"),
+    _rule("for ever", r"\bfor ever\b", "forever"),
+    _rule(
+        "is no",
+        r"(?<!\bthere )(?<!^)\b(is|are|was|were|becomes) no (?!longer|more|less|fewer|other|such"
+        r"|way|need|reason|doubt|matter|one\b|different|worse|better|larger|later|harm)\w",
+        "'is not a …'",
+    ),
+    _rule("metadata", r"\bmetadata (have|name|are|do|decide)\b", "metadata is singular: 'has'"),
     _rule(
         "own words",
         r"\b(ledger|bury|buried|wishes|doors?|adopts?|adopted)\b",

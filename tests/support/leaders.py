@@ -45,7 +45,7 @@ class Leaders:
             self.rig.create(topic, partitions)
 
     def start(self, number: int) -> None:
-        """Starts a broker; the metadata name it from then on."""
+        """Starts a broker; the metadata names it from then on."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.addresses[number] = f"127.0.0.1:{listening.getsockname()[1]}"
         broker: Any = _Facade(self)
@@ -87,7 +87,7 @@ class Leaders:
 
 
 class _Facade:
-    """The broker, whose metadata name both addresses."""
+    """The broker, whose metadata names both addresses."""
 
     def __init__(self, leaders: Leaders) -> None:
         self._leaders = leaders

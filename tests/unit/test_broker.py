@@ -956,7 +956,7 @@ def test_what_somebody_has_deleted_is_a_gap(
 
 
 def test_a_file_of_other_rows_is_named(store: MemoryStore, clock: ManualClock) -> None:
-    """A sound file that holds fewer rows than the table's log says is no gap."""
+    """A sound file that holds fewer rows than the table's log says is not a gap."""
     rig = Rig(store, clock, options=COLD)
     rig.create()
     rig.append(["a", "b"])

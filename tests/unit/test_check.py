@@ -32,7 +32,7 @@ SEEDS = range(20)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_sound_log_is_clean(seed: int) -> None:
-    """Retries without an answer, refusals, seeks and rebalances are no findings."""
+    """Retries without an answer, refusals, seeks and rebalances are not findings."""
     history, _ = play(seed)
     assert analyse(history) == []
     assert history.operations > 5_000
@@ -147,7 +147,7 @@ def test_a_history_is_kept_in_a_file(tmp_path: Path) -> None:
     assert analyse(loaded) == analyse(history) != []
     assert loaded.operations == history.operations
     (tmp_path / "other").write_bytes(b"nonsense")
-    with pytest.raises(errors.BadRequest, match="is no history"):
+    with pytest.raises(errors.BadRequest, match="is not a history"):
         histories.load(tmp_path / "other")
 
 

@@ -68,7 +68,7 @@ JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
 
 def run(*arguments: str, stdin: bytes | str | None = None, **environment: str) -> Result:
-    """The command line in this process; whatever is no exit code is raised."""
+    """The command line in this process; whatever is not an exit code is raised."""
     result = CliRunner().invoke(app, arguments, input=stdin, env=environment)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -379,7 +379,7 @@ def test_wait_ends(tmp_path: Path) -> None:
 def test_address_is_no_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], root: str
 ) -> None:
-    """An address that is given as a root is refused with a hint, and becomes no folder."""
+    """An address that is given as a root is refused with a hint, and does not become a folder."""
     monkeypatch.chdir(tmp_path)
     result = run(*words, "--root", root)
     assert result.exit_code == ExitCode.FAILED

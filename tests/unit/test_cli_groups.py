@@ -54,7 +54,7 @@ def committed(broker: LiveBroker, group: str = "g") -> dict[tuple[str, int], int
 
 
 def ask(broker: LiveBroker, *arguments: str, stdin: str | None = None) -> Result:
-    """The command line in this process; whatever is no exit code is raised."""
+    """The command line in this process; whatever is not an exit code is raised."""
     words = ("groups", *arguments, "--bootstrap", broker.address)
     result = CliRunner().invoke(app, words, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -188,7 +188,7 @@ def test_reset(broker: LiveBroker, target: tuple[str, ...], expected: dict[int, 
 
 
 def test_reset_says_what_it_clamps(broker: LiveBroker) -> None:
-    """An offset outside the log is printed beside its replacement."""
+    """An offset outside the log is printed alongside its replacement."""
     below = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "3").stdout
     assert below.splitlines()[1].split(maxsplit=4)[3:] == ["10", "3 is below the log start"]
     beyond = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "31").stdout

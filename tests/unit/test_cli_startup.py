@@ -95,7 +95,7 @@ def test_a_command_loads_only_what_it_needs(
 
 
 def test_a_supervisor_is_small() -> None:
-    """It runs beside its brokers as long as they do, and loads none of what they need."""
+    """It runs alongside its brokers as long as they do, and loads none of what they need."""
     program = "import sys, sparklog.broker.supervisor; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True

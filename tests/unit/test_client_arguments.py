@@ -316,6 +316,6 @@ def test_times_are_taken_as_on_the_command_line(written: str | dt.datetime) -> N
 
 @pytest.mark.parametrize("text", ["20130601", "1370088000000", "now", "", "2013-06-01T25:00"])
 def test_what_is_no_time(text: str) -> None:
-    """Digits alone are no time: they may be an offset, or milliseconds."""
+    """Digits alone are not a time: they may be an offset, or milliseconds."""
     with pytest.raises(ValueError):
         moment(text)

@@ -76,7 +76,7 @@ def test_another_program_at_the_only_address_that_was_given(cluster: FakeCluster
 
 
 def test_brokers_that_have_exchanged_their_addresses(cluster: FakeCluster) -> None:
-    """A broker that leads nothing of what its id should is not asked for ever."""
+    """A broker that leads nothing of what its id should is not asked forever."""
     with cluster.connect(THREE) as connection:
         describe(connection, "t")
         cluster.at = {ONE: 2, TWO: 1, THREE: 3}
@@ -84,7 +84,7 @@ def test_brokers_that_have_exchanged_their_addresses(cluster: FakeCluster) -> No
 
 
 def test_another_program_at_the_port_of_a_dead_broker(cluster: FakeCluster) -> None:
-    """That is no error of the address that the user gave: the broker has moved, or is down."""
+    """That is not an error of the address that the user gave: the broker has moved, or is down."""
     with cluster.connect(ONE) as connection:
         describe(connection, "t")
         cluster.others.add(TWO)
@@ -232,7 +232,7 @@ class Chunk:
 def test_a_consumer_of_a_topic_that_is_created_again(
     cluster: FakeCluster, after: list[int]
 ) -> None:
-    """It raises; a consumer that waits for ever would look as if there were no records."""
+    """It raises; a consumer that waits forever would look as if there were no records."""
     streams: list[Any] = []
 
     class Stream:

@@ -60,7 +60,7 @@ ROWS: list[dict[str, Any]] = [
     ids=["arrow", "capsule", "polars"],
 )
 def test_frames_round_trip_as_json(log: Log, make: Any) -> None:
-    """A frame sent as JSON is read back with its columns, its key beside it."""
+    """A frame sent as JSON is read back with its columns, its key alongside it."""
     with log.producer() as producer:
         producer.send_table("t", make(ROWS), as_json=True, key="carrier").result()
     table = log.read("t", values="json")
@@ -125,7 +125,7 @@ def test_types_of_frames(log: Log, column: pa.Array, expected: object) -> None:
     [(pa.int32(), b"7"), (pa.string_view(), b"7"), (pa.binary(), b"7"), (pa.large_string(), b"7")],
 )
 def test_keys_of_frames(log: Log, kind: pa.DataType, expected: bytes) -> None:
-    """Keys are text, integers or bytes; null is no key."""
+    """Keys are text, integers or bytes; null is not a key."""
     column = pa.array(["7", None]).cast(kind)
     with log.producer() as producer:
         producer.send_table("t", pa.table({"id": column}), as_json=True, key="id").result()

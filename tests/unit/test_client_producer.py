@@ -126,7 +126,7 @@ def test_all_fields_arrive(broker: LiveBroker, producer: Producer) -> None:
 
 
 def test_own_timestamp_in_metadata(producer: Producer) -> None:
-    """The metadata have the record's own timestamp, if it has one."""
+    """The metadata has the record's own timestamp, if it has one."""
     own = producer.send("t", b"v", timestamp=1_234)
     other = producer.send("t", b"v")
     assert own.result(SECONDS).timestamp == 1_234
@@ -134,7 +134,7 @@ def test_own_timestamp_in_metadata(producer: Producer) -> None:
 
 
 def test_order_of_a_key(broker: LiveBroker, producer: Producer) -> None:
-    """Records go to the partition murmur2(key) mod count, in order, and their metadata name it."""
+    """Records go to the partition murmur2(key) mod count, in order, and their metadata names it."""
     sent = [(b"key-%d" % (i % 7), b"%d" % i) for i in range(25_000)]
     futures = [producer.send("t4", value, key) for key, value in sent]
     producer.flush(SECONDS)
@@ -592,7 +592,7 @@ def test_wrong_tables(
 
 
 def test_no_table(producer: Producer) -> None:
-    """An object that is no table is refused by its type."""
+    """An object that is not a table is refused by its type."""
     with pytest.raises(errors.WrongSchema, match="list"):
         producer.send_table("t", [b"x"])
 
@@ -1146,7 +1146,7 @@ def test_close_waits_until_threads_have_ended(
     broker: LiveBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that has done its work and has not ended yet is waited for: an interpreter that
-    ends beside it may abort."""
+    ends alongside it may abort."""
     read_answers = TopicStreams._read_answers
 
     def linger_after(

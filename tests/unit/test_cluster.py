@@ -70,7 +70,7 @@ def test_a_damaged_root_is_named(store: MemoryStore, clock: ManualClock, content
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_folder_of_another_program_is_no_root(clock: ManualClock, is_local: bool) -> None:
-    """A root is created beside foreign files only on request, and is a root from then on."""
+    """A root is created alongside foreign files only on request, and is a root from then on."""
     store = MemoryStore(clock, is_local=is_local)
     for name in ("setup.cfg", "src/main.py", "src/util.py", "a/b/c", "topics/x"):
         store.put(name, b"theirs")
@@ -106,7 +106,7 @@ def test_system_files_in_a_folder_do_not_prevent_a_root(clock: ManualClock, is_l
 
 
 def test_a_root_that_another_process_makes_meanwhile_is_joined(clock: ManualClock) -> None:
-    """Files that the other process puts beside its `cluster.json` do not count as foreign."""
+    """Files that the other process puts alongside its `cluster.json` do not count as foreign."""
     store = MemoryStore(clock, is_local=True)
 
     class Overtaken(NoFaults):

@@ -72,7 +72,7 @@ def test_names_fit_up_to_an_int16_of_bytes() -> None:
 
 
 def test_no_group_has_a_name_that_does_not_fit() -> None:
-    """A batch without offsets has no records, which is no error."""
+    """A batch without offsets has no records, which is not an error."""
     rows = pa.record_batch({"key": pa.array([encode_key(GroupKey("g"))], pa.binary())})
     assert consumer_offsets.of_group(rows, "g" * 32_768).num_rows == 0
 

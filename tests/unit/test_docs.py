@@ -90,7 +90,9 @@ def test_reference_of_the_python_api_has_every_export() -> None:
     assert "def create_topic(\n    topic: str,\n" in page
     names = re.findall(r"^- `([^`]*)`: ", page, re.MULTILINE)
     assert "storage_options" in names
-    assert not [name for name in names if " " in name]  # a second line is no argument of its own
+    assert not [
+        name for name in names if " " in name
+    ]  # a second line is not an argument of its own
 
 
 def test_reference_of_the_command_line_has_every_command() -> None:

@@ -166,7 +166,7 @@ def test_a_file_spans_no_more_time_than_it_should() -> None:
 
 
 def test_records_without_a_time_do_not_keep_files_apart() -> None:
-    """They count as written with their file: beside younger neighbours it may be merged."""
+    """They count as written with their file: alongside younger neighbours it may be merged."""
     mixed: dict[str, Any] = {
         "min_timestamp_us": -1_000,
         "max_timestamp_us": 1_000_000,
@@ -299,7 +299,7 @@ def whole(table: TopicTable) -> FileGroup:
 
 
 def data_files(table: TopicTable) -> set[str]:
-    """Returns the files in the table's folder beside the log."""
+    """Returns the files in the table's folder alongside the log."""
     return {
         stat.name for stat in table.store.walk(table.folder) if not stat.name.startswith("_delta")
     }
@@ -322,7 +322,7 @@ def test_merge_keeps_every_row(table: TopicTable) -> None:
 
 
 def test_merge_goes_on_beside_the_publisher(table: TopicTable, clock: ManualClock) -> None:
-    """A publish between the merge and its commit is no conflict."""
+    """A publish between the merge and its commit is not a conflict."""
     publish_rows(table, 0, 20)
     publish_rows(table, 0, 20)
     slow = TopicTable(table.store, "t", clock=clock)
@@ -363,7 +363,7 @@ def test_merge_yields_to_retention_and_deletion(table: TopicTable, clock: Manual
 
 
 def test_swept_input_gives_the_merge_up(table: TopicTable) -> None:
-    """Inputs that were replaced and swept while the merge waited are no error."""
+    """Inputs that were replaced and swept while the merge waited are not an error."""
     publish_rows(table, 0, 20)
     publish_rows(table, 0, 20)
     group = whole(table)
@@ -801,7 +801,7 @@ def test_an_offset_in_two_files_is_told(table: TopicTable) -> None:
 def test_more_than_can_be_sorted_is_left_alone(
     table: TopicTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sort that outlasts its orphan grace would begin again for ever."""
+    """A sort that outlasts its orphan grace would begin again forever."""
     add_part(table, plain_rows(0, 100).take(pa.array(range(99, -1, -1))), "x", end=100)
     monkeypatch.setattr("sparklog.storage.maintenance.file_compaction.SORT_FILES_BYTES", 1)
     assert found_disordered(table) is None

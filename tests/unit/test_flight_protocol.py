@@ -1,4 +1,4 @@
-"""Flight's messages as bytes, beside what Arrow itself makes of them."""
+"""Flight's messages as bytes, alongside what Arrow itself makes of them."""
 
 from __future__ import annotations
 

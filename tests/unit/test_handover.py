@@ -714,7 +714,7 @@ def test_a_log_that_takes_long_to_read_delays_no_failover(
 def test_no_partition_goes_to_a_member_that_is_dead_too(
     members: Members, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log cannot be closed, so the metadata have it as up."""
+    """Its log cannot be closed, so the metadata has it as up."""
     first, second = members
     third = Rig(first.store, clock, broker=3, options=MEMBER)
     first.create("u", 12)
@@ -796,7 +796,7 @@ def test_a_member_that_started_again_is_spared(members: Members) -> None:
 
 
 def test_a_member_that_is_about_to_stop_gets_nothing(members: Members, clock: ManualClock) -> None:
-    """Neither a levelling nor a drain gives it a partition, although the metadata have it as up."""
+    """Neither a levelling nor a drain gives it a partition, although the metadata has it as up."""
     first, second = members
     first.create("u", 4)
     Rig(first.store, clock, broker=3, options=MEMBER)
@@ -957,7 +957,7 @@ def test_a_member_keeps_what_nobody_else_can_take_over(
 def test_a_member_whose_process_has_ended_is_one_that_leaves(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The metadata have it as up until its partitions move."""
+    """The metadata has it as up until its partitions move."""
     first, _ = members
     monkeypatch.setattr(liveness, "fate_of", lambda _: Fate.GONE)
     found = dict.fromkeys([1, 2], Readiness.LEAVES)

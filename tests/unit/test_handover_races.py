@@ -67,7 +67,7 @@ def test_a_partition_of_a_busy_leader_is_taken(
     def poll_while_it_writes(follower: ObjectFollower, **named: Any) -> Any:
         nonlocal polls
         polls += 1
-        assert polls < 10, "it follows the giver for ever"
+        assert polls < 10, "it follows the giver forever"
         giver.append(["y"], partition=kept)
         return poll(follower, **named)
 

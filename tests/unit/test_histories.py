@@ -45,7 +45,7 @@ def append(ours: wal.Appender, count: int = 1) -> None:
 
 
 def fenced(epoch: Epoch) -> Epoch:
-    """The epoch, as the metadata have it once it has a fence."""
+    """The epoch, as the metadata has it once it has a fence."""
     return Epoch(epoch.broker, epoch.epoch, epoch.log, fenced=True)
 
 
@@ -75,7 +75,7 @@ def test_a_log_that_was_read_ahead_is_continued(
 def test_a_sealed_log_is_kept_without_its_checkpoint(
     histories: Histories, epoch: Epoch, ours: wal.Appender
 ) -> None:
-    """Its broker may still put one until the metadata have the epoch as fenced."""
+    """Its broker may still put one until the metadata has the epoch as fenced."""
     append(ours, 3)
     histories.read_ahead(epoch)
     append(ours)

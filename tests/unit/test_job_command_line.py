@@ -107,7 +107,7 @@ def test_another_format_than_parquet_is_named(name: str) -> None:
     ],
 )
 def test_records_and_their_time_in_words(count: int, seconds: float, words: str) -> None:
-    """One record is no plural, and a rate below one is left out."""
+    """One record is not a plural, and a rate below one is left out."""
     assert in_seconds(count, seconds) == words
 
 
@@ -225,7 +225,7 @@ def test_a_name_of_a_run_is_checked_by_its_option(name: str) -> None:
     ],
 )
 def test_the_point_that_is_wrong_is_named(start: str, end: str, option: str) -> None:
-    """An offset that does not exist, or a text that is no point, is an error of its own option."""
+    """An offset that does not exist, or a text that is not a point, is an error of its option."""
     info = TopicInfo(topic="t", topic_id="i", partitions=[PartitionInfo(partition=0, end=5)])
 
     def refuse(_: str, when: str) -> None:

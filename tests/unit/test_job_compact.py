@@ -226,7 +226,7 @@ def test_work_is_done_in_rounds(
     assert table.refresh().version == version + len(rounds)
 
 
-# ------------------------------------------------------------------------------ beside a broker
+# ------------------------------------------------------------------------------ alongside a broker
 
 
 def test_a_broker_that_was_faster_wins(spark: Spark, capsys: pytest.CaptureFixture[str]) -> None:

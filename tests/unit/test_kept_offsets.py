@@ -390,7 +390,7 @@ def test_a_gap_has_no_time(rig: Rig) -> None:
 
 
 def test_a_mirror_keeps_the_times_of_its_source(rig: Rig) -> None:
-    """With LogAppendTime they are the times of the source's broker; old times are no error."""
+    """With LogAppendTime they are the times of the source's broker; old times are not an error."""
     mirror(rig, message_timestamp_type="LogAppendTime", message_timestamp_before_max_ms="1000")
     keep(rig, [0, 1], 0, 2, timestamp=[7_000, 9_000])
     keep(rig, [3, 5], 2, 6, timestamp=[11_000, 13_000])
@@ -479,7 +479,7 @@ def test_records_follow_the_last_offset_of_a_mirror(rig: Rig, store: MemoryStore
 
 def test_only_a_mirror_takes_offsets(rig: Rig) -> None:
     """In any other topic the broker assigns them."""
-    with pytest.raises(errors.NotAMirror, match="'t' is no mirror"):
+    with pytest.raises(errors.NotAMirror, match="'t' is not a mirror"):
         keep(rig, [0], 0, 1, topic="t")
     assert rig.end() == 0
 
@@ -816,7 +816,7 @@ def test_tasks_are_not_counted_by_the_offsets_of_a_gap(rows: int | None) -> None
 
 
 def test_a_gap_does_not_change_the_tasks_of_other_records() -> None:
-    """The limit of rows per task is exact beside a slice with any number of offsets."""
+    """The limit of rows per task is exact alongside a slice with any number of offsets."""
     entries = [
         Entry(kind=EntryKind.STAGED, count=HUGE, kept_rows=3),
         Entry(kind=EntryKind.RECORDS, base_offset=HUGE, count=1_000_000),

@@ -32,6 +32,9 @@ def test_the_whole_tree_follows_the_rules() -> None:
         ("x = 1  # nobody waits for it", "somebody"),
         ("x = 1  # half as fast again", "half again"),
         ("x = 1  # guarded by the ledger", "own words"),
+        ("x = 1  # it waits for ever", "for ever"),
+        ("x = 1  # a folder that is no root", "is no"),
+        ("x = 1  # the metadata have another leader", "metadata"),
     ],
 )
 def test_a_breach_is_found(tmp_path: Path, text: str, rule: str) -> None:
@@ -49,6 +52,7 @@ def test_a_breach_is_found(tmp_path: Path, text: str, rule: str) -> None:
         'stands = "door"',
         "x = 1  # who are you?",
         "x = 1  # a user who reads this",
+        "x = 1  # there is no broker, and it is no longer awaited",
     ],
 )
 def test_plain_sentences_and_code_pass(tmp_path: Path, text: str) -> None:

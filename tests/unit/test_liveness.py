@@ -134,7 +134,7 @@ def test_a_silent_broker_that_answers_is_alive(store: MemoryStore, clock: Manual
 
 
 def test_a_broker_that_has_ended_is_not_asked(store: MemoryStore, clock: ManualClock) -> None:
-    """A stop in good order is no silence."""
+    """A stop in good order is not silence."""
     Peer(store, clock).beat(stopped=True)
     answers, asked = answering()
     observer = LeaderWatch(

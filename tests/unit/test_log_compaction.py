@@ -166,7 +166,7 @@ def compact_all(table: TopicTable) -> list[int | None]:
 
 
 def data_files(table: TopicTable) -> set[str]:
-    """Returns the files in the table's folder beside the log."""
+    """Returns the files in the table's folder alongside the log."""
     return {
         stat.name for stat in table.store.walk(table.folder) if not stat.name.startswith("_delta")
     }
@@ -362,7 +362,7 @@ def test_no_record_waits_for_ever(store: MemoryStore, clock: ManualClock) -> Non
 def test_records_without_a_time_are_as_young_as_their_file(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """Kafka's -1 ms is no time: such records wait for both lags from when they were written."""
+    """Kafka's -1 ms is not a time: such records wait for both lags from when they were written."""
     table = make(store, clock, min_compaction_lag_ms="60000", min_cleanable_dirty_ratio="0")
     add(table, ("a", "1"), ("a", "2"), at_us=-1_000)
     clock.advance(59)
@@ -592,7 +592,7 @@ def test_a_pass_yields(table: TopicTable, meanwhile: object) -> None:
 
 
 def test_swept_input_gives_the_pass_up(table: TopicTable) -> None:
-    """Files that were replaced and swept while it waited are no error; an active one is."""
+    """Files that were replaced and swept while it waited are not an error; an active one is."""
     add_texts(table, "a1 b1", "a2")
     (each,) = choose(table, everything=True)
     compact_all(table)
@@ -773,7 +773,7 @@ def test_keys_are_compared_in_parts(
 
 @given(st.lists(st.binary(max_size=70), max_size=40), st.integers(0, 3))
 def test_equal_keys_have_equal_hashes(keys: list[bytes], skip: int) -> None:
-    """Wherever in a buffer they lie, and whatever lies beside them."""
+    """Wherever in a buffer they lie, and whatever lies alongside them."""
     array = pa.array([b"before", *keys, b"x", *reversed(keys)], pa.binary()).slice(skip)
     hashes = newest_records.hashes_of(array).tolist()
     found = array.to_pylist()

@@ -41,7 +41,7 @@ def commits(table: TopicTable) -> list[int]:
 
 
 def data_files(table: TopicTable) -> set[str]:
-    """Returns the files in the table's folder beside the log."""
+    """Returns the files in the table's folder alongside the log."""
     found = (stat.name for stat in table.store.walk(table.folder))
     return {name for name in found if not name.startswith("_delta")}
 

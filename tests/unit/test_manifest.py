@@ -262,7 +262,7 @@ def test_a_manifest_is_of_its_folder() -> None:
 
 @pytest.mark.parametrize("query", ["", ".", "..", ".hidden", "a/b", "a\0", "x" * 251, "ü"])
 def test_a_query_must_make_a_folder_s_name(query: str) -> None:
-    """Names that leave the folder, or that are no file names, are refused."""
+    """Names that leave the folder, or that are not file names, are refused."""
     with pytest.raises(errors.BadRequest, match="The query name"):
         manifest.folder(query, 0)
 

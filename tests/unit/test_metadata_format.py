@@ -127,7 +127,7 @@ def test_a_delta_leads_to_the_version_it_was_made_of(
 
 @given(_CLUSTERS)
 def test_a_snapshot_comes_back_as_it_was(metadata: ClusterMetadata) -> None:
-    """Every field survives; the order in which topics and brokers were made is no part of it."""
+    """Every field survives; the order in which topics and brokers were made is not part of it."""
     content = content_of(metadata)
     found = decode_snapshot(metadata.version, pa.py_buffer(encode_snapshot(content)))
     assert found == metadata

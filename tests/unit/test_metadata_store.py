@@ -127,7 +127,7 @@ def test_a_damaged_version_is_named(store: MemoryStore, clock: ManualClock, cont
 
 
 def test_foreign_files_are_ignored(store: MemoryStore, clock: ManualClock) -> None:
-    """Foreign files beside the versions are ignored."""
+    """Foreign files alongside the versions are ignored."""
     for name in ("notes.txt", ".DS_Store", "zzz", "5.json", "99.snapshot", "99.json"):
         store.put(f"meta/{name}", b"")
     count_slowly(MetadataStore(store, clock=clock), clock, 3 * _EVERY)
@@ -319,7 +319,7 @@ def test_a_writer_that_no_clock_told_of_its_sleep_lists(
 
 
 def test_a_reader_that_slept_amid_a_look_lists(store: MemoryStore, clock: ManualClock) -> None:
-    """A probe of a version that was pruned while the reader slept is no sign that it is missing."""
+    """A version that was pruned while the reader slept is not taken for a missing one."""
     meta = MetadataStore(store, clock=clock)
     meta.change(count_up)
 
@@ -380,7 +380,7 @@ def test_a_late_put_misleads_no_reader(store: MemoryStore, clock: ManualClock) -
 
 
 def test_a_version_of_another_chain_is_left_out(store: MemoryStore, clock: ManualClock) -> None:
-    """A late put of another change beside the versions that were kept is no version for anybody."""
+    """A late put of another change next to the versions that were kept does not count."""
     others, suspended = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
     count_slowly(others, clock, 2 * _EVERY - 1)
     suspended.refresh()
@@ -496,7 +496,7 @@ def test_a_put_without_an_answer_is_not_made_twice(store: MemoryStore, clock: Ma
 def test_a_writer_that_slept_amid_its_listing_does_not_count(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """Versions that were pruned while they were listed are no sign that none follows the put."""
+    """Versions that were pruned while they were listed are not a sign that none follows the put."""
     others = MetadataStore(store, clock=clock)
     count_slowly(others, clock, 5)
 

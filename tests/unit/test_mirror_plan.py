@@ -131,7 +131,7 @@ def test_deleted_records_may_be_skipped() -> None:
     ],
 )
 def test_a_topic_that_was_cut_over(found: TargetTopic | None, *, expected: bool) -> None:
-    """It is no mirror and has all offsets of its source."""
+    """It is not a mirror and has all offsets of its source."""
     assert pair(source((0, 5), (2, 7)), found).was_cut_over is expected
 
 

@@ -499,7 +499,7 @@ def test_a_side_that_is_down_is_asked_again(here: Here) -> None:
 
 
 def test_a_write_that_fails_is_repeated_by_topic(here: Here) -> None:
-    """The topic whose write fails waits; the other is copied, and the failure is no fault."""
+    """The topic whose write fails waits; the other is copied, and the failure is not a fault."""
     failures = 3
 
     def fail(parts: Ranges) -> None:

@@ -236,7 +236,7 @@ def test_failed_sync_of_files(
 
 
 def test_another_error_does_not_hide_a_failed_sync(ready: LocalStore) -> None:
-    """Files are flushed beside each other, and the system reports a failed flush once."""
+    """Files are flushed in parallel, and the system reports a failed flush once."""
 
     def flush(number: int) -> None:
         raise SyncFailed("f/first", "lost") if number else MemoryError

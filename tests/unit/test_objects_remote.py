@@ -312,7 +312,7 @@ class Unavailable(Vending):
 
 
 def test_a_provider_that_does_not_answer_is_asked_again(bucket: Bucket) -> None:
-    """It is no refusal, after which a stream would end."""
+    """It is not a refusal, after which a stream would end."""
     store = at(
         f"http://127.0.0.1:{bucket.server_port}", credential_provider=f"{__name__}:Unavailable"
     )

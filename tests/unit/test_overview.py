@@ -135,7 +135,7 @@ def test_all_facts_of_a_broker(root: Root, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("skew_us", [-3_600_000_000, 3_600_000_000])
 def test_a_wrong_clock_kills_nobody(root: Root, clock: ManualClock, skew_us: int) -> None:
-    """A broker of another host is up once its heartbeat changes; its age is no negative number."""
+    """A broker of another host is up once its heartbeat changes; its age is not negative."""
     root.register(1)
     root.beat(1, at_us=clock.now_us() + skew_us)
     found = root.describe(lambda: root.beat(1, at_us=clock.now_us() + skew_us))
@@ -245,7 +245,7 @@ def test_a_broker_that_registers_meanwhile(root: Root) -> None:
 
 
 def test_a_heartbeat_that_the_metadata_do_not_know(root: Root) -> None:
-    """A later epoch in a heartbeat is no sign of life of the registered one; nothing hangs."""
+    """A later epoch in a heartbeat is not a sign of life of the registered one; nothing hangs."""
     root.register(1)
     root.beat(1, epoch=9)
     (found,) = root.describe().brokers
@@ -253,7 +253,7 @@ def test_a_heartbeat_that_the_metadata_do_not_know(root: Root) -> None:
 
 
 def test_many_lost_partitions(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are counted, and some are named; a leader that is no broker serves nothing."""
+    """All are counted, and some are named; a leader that is not a broker serves nothing."""
     monkeypatch.setattr(limits, "STATUS_PARTITIONS", 3)
     root.register(1, this_process())
     root.beat(1)

@@ -92,7 +92,7 @@ def test_bytes_under_a_null_are_never_read_as_a_key() -> None:
 
 
 def test_keys_of_another_type_are_refused() -> None:
-    """Text is no key until it is encoded."""
+    """Text is not a key until it is encoded."""
     with pytest.raises(errors.WrongSchema, match="keys must be binary, not string"):
         partitions_of(pa.array(["a"]), 4)
 

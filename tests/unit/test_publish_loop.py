@@ -124,7 +124,7 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
 ) -> None:
     """Also if it gets no record: its table could not be read for a moment, and is not tried often.
 
-    A topic of which others lead all partitions is no affair of this broker.
+    A topic of which others lead all partitions does not concern this broker.
     """
     faults = FailingGets()
     topics = [rig.partition_table.topic(name) for name in ("t", "u")]
@@ -412,7 +412,7 @@ def test_a_request_for_a_topic_without_new_records_ends(
 def test_a_disk_that_fails_beside_the_others_ends_the_broker(
     rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next tick raises the failure of a topic that is published beside the others."""
+    """The next tick raises the failure of a topic that is published alongside the others."""
     monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", 0)
     rig.publish_to(store.view(FailingPuts(SyncFailed("topics/t", "EIO"))))
     with Workers() as workers:

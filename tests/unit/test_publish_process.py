@@ -258,7 +258,7 @@ def test_a_request_is_bounded(
 
 @pytest.mark.parametrize("has_process", [False, True])
 def test_offsets_without_rows_are_published_together(rig: Rig, *, has_process: bool) -> None:
-    """A topic of which no partition has rows gets a commit without files, beside the others."""
+    """A topic of which no partition has rows gets a commit without files, alongside the others."""
     if has_process:
         workers = Workers(rig)
         workers.process.look(1)

@@ -640,7 +640,7 @@ def test_added_partitions_are_published(rig: Rig) -> None:
 def test_partitions_may_be_added_right_after_a_commit(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that the publisher has made before is no sign of a foreign table."""
+    """A commit that the publisher has made before is not a sign of a foreign table."""
     rig.append(["a"])
     commit = TopicTable.commit
 

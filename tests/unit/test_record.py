@@ -136,7 +136,7 @@ def test_headers_of_another_spelling(kind: pa.DataType) -> None:
 
 
 def misnamed(batch: pa.RecordBatch, name: bytes) -> pa.RecordBatch:
-    """The batch as a peer may send it, with a name in it that is no UTF-8."""
+    """The batch as a peer may send it, with a name in it that is not UTF-8."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -150,8 +150,8 @@ WRONG: dict[str, pa.RecordBatch] = {
     "no value": pa.record_batch({"key": VALUE}),
     "a column that is unknown": one_row(topic=VALUE),
     "an offset": one_row(offset=pa.array([1])),
-    "a name that is no UTF-8": NO_NAME,
-    "a name within headers that is no UTF-8": misnamed(
+    "a name that is not UTF-8": NO_NAME,
+    "a name within headers that is not UTF-8": misnamed(
         one_row(headers=pa.array([[{"key": "k", "worth": b"v"}]])), b"worth"
     ),
     "a column twice": pa.RecordBatch.from_arrays([VALUE, VALUE], ["value", "value"]),
@@ -176,7 +176,9 @@ WRONG: dict[str, pa.RecordBatch] = {
     "headers without a value": one_row(headers=pa.array([[{"key": "k"}]])),
     "a header that is null": one_row(headers=pa.array([[None]], HEADERS)),
     "a header whose key is null": one_row(headers=pa.array([[{"key": None}]], HEADERS)),
-    "a header key that is no UTF-8": one_row(headers=pa.array([[{"key": b"\xff", "value": b"v"}]])),
+    "a header key that is not UTF-8": one_row(
+        headers=pa.array([[{"key": b"\xff", "value": b"v"}]])
+    ),
     "a time before the year 1": stamps(TIMESTAMP, limits.TIMESTAMP_MIN_US - 1),
     "a time after the year 9999": stamps(TIMESTAMP, 0, limits.TIMESTAMP_MAX_US + 1),
     "seconds that wrap around in µs": stamps(pa.timestamp("s"), 2**64 // 1_000_000 + 1),
@@ -186,7 +188,7 @@ WRONG: dict[str, pa.RecordBatch] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_no_payload(what: str) -> None:
-    """A table that is no payload is refused as a wrong schema, and never becomes other data."""
+    """A table that is not a payload is refused as a wrong schema, and never becomes other data."""
     with pytest.raises(errors.WrongSchema):
         conform_payload(WRONG[what])
 
@@ -262,7 +264,7 @@ def test_rows_have_every_column() -> None:
 
 
 def test_only_a_missing_time_is_filled() -> None:
-    """A row's own time stays beside one that has none."""
+    """A row's own time stays alongside one that has none."""
     batch = payload([b"a", b"b"], timestamp=[-9, None])
     found = rows(batch, partition=0, base_offset=0, timestamp_us=5, timestamp_type=CREATE_TIME)
     assert times_us(found) == [-9, 5]
@@ -333,7 +335,7 @@ def test_the_largest_record_is_found() -> None:
 
 
 def test_a_record_over_the_limit_is_refused() -> None:
-    """Headers count as key and value do, in bytes; and many small records are no large one."""
+    """Headers count as key and value do, in bytes; and many small records are not a large one."""
     headers = [[{"key": "é", "value": b"1234"}]]
     batch = payload([b"v" * 4], key=[b"kk"], headers=headers)
     check_record_sizes(batch, 12)

@@ -53,7 +53,7 @@ class Vacuums(NoFaults):
 
 
 def beset(table: TopicTable, *suffixes: str) -> TopicTable:
-    """Returns the same table for a process beside whose puts another engine runs VACUUM."""
+    """Returns the same table for a process alongside whose puts another engine runs VACUUM."""
     assert isinstance(table.store, MemoryStore)
     assert isinstance(table.clock, ManualClock)
     faults = Vacuums(table.store, table.clock, *suffixes)

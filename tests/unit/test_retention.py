@@ -189,7 +189,7 @@ def test_by_time() -> None:
 
 
 def test_records_without_a_time_are_as_old_as_their_file() -> None:
-    """Kafka's -1 ms is no time: such records leave when their file was written too long ago."""
+    """Kafka's -1 ms is not a time: such records leave when their file was written too long ago."""
     none = {"max_timestamp_us": -1_000, "modified_us": NOW_US}
     mixed = {"min_timestamp_us": -1_000, "max_timestamp_us": NOW_US, "modified_us": 0}
     snapshot = snapshot_of(none, mixed, retention_ms="15000")

@@ -52,7 +52,7 @@ def test_every_folder_of_tests_has_a_group_and_a_budget() -> None:
 def test_paths_are_told_from_options(
     arguments: list[str], paths: list[str], options: list[str]
 ) -> None:
-    """The value of an option is no path, even if a folder has its name."""
+    """The value of an option is not a path, even if a folder has its name."""
     assert run_tests.paths_of(arguments) == (paths, options)
 
 

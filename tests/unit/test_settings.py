@@ -192,7 +192,7 @@ def test_unknown_key_like_nothing_else_comes_without_a_hint(tmp_path: Path) -> N
     ],
 )
 def test_slip_in_a_variable_is_named_with_the_nearest(variable: str, nearest: str) -> None:
-    """A variable of a table, or almost of one, is an error when it is no setting."""
+    """A variable of a table, or almost of one, is an error when it is not a setting."""
     with pytest.raises(errors.UnknownOption) as caught:
         load_settings(None, {variable: "8815"}, ROOT)
     assert caught.value.option == variable
@@ -214,7 +214,7 @@ def test_slip_in_a_variable_is_named_with_the_nearest(variable: str, nearest: st
     ],
 )
 def test_variable_that_others_set_is_let_pass(variable: str, value: str) -> None:
-    """Kubernetes' links to a service of our name, and strangers, are no settings and no errors."""
+    """Kubernetes' links to a service of our name are neither settings nor errors."""
     assert load_settings(None, {variable: value}, ROOT) == BrokerSettings(root="/data")
 
 

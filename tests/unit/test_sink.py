@@ -507,7 +507,7 @@ class FakeTask:
 def test_a_copied_checkpoint_writes_to_its_own_topic(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query with another's checkpoint and another topic is no rerun of the other's batches."""
+    """A query with another's checkpoint and another topic is not a rerun of the other's batches."""
     log.create_topic("u", partitions=2)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: FakeTask("query", 3))
     for topic in ("t", "u", "u"):
@@ -568,7 +568,7 @@ def test_of_two_queries_with_one_checkpoint_one_is_refused(
 def test_a_run_that_is_overtaken_while_it_writes_is_refused(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that another run decides meanwhile is no repetition of ours."""
+    """A batch that another run decides meanwhile is not a repetition of ours."""
     query, copy = Query(tmp_path, monkeypatch), Query(tmp_path, monkeypatch)
     query.write(0, "a")
     begin = commits._begin
@@ -641,7 +641,7 @@ def test_a_refusal_of_a_rerun_hides_nothing(log: Log, tmp_path: Path) -> None:
 def test_a_skipped_batch_is_told(
     log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A name that was used before is no silent loss of rows."""
+    """A name that was used before is not a silent loss of rows."""
     caplog.set_level(logging.WARNING, "sparklog.sinks")
     sink = Sink(tmp_path, batch=3)
     sink.commit(sink.stage("a"))

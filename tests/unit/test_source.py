@@ -199,7 +199,7 @@ def test_what_is_lost_between_plan_and_read_is_a_loss_too() -> None:
 
 
 def test_a_file_that_stays_away_is_named() -> None:
-    """A task that finds a file gone plans again, but not for ever if the table still names it."""
+    """A task that finds a file gone plans again, but not forever if the table still names it."""
     world = World()
     world.append(5, 5)
     world.root.publish("t")
@@ -795,7 +795,7 @@ def test_tasks_are_sized_by_rows_and_not_by_offsets() -> None:
     assert len(tasks.pack(compacted, parallelism=8, row_groups=dense, most_records=100)) == 1
     beside = [*compacted, file_slice(100_000_000, 104_000_000)]
     dealt = tasks.pack(beside, parallelism=2, row_groups=dense)
-    assert [len(task) for task in dealt] == [2, 1, 1, 1]  # the first row is no quarter of all
+    assert [len(task) for task in dealt] == [2, 1, 1, 1]  # the first row is not a quarter of all
     rows = [sum(each.end - max(each.first, 100_000_000) for each in task) for task in dealt]
     assert max(rows[1:]) < 1.5 * min(rows[1:])
 

@@ -210,7 +210,7 @@ def test_committed_offsets_that_are_gone_are_a_loss(caplog: pytest.LogCaptureFix
 
 
 def test_a_group_may_be_ahead_of_the_last_look() -> None:
-    """Offsets that the group has read since the snapshot are no loss."""
+    """Offsets that the group has read since the snapshot are not a loss."""
     world = World()
     world.append(2)
     planner = world.planner()

@@ -228,7 +228,7 @@ def test_a_stream_waits_for_enough_records() -> None:
 
 
 def test_available_now_takes_what_is_less_than_enough() -> None:
-    """Records would stay unread for ever otherwise."""
+    """Records would stay unread forever otherwise."""
     world, clock = World(), WatchedClock()
     world.append(3)
     stream = stream_of(world, clock, minOffsetsPerTrigger="2", maxOffsetsPerTrigger="2")

@@ -134,7 +134,7 @@ def test_a_broker_that_dies_is_started_again(serving: Machine) -> None:
 
 
 def test_only_a_first_start_replaces_others(serving: Machine) -> None:
-    """`--take-over` is not for a restart, after which two brokers would take turns for ever."""
+    """`--take-over` is not for a restart, after which two brokers would take turns forever."""
     serving.end(2, 1)
     assert [child.is_first for child in serving.children[2]] == [True, False]
 
@@ -256,7 +256,7 @@ def test_the_first_signal_never_kills(machine: Machine) -> None:
 
 
 def test_a_broker_that_does_not_stop_is_killed(serving: Machine) -> None:
-    """Nothing waits for it for ever, also without a second signal."""
+    """Nothing waits for it forever, also without a second signal."""
     serving.stop()
     serving.end(1, 0)
     serving.clock.advance(PROCESS_STOP_SECONDS - 1.0)

@@ -71,7 +71,7 @@ def test_binary_stays_as_it_is() -> None:
 
 
 def test_strings_are_utf8() -> None:
-    """A value that is no UTF-8 is bad; a tombstone is null, and not bad."""
+    """A value that is not UTF-8 is bad; a tombstone is null, and not bad."""
     found = parse(
         [b"a\xc3\xa9", b"\xff", None, b"", b"\xed\xa0\x80"], pa.string(), format=ValueFormat.STRING
     )
@@ -106,7 +106,7 @@ def test_any_strings(values: list[bytes | str | None]) -> None:
     ],
 )
 def test_what_is_no_object_is_bad(text: bytes | str) -> None:
-    """Only one object, and nothing else, is good; a row beside it does not notice."""
+    """Only one object, and nothing else, is good; a row alongside it does not notice."""
     assert one(text, pa.string()) is BAD
 
 
@@ -157,7 +157,7 @@ def test_values_nested_too_deeply_are_bad(depth: int) -> None:
     ],
 )
 def test_no_row_takes_another_s_place(values: list[str]) -> None:
-    """Values that are no objects, but make as many when one follows another, are all bad."""
+    """Values that are not objects, but make as many when one follows another, are all bad."""
     good = [f'{{"a":"{number}"}}' for number in range(3)]
     expected = [BAD if text != '{"a":"4"}' and text != '{"a":"3"}' else text[6] for text in values]
     found = parse([good[0], *values, *good[1:]], pa.struct([pa.field("a", pa.string())]))
@@ -614,17 +614,17 @@ def test_bad_values_are_null_and_no_more() -> None:
         (
             [b"{}", b'{"carrier":"UA","at":"n/a"}'],
             ValueFormat.JSON,
-            't-3, offset 1001: at: n/a is no TIMESTAMP: b\'{"carrier":"UA","at":"n/a"}\'',
+            't-3, offset 1001: at: n/a is not a valid TIMESTAMP: b\'{"carrier":"UA","at":"n/a"}\'',
         ),
         (
             [None, b"[]", b"x" * 100],
             ValueFormat.JSON,
-            "t-3, offset 1001: [] is no JSON object: b'[]'; 2 of 3 values here are bad",
+            "t-3, offset 1001: [] is not a JSON object: b'[]'; 2 of 3 values here are bad",
         ),
         (
             [b"", b"{}"],
             ValueFormat.JSON,
-            "t-3, offset 1000:  is no JSON: b''",
+            "t-3, offset 1000:  is not valid JSON: b''",
         ),
         (
             [b"\xff" + b"x" * 100],

@@ -169,7 +169,7 @@ def test_entries_of_the_log(rig: Rig, store: MemoryStore) -> None:
 
 
 def test_a_mirror_has_gaps(rig: Rig, store: MemoryStore) -> None:
-    """An entry whose rows keep their offsets is no fault, in the log and in the table."""
+    """An entry whose rows keep their offsets is not a fault, in the log and in the table."""
     mirror(rig)
     keep(rig, [3, 4, 9], 0, 12)
     expected = [(3, 9, 3, 4)]

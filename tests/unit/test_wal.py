@@ -254,7 +254,7 @@ def test_a_batch_that_is_not_as_described_is_corrupt(what: str) -> None:
 
 
 def test_bytes_that_are_no_batch_are_corrupt() -> None:
-    """Bytes that are no Arrow stream, or have an unknown encoding, are refused."""
+    """Bytes that are not an Arrow stream, or have an unknown encoding, are refused."""
     for data in (b"", b"no arrow", payloads._END_OF_STREAM):
         with pytest.raises(errors.CorruptObject):
             wal.decode_payload(Entry(kind=EntryKind.RECORDS, count=1), pa.py_buffer(data))

@@ -151,7 +151,7 @@ def test_an_idle_log_is_trimmed(rig: Rig, clock: ManualClock) -> None:
 
 
 def test_an_idle_log_grows_by_no_needless_object(rig: Rig, clock: ManualClock) -> None:
-    """No object is added if none can be deleted: neither beside a backlog nor after trimming."""
+    """No object is added if none can be deleted: neither alongside a backlog nor after trimming."""
     rig.append(["a"])
     rig.wal_cleaner.checkpoint()
     added = []

@@ -464,7 +464,7 @@ def _failing(number: int, moment: str, count: int) -> Fault:
 def test_a_short_write_does_not_count(
     store: MemoryStore, clock: ManualClock, room_bytes: int
 ) -> None:
-    """A frame that was cut short is refused for ever; the next takes its sequence behind it."""
+    """A frame that was cut short is refused forever; the next takes its sequence behind it."""
     log = log_of(store, clock)
     ours, reader = log.appender(1, 1), log.follower(1, 1)
     ours.append([records("a")])

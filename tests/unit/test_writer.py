@@ -544,7 +544,7 @@ def test_a_refused_first_batch_keeps_the_second_back(rig: Rig) -> None:
 
 
 def test_producer_sequences_are_per_partition(rig: Rig) -> None:
-    """A batch with the same sequence in another partition is no duplicate."""
+    """A batch with the same sequence in another partition is not a duplicate."""
     assert not rig.append(["a"], producer_sequence=(1, 0, 0)).duplicate
     assert not rig.append(["a"], producer_sequence=(1, 0, 0), partition=1).duplicate
 
@@ -585,7 +585,7 @@ def test_the_whole_of_a_batch_waits_for_a_part_of_it(rig: Rig) -> None:
 
 
 def test_a_refused_spark_batch_is_no_duplicate(rig: Rig) -> None:
-    """A retry behind a refused append in the same flush is no duplicate of it."""
+    """A retry behind a refused append in the same flush is not a duplicate of it."""
     good = rig.stage([(0, ["a"])], batch=1)
     (bad,) = rig.stage([(0, ["x"])], batch=9)
     refused = rig.writer.submit([*good, misplaced(bad)])

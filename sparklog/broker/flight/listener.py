@@ -39,8 +39,8 @@ from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 
-_OTHER_CALLS = 256  # of all clients, beside streams and actions that wait
-BESIDE_BYTES = 1 * limits.MIB  # of a message beside its batch
+_OTHER_CALLS = 256  # of all clients, in addition to streams and actions that wait
+BESIDE_BYTES = 1 * limits.MIB  # of a message in addition to its batch
 _REQUEST_BYTES = 16 * limits.MIB  # of an action or another request
 _DICTIONARY_BYTES = 32 * limits.MIB  # of columns that foreign clients send with dictionaries
 

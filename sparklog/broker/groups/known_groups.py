@@ -33,7 +33,7 @@ GROUPS_MEMBERS_BYTES = 64 * limits.MIB  # of all groups' members: subscriptions,
 
 _T = TypeVar("_T")
 _DUE_KEPT: Final = 1_000
-"""Times of groups that are gone, which wait in the heap beside as many as there are groups."""
+"""Times of groups that are gone, which wait in the heap alongside as many as there are groups."""
 _ENDED: Final = object()
 
 Settle: TypeAlias = Callable[[GroupError | None], Iterator[None] | None]

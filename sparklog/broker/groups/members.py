@@ -23,9 +23,9 @@ _NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # for a member that has never been in 
 CANCELLED: Final = object()
 """Replaces the token of a request whose caller no longer waits for the reply."""
 MEMBER_BYTES: Final = 1_000
-"""Memory of a member beside its names, protocols and assignment."""
+"""Memory of a member in addition to its names, protocols and assignment."""
 RESERVED_BYTES: Final = 2_000
-"""Memory of an id beside its characters, with that of a group that has nothing else."""
+"""Memory of an id in addition to its characters, with that of a group that has nothing else."""
 
 
 class MemberMemory:

@@ -15,7 +15,7 @@ Token: TypeAlias = Hashable
 
 NO_GENERATION: Final = -1
 PROTOCOL_BYTES: Final = 200
-"""Memory of a protocol that a member offers, beside its name and metadata."""
+"""Memory of a protocol that a member offers, in addition to its name and metadata."""
 
 
 class GroupError(enum.Enum):

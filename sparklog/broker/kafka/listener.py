@@ -43,7 +43,7 @@ from sparklog.limits import (
     LISTEN_BACKLOG,
 )
 
-_OTHER_FILES = 1_024  # open files of the process beside connections
+_OTHER_FILES = 1_024  # open files of the process in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
 _CHANGE_THREADS = 2
 _CHECK_THREADS = 2

@@ -14,7 +14,7 @@ pools drain as clients read, and a client that does not read is dropped.
 
 There is one exception. The memory of a request is granted in steps, each no larger than the bytes
 that have been received already, because a client may announce more than it ever sends. Where there
-is no memory for the next step, *one* request at a time may overdraw the pool, up to its end. It
+is not a memory for the next step, *one* request at a time may overdraw the pool, up to its end. It
 advances as fast as its client sends, or its client is dropped.
 
 A part of `requests` is reserved for requests that are received in one step, as most Produce

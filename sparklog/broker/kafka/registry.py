@@ -126,7 +126,7 @@ class ServedApi:
     needs_proof: bool
     """True if its reply may lack what another broker knows, and so needs a proof of leadership."""
     is_repeatable: bool
-    """True if it is handled again once the metadata have changed: a repetition changes nothing."""
+    """True if it is handled again once the metadata has changed: a repetition changes nothing."""
     follows: bool
     """True if it follows the metadata before it is judged."""
     is_blind: bool

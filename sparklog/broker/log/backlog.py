@@ -28,7 +28,7 @@ from sparklog.storage.reading.plan import join_head, join_tail
 from sparklog.storage.snapshot import BatchId, Entry, Located
 
 _OVERHEAD_BYTES = 640
-"""Memory of a waiting entry beside its records, measured on 300,000 entries."""
+"""Memory of a waiting entry in addition to its records, measured on 300,000 entries."""
 
 
 class Head(NamedTuple):

@@ -20,7 +20,7 @@ from sparklog.clock import Clock
 
 KEPT_SECONDS: Final = 10.0
 _OVERHEAD_BYTES: Final = 384
-"""Memory of a batch beside its bytes, in Python objects: 325 bytes were measured."""
+"""Memory of a batch in addition to its bytes, in Python objects: 325 bytes were measured."""
 
 
 class EncodedBatch(NamedTuple):

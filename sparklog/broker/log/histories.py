@@ -2,7 +2,7 @@
 
 While a successor reads a log, no broker serves the partitions that it gets. So it keeps the parts
 that cannot change any more: the flushes of a log that is still written, each of which stays as it
-is, and the whole of a log that the metadata have as fenced, whose broker can neither write nor
+is, and the whole of a log that the metadata has as fenced, whose broker can neither write nor
 leave an epoch.
 
 The newest checkpoint of a log that is still written is looked up each time: it says which flushes
@@ -48,7 +48,7 @@ class Histories:
     def seal(self, epoch: Epoch) -> None:
         """Ends an epoch, and keeps its flushes for `read`. Raises as `wal.Follower.fence`.
 
-        `read` looks for a newer checkpoint: until the metadata have the epoch as fenced, its broker
+        `read` looks for a newer checkpoint: until the metadata has the epoch as fenced, its broker
         may put one, and leave epochs whose states are in it.
         """
         self._keep_ahead(epoch, self._follower(epoch).fence())

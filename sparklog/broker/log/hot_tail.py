@@ -15,7 +15,7 @@ from sparklog.storage import wal
 from sparklog.storage.snapshot import Entry
 
 _OVERHEAD_BYTES = 1_024
-"""Memory of a batch beside its data: Python and Arrow objects, measured on one-row batches."""
+"""Memory of a batch in addition to its data: Python and Arrow objects, measured on one row."""
 
 
 HotRecords: TypeAlias = pa.RecordBatch | bytes | bytearray

@@ -8,7 +8,7 @@ disk, on which no checkpoint can be written, is still freed.
 
 A tick looks at a bounded number of topics: at those with several new commits, and at some of the
 others in turns, so that each has its turn within a minute. It ends after a while, and the next one
-continues. Removal of superseded records may take long, and runs beside everything else.
+continues. Removal of superseded records may take long, and runs alongside everything else.
 
 It also removes the staged files of Spark batches, once all their records are published or after
 `janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging.sweep`); the files of
@@ -94,7 +94,7 @@ class _TopicMaintenance:
     deletions_refused: bool = False
     """True once it is in the log that the table is append-only, until it no longer is."""
     compacting: Future[None] | None = None
-    """The removal of superseded records that runs beside the others."""
+    """The removal of superseded records that runs alongside the others."""
 
 
 class Janitor:
@@ -285,7 +285,7 @@ class Janitor:
             self._failure = error
 
     def wait(self) -> None:
-        """Waits for what runs beside the ticks."""
+        """Waits for what runs alongside the ticks."""
         for state in list(self._topics.values()):
             if state.compacting is not None:
                 state.compacting.result()

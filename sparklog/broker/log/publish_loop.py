@@ -58,7 +58,7 @@ class PublishLoop:
     """Publishes the topics that are due. One caller at a time.
 
     Topics with few records are published together. One with many, or that has failed, is published
-    beside them, so that it holds up no other.
+    alongside them, so that it holds up no other.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PublishLoop:
         self._pace = PublishPace(settings.interval_seconds)
         self._share = share
         self._beside: dict[str, Future[None]] = {}
-        """Topics that are published beside the others, by topic id."""
+        """Topics that are published alongside the others, by topic id."""
         self._failure: BaseException | None = None
 
     def tick(self) -> None:
@@ -126,7 +126,7 @@ class PublishLoop:
             failed |= {topic.topic_id for topic in left if topic.held_back is not None}
 
     def wait(self) -> None:
-        """Waits for the topics that are published beside the others. Raises what ended one."""
+        """Waits for the topics that are published alongside the others. Raises what ended one."""
         for each in list(self._beside.values()):
             each.result()
         self._forget_ended()

@@ -192,7 +192,7 @@ def decode_answer(data: bytes | bytearray) -> Answer:
 def receive(connection: socket.socket, deadline: float | None = None) -> bytearray:
     """Returns the next message. Raises `WorkerLost` at the end of the stream, or at the deadline.
 
-    `deadline` is in monotonic seconds; None: waits for ever.
+    `deadline` is in monotonic seconds; None: waits forever.
     """
     return _receive(connection, _LENGTH.unpack(_receive(connection, 4, deadline))[0], deadline)
 

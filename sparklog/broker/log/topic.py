@@ -61,7 +61,7 @@ class Topic:
         self.last_read = NO_TABLE
         """The last version that was published or planned with. The next one may be spoilt."""
         self.leaders: tuple[int, ...] = ()
-        """Broker ids, one per partition, as the metadata have them."""
+        """Broker ids, one per partition, as the metadata has them."""
         self.leader_epochs: tuple[int, ...] = ()
         """One per partition, like `leaders`."""
         self.partitions: dict[int, Partition] = {}
@@ -85,7 +85,7 @@ class Topic:
         self.waiting_since = -math.inf
         """Since when its oldest unpublished entry waits, in monotonic seconds, or longer.
 
-        Entries of predecessors have waited for ever, because their clocks may have been wrong.
+        Entries of predecessors have waited forever, because their clocks may have been wrong.
         """
         self.unconfirmed = 0
         """The number of entries that are published and not confirmed."""
@@ -117,7 +117,7 @@ class Topic:
 
     @property
     def mirror_source(self) -> str | None:
-        """The source whose records and offsets the topic mirrors; None if it is no mirror."""
+        """The source whose records and offsets the topic mirrors; None if it is not a mirror."""
         return self.config.get(MIRROR_SOURCE) or None
 
     @property

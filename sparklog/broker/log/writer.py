@@ -8,7 +8,7 @@ append leads one itself, so a lone producer pays no hand-over between threads, a
 - A flush is applied only after its object is durable. So a refused flush has no effect, and its
   appends may be sent again.
 - On an object store several flushes are under way at the same time. Threads of the broker lead them
-  beside those that wait, because a listener may have one thread that waits for all its clients.
+  alongside those that wait, because a listener may have one thread that waits for all its clients.
 - Each of these flushes is judged on the state that those before it leave, and is applied and
   answered after them, in order. Once a flush was planned, the one before it is not refused any
   more: it is put until it is durable or fenced. If it is fenced, so are all after it, whatever
@@ -215,7 +215,7 @@ class Writer:
     def leaders(self) -> int:
         """The number of threads to run `lead_flushes`; 0 if the waiting threads lead all flushes.
 
-        With several flushes under way a hand-over between threads costs little beside a put.
+        With several flushes under way a hand-over between threads costs little alongside a put.
         """
         return self._at_once if self._at_once > 1 else 0
 

@@ -161,7 +161,7 @@ class GroupFetcher:
     def _commit_before_revoking(self, deadline: float | None) -> bool:
         membership = self.membership
         if membership.options.auto_commit and not membership.is_lost:
-            if not self._is_committing:  # or a commit that fails would be repeated for ever
+            if not self._is_committing:  # or a commit that fails would be repeated forever
                 self._is_committing = True
                 membership.commit_soon(self._uncommitted())
             if not membership.wait_for_commit(deadline):

@@ -472,7 +472,7 @@ def _utf8_bytes(name: str) -> int:
     try:
         return len(name.encode())
     except UnicodeEncodeError as error:
-        raise errors.WrongSchema(reason=f"a header's name is no UTF-8: {error}") from error
+        raise errors.WrongSchema(reason=f"a header's name is not UTF-8: {error}") from error
 
 
 # ------------------------------------------------------------------------------ tables in

@@ -347,7 +347,7 @@ class SendSchedule(Generic[S]):
     ) -> None:
         """Waits before `route` is used again.
 
-        `may_have_moved`: its partitions may have another leader, so the metadata are wanted first.
+        `may_have_moved`: its partitions may have another leader, so the metadata is needed first.
         """
         route.retry_at = now + route.backoff.next_seconds(error)
         if may_have_moved:

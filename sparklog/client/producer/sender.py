@@ -316,7 +316,7 @@ class TopicSender:
         try:
             self._fetch_metadata(REQUEST_SECONDS)
         except errors.SparklogError as error:
-            # The old metadata remains in use; a broker that is no leader any more refuses.
+            # The old metadata remains in use; a broker that is not a leader any more refuses.
             _log.warning("cannot look at topic %s: %s", self.topic, error)
             with self.lock:
                 self._schedule.refresh_at = self._now() + REQUEST_SECONDS

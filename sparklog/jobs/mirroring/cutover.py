@@ -1,7 +1,7 @@
 """The end of a mirror: the last records, the groups' offsets, and topics that take records.
 
 Each step looks at both sides and needs nothing from those before, so a cutover that is stopped is
-run again. A topic that is no mirror any more, and has all records of its source, was cut over.
+run again. A topic that is not a mirror any more, and has all records of its source, was cut over.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Pair:
 
     @property
     def was_cut_over(self) -> bool:
-        """True if the target's topic is no mirror and has all offsets of the source."""
+        """True if the target's topic is not a mirror and has all offsets of the source."""
         found = self.target
         if found is None or found.origin is not None or found.is_empty or self.source.leaderless:
             return False
@@ -120,7 +120,7 @@ class Pair:
     def fault(self, *, skips_deleted: bool) -> str | None:
         """Returns the reason for which the topic cannot be mirrored; None: it can.
 
-        `skips_deleted`: records that the source deleted before they were copied are no fault.
+        `skips_deleted`: records that the source deleted before they were copied are not a fault.
         """
         target = self.target
         if target is None:

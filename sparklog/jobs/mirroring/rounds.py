@@ -85,7 +85,7 @@ class Settings:
     patience_seconds: float = 300.0
     skips_deleted: bool = False
     cuts_over: bool = False
-    """Topics that were cut over before are no faults."""
+    """Topics that were cut over before are not faults."""
 
 
 @dataclass(slots=True, kw_only=True)

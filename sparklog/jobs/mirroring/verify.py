@@ -140,7 +140,7 @@ def _rows(records: DataFrame, *, is_ours: bool) -> DataFrame:
 
 
 def _last_of_keys(rows: DataFrame, untils: Mapping[int, int]) -> DataFrame:
-    """Returns the last record of each key and side, if it is no tombstone.
+    """Returns the last record of each key and side, if it is not a tombstone.
 
     Keys with a record from the end of the common offsets on, `untils`, are left out: the side that
     has it may have removed those before it.

@@ -291,7 +291,7 @@ class Job:
         """Raises the errors of a window that can be found before it is planned.
 
         They are `WrongSchema` if another program has given a column another type, and `BadValue`.
-        A first commit that fails leaves a folder that is no table. Later ones leave nothing, and
+        A first commit that fails leaves a folder that is not a table. Later ones leave nothing, and
         their values are decoded once.
         """
         shape = self._shape(self._fields)

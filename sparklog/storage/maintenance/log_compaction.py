@@ -26,7 +26,7 @@ the time t by a pass that left tombstones below H, its end. A later pass removes
 1. it is the only record of its key among all rows of the pass, including those below it;
 2. it is below H, and t is at least `delete.retention.ms` ago.
 
-The record right below the table's end is no tombstone in this sense: it stays as long as it is the
+The record right below the table's end is not a tombstone in this sense: it stays while it is the
 last one. Kafka's cleaner leaves the active segment alone, and librdkafka's consumers count on a
 record there: their position ends behind the last record, below the end of a log that ends in a gap.
 

@@ -26,7 +26,7 @@ _SLOTS: Final = 1 << 22
 _WORD: Final = 8
 _MARGIN: Final = 32
 _KEY_BYTES: Final = 160
-"""Memory of a key while it is compared, beside its bytes and a copy of them."""
+"""Memory of a key while it is compared, in addition to its bytes and a copy of them."""
 
 _COMPARED: Final = np.uint8(1)
 """The record has a key and is below the end of the pass."""

@@ -1,7 +1,7 @@
 """Identity of a root: `cluster.json`, which is created once; only its format version rises.
 
 The format version guards what a release cannot read. 2: a broker's log may lie in segments. 3: the
-metadata are deltas and snapshots (`storage/metadata/format.py`).
+metadata is stored as deltas and snapshots (`storage/metadata/format.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def raise_format(store: Store, *, clock: Clock) -> Cluster:
 
 
 def check_empty(store: Store) -> None:
-    """Raises `RootNotEmpty` if a folder that is no root contains files of other programs."""
+    """Raises `RootNotEmpty` if a folder that is not a root contains files of other programs."""
     found = _foreign_names(store)
     # Another process may have created the root meanwhile.
     if not found or _exists(store):

@@ -324,7 +324,7 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
         raise ValueError("it is cut off")
     magic, crc, length = _HEADER.unpack(data[: _HEADER.size])
     if magic != _MAGIC or length > _LARGEST_BYTES:
-        raise ValueError("it is no snapshot of metadata")
+        raise ValueError("it is not a snapshot of metadata")
     try:
         content = pa.decompress(
             data[_HEADER.size :], decompressed_size=length, codec="zstd", asbytes=True

@@ -19,7 +19,7 @@ checkpoint has the state of all its partitions, and they need no entry of the lo
 that is fenced and has no heirs is removed, and its objects may be deleted. Nothing that a partition
 needs is lost, because its leader is an heir of every epoch that has some of it, or wrote that epoch
 itself and is followed by heirs. A fenced broker may still put a checkpoint and leave an epoch, as
-long as the metadata do not have its fence. So a successor looks for checkpoints after the change
+long as the metadata does not have its fence. So a successor looks for checkpoints after the change
 that makes it an heir, unless it has kept the others from leaving since before its fences.
 
 An *up* broker is one that may get partitions: its registered epoch is open, and all its older ones
@@ -74,7 +74,7 @@ def is_up(metadata: ClusterMetadata, broker: int) -> bool:
 
 
 def other_members(metadata: ClusterMetadata) -> list[int]:
-    """Returns the members that may be alive, beside the controller."""
+    """Returns the members that may be alive, alongside the controller."""
     up = {each.broker for each in metadata.open_epochs if not each.fenced}
     return sorted(
         broker for broker in up - {metadata.controller} if metadata.brokers[broker].is_member

@@ -360,7 +360,7 @@ class LeaderWatch:
             self._watched, self._has_changed = watched, False
             self._answered_at = -float("inf")
         elif leader.heartbeat in (None, self._seen):
-            return  # an unreadable heartbeat is no sign of life
+            return  # an unreadable heartbeat is not a sign of life
         else:
             self._has_changed = True
         self._seen, self._seen_at = leader.heartbeat, self._clock.monotonic()

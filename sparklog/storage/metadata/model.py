@@ -36,7 +36,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest epoch of a broker id, and its address. Kept for ever, so epochs never repeat."""
+    """The newest epoch of a broker id, and its address. Kept forever, so epochs never repeat."""
 
     epoch: int
     flight: str = ""

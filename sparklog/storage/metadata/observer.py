@@ -5,9 +5,9 @@ this machine. Otherwise it is dead when its heartbeat has not changed for too lo
 looks of ours, and it does not answer either. Only our own monotonic clock counts. A member that
 answers that it cannot write to the root counts as dead: others can serve its partitions.
 
-A store that answers late, or a pause of our own process, is no silence of others. So a look that
-comes long after the one before it begins all observations again, except of brokers that were dead
-before: an outage of the store ends no broker.
+A store that answers late, or a pause of our own process, does not mean that others are silent. So a
+look that comes long after the one before it begins all observations again, except of brokers that
+were dead before: an outage of the store ends no broker.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Observer:
 
     def _is_silent(self, peer: Leader, known: dict[tuple[int, int], _Seen], began: float) -> bool:
         seen = known.get((peer.broker, peer.epoch))
-        # A heartbeat that cannot be read is no sign of life.
+        # A heartbeat that cannot be read is not a sign of life.
         if seen is None or peer.heartbeat not in (None, seen.heartbeat):
             seen = _Seen(peer.heartbeat, self._looked_at)
         seen.looks += 1

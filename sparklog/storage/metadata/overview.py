@@ -1,6 +1,6 @@
 """Description of a cluster: its brokers and their states, and what they lead. Changes nothing.
 
-The metadata name the brokers and the leaders of partitions; heartbeats show which brokers are
+The metadata names the brokers and the leaders of partitions; heartbeats show which brokers are
 alive, by the rules of `liveness`. A broker of another machine is watched until its heartbeat has
 changed, or has not for so long that the broker is dead.
 """
@@ -124,7 +124,7 @@ def _poll(
 ) -> Iterator[tuple[int, Sighting]]:
     sightings = in_parallel(store, lambda each: watches[each].poll(metadata), brokers)
     for broker, sighting in zip(brokers, sightings, strict=True):
-        assert sighting is not None, "the metadata have a broker, and later ones have not"
+        assert sighting is not None, "the metadata has a broker, and later ones have not"
         yield broker, sighting
 
 

@@ -2,7 +2,7 @@
 
 A pid is valid only inside one pid namespace of one boot of one machine, and is reused later. A
 process is therefore identified by all of these and its start time. On a machine that does not
-report them, a process cannot be checked. That is no error: its heartbeat decides then.
+report them, a process cannot be checked. That is not an error: its heartbeat decides then.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _without(options: Mapping[str, str] | None, location: str) -> str:
         raise errors.BadOption(
             option="storage_options",
             value=sorted(options),
-            reason=f"the root {location} is no bucket, and only buckets have options: omit them",
+            reason=f"the root {location} is not a bucket, and only buckets have options: omit them",
         )
     return location
 

@@ -227,7 +227,7 @@ def checked_path(path: str) -> str:
     """Returns the path of an object unchanged. Raises ValueError for an invalid one."""
     parts = path.split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in path:
-        raise ValueError(f"{path!r} is no object path: it must be relative, POSIX, in the root")
+        raise ValueError(f"{path!r} is not an object path: it must be relative, POSIX, in the root")
     if parts[-1].startswith(TEMPORARY):
         raise ValueError(f"{path!r} is reserved for unfinished files")
     return path

@@ -61,7 +61,7 @@ class Appended(NamedTuple):
 
 
 class LogFile(Protocol):
-    """One open file. Not thread-safe, except that reads may run beside anything."""
+    """One open file. Not thread-safe, except that reads may run alongside anything."""
 
     @property
     def identity(self) -> FileId: ...

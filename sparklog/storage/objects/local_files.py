@@ -1,6 +1,6 @@
 """Files of a local root that grow, on system calls. `files` has the contract.
 
-- O_APPEND makes an append atomic beside others: the kernel chooses the position and writes under
+- O_APPEND makes an append atomic alongside others: the kernel chooses the position and writes under
   the lock of the inode. After the write, the position of the descriptor is the end of the bytes.
 - O_DSYNC makes a write durable before it returns, size included, in one call.
 - FALLOC_FL_KEEP_SIZE reserves blocks beyond the end, so that an append changes no allocation and

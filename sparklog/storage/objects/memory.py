@@ -304,7 +304,7 @@ class DelayedStore:
 
     - `requests` has them by operation. A listing is a request for each page of 1,000 objects, and
       opening an object is a `stat`; its reader makes a `get_range` for each window.
-    - Calls that are no request to a bucket, such as `sync_folder`, are neither delayed nor counted.
+    - Calls that are not requests to a bucket, as `sync_folder`, are neither delayed nor counted.
     - `most_at_once` is the largest number of requests that were under way at the same time.
     """
 

@@ -16,7 +16,7 @@ _NETWORK: Final = ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "webdav", "9p"
 _CLUSTER: Final = ["gfs2", "ocfs2", "lustre", "ceph", "glusterfs", "beegfs", "gpfs"]
 _EXCHANGE: Final = ["vfat", "msdos", "exfat", "drvfs"]
 UNSUITED: Final = frozenset([*_NETWORK, *_CLUSTER, *_EXCHANGE])
-"""File systems where appends of two machines or processes may overlap, or a sync is no sync."""
+"""File systems where appends of two machines or processes may overlap, or a sync is not a sync."""
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 

@@ -1,4 +1,4 @@
-"""Requests to a store beside each other, as many as the store answers in the time of one.
+"""Requests to a store in parallel, as many as the store answers in the time of one.
 
 - `Store.requests_at_once` decides how many. On a disk or in memory nothing is gained: there
   everything runs in the caller's thread, one after another.

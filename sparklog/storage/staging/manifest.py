@@ -13,7 +13,7 @@ Rules:
   order, and refusals are removed from the last one: the first attempt without one is open.
 - A section is an Arrow IPC stream of exactly one record batch, a payload of one partition. It is
   read by its byte range alone, like an entry of the write-ahead log, and becomes one.
-- If several brokers lead the partitions, the driver puts a *receipt* beside the manifest once all
+- If several brokers lead the partitions, the driver puts a *receipt* next to the manifest once all
   of them have appended their sections. Both are kept until a later batch of the query is staged,
   though the files go: a rerun finds that nothing is left to do.
 - A manifest names the ids of its topics. A topic that was deleted and created again is another one:
@@ -200,7 +200,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return {name for name in self.ranges if ids.get(name, "") == self.topic_ids.get(name)}
 
     def put(self, store: Store, of: Manifest, clock: Clock) -> None:
-        """Puts it beside the manifest. Raises like `claim`."""
+        """Puts it alongside the manifest. Raises like `claim`."""
         path = f"{folder(of.query, of.batch)}/{receipt_name(of.attempt)}"
         claim(store, path, msgspec.json.encode(self), clock=clock)
 

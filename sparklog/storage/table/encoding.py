@@ -94,7 +94,7 @@ def encode(
         timestamp=now_us // 1_000,
         operation=change.operation,
         operation_parameters={},
-        # Other engines allow a rewrite of theirs beside appends that read nothing.
+        # Other engines allow a rewrite of theirs alongside appends that read nothing.
         is_blind_append=not change.removes and not change.properties,
         engine_info=f"sparklog/{VERSION}",
         txn_id=secrets.token_hex(16),

@@ -56,7 +56,7 @@ class Appender(Protocol):
     """Appends the flushes of one epoch in order.
 
     `append`, `checkpoint` and `close` are for one caller at a time each; `checkpoint`, `tend` and
-    the methods that only read may run beside `append`.
+    the methods that only read may run alongside `append`.
     """
 
     @property
@@ -130,7 +130,7 @@ class Appender(Protocol):
 
 
 class PlannedFlush(Protocol):
-    """A flush that has a sequence, and that is written beside others."""
+    """A flush that has a sequence, and that is written alongside others."""
 
     def write(self, *, gives_up: Callable[[], bool]) -> WalObject:
         """Writes the flush, and returns it once it is durable. It counts only if all before it do.
@@ -153,7 +153,7 @@ class PlanningAppender(Protocol):
     def take_back(self, planned: PlannedFlush) -> None:
         """Frees the sequence of the flush that was planned last, and that surely does not count.
 
-        Not beside `plan`.
+        Not alongside `plan`.
         """
         ...
 
@@ -268,7 +268,7 @@ def retired(
     open_epochs: Callable[[], Container[tuple[int, int]]],
     fence_of: Callable[[int, int, Sequence[str]], Container[str]],
 ) -> list[str]:
-    """See `Wal.retired`. Of an epoch of objects, the fence stays for ever.
+    """See `Wal.retired`. Of an epoch of objects, the fence stays forever.
 
     An epoch of segments goes as a whole. A broker that was suspended still has the file with the
     fence open, and one that had not begun yet looks at the metadata after it has.

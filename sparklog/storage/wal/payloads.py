@@ -88,7 +88,7 @@ def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise _not_as_described(entry, f"it is no Arrow stream: {error}") from error
+        raise _not_as_described(entry, f"it is not an Arrow stream: {error}") from error
     if batch.num_rows != entry.rows:
         raise _not_as_described(entry, f"it has {batch.num_rows} rows instead of {entry.rows}")
     names = batch.schema.names

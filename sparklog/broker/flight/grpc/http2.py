@@ -180,7 +180,7 @@ def content_length(headers: Mapping[bytes, bytes]) -> int | None:
     if text is None:
         return None
     if not text.isdigit() or len(text) > _LENGTH_DIGITS:
-        raise StreamError(PROTOCOL_ERROR, "content-length is no number")
+        raise StreamError(PROTOCOL_ERROR, "content-length is not a number")
     return int(text)
 
 
