@@ -105,7 +105,7 @@ class Shape:
         )
         if self.key_type is not None:
             is_binary = self.key_type.typeName() == "binary"
-            said = "null" if is_binary else f"no {self.key_type.simpleString().upper()}"
+            said = "null" if is_binary else f"not a valid {self.key_type.simpleString().upper()}"
             said = f"its key is {said}"
             reason = f.when(self._key().isNull(), said)
         else:

@@ -1,8 +1,8 @@
 """Encoding of the metadata: each version is a delta, and some versions have a snapshot.
 
 - `meta/<version>.json` has what the version changes, and the change id of the version before it. So
-  the deltas form a chain, and a delta that was put late, after its place had been pruned, is no
-  part of it.
+  the deltas form a chain, and a delta that was put late, after its place had been pruned, is
+  not part of it.
 - `meta/<version>.snapshot` has the whole version. The delta of such a version has the checksum of
   the snapshot. Every reader compares it with its own state, so that a release that applies deltas
   differently stops, and does not continue with a state of its own.
