@@ -236,6 +236,21 @@ def test_links_lead_somewhere_without_the_site(page: Path) -> None:
     assert links.dead_links(page, fences.ROOT) == []
 
 
+def test_named_modules_exist() -> None:
+    """A page that names a file of the code names one that exists; a decision is of its day."""
+    root = Path(__file__).parents[2]
+    pages = [root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    places = [root / each for each in ("", "sparklog", "sparklog/broker")]
+    missing = [
+        f"{page.name}: {name}"
+        for page in pages
+        if page.parent.name != "adr"
+        for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|toml))`", page.read_text("utf-8"))
+        if not any((place / name).is_file() for place in places)
+    ]
+    assert not missing
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     """Links to missing files and headings, to headings of folders, and out of the root are dead."""
     (tmp_path / "other.md").write_text("# Other\n\n## A & B\n\n## A & B\n\n```\n# No\n```\n")
