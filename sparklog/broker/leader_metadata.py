@@ -59,8 +59,8 @@ class LeaderMetadata:
         clock: Clock,
         sight_seconds: float,
     ) -> None:
-        """`sight_seconds`: older looks at the metadata does not count any more, nor after so long a
-        silence of our own.
+        """`sight_seconds`: the age up to which our last read of the metadata, and our last
+        heartbeat, count as proof that we lead.
         """
         self._store = store
         self._leadership = leadership

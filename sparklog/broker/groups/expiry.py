@@ -1,8 +1,8 @@
 """Expiry of offsets, of groups that are over, and of members that are gone.
 
-Offsets expire by Kafka's rule (KIP-211): all of a group that has had no members for the retention;
-of a group that subscribes, those of topics that no member subscribes to, once they are so old; and
-of a group that never had members, each that is so old.
+Offsets expire by Kafka's rule (KIP-211). All offsets of a group expire once it has been empty for
+the retention period. In an active group, those of topics that no member subscribes to expire that
+long after their commit; in a group that never had members, each does.
 """
 
 from __future__ import annotations

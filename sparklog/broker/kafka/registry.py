@@ -1,4 +1,7 @@
-"""The requests that the Kafka listener serves, and the interface that their handlers use."""
+"""Registration of the requests that the Kafka listener serves, and what their handlers may use.
+
+Each request has a module in `apis`, whose handler is registered by `serves`.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,7 @@ class ServedApi:
     is_repeatable: bool
     """True if it is handled again once the metadata has changed: a repetition changes nothing."""
     follows: bool
-    """True if it follows the metadata before it is judged."""
+    """True if the broker catches up with the metadata before it handles the request."""
     is_blind: bool
     """True if it is served by a broker without sight of the metadata too."""
     may_wait: bool

@@ -81,7 +81,7 @@ class Partition:
         self.producers = Producers()
         self.batches = PartitionSparkBatches()
         self.taken_seconds = -math.inf
-        """When another broker's change brought it while this one served, in monotonic seconds."""
+        """When this running broker received the partition from another, in monotonic seconds."""
 
     def move(self, event: PartitionEvent) -> None:
         """Enters the state that follows the event. Requires the partition table's lock."""

@@ -61,7 +61,7 @@ class Resignations:
                 partition.move(PartitionEvent.MOVE_ABANDONED)
 
     def complete(self, topic: Topic, number: int) -> bool:
-        """Serves a partition no more, from which its next leader continues.
+        """Stops serving a drained partition, from which its next leader continues.
 
         No append of it may be under way. Returns False if the topic was deleted, or the partition
         blocked meanwhile, which is served on then.

@@ -226,7 +226,7 @@ class Merge:
 
     group: FileGroup
     files: tuple[TableFile, ...] = ()
-    """None for a group without rows, which is only removed."""
+    """Empty if the group has no rows; its files are then only removed."""
     failure: errors.SparklogError | ObjectMissing | None = None
     """The reason why it could not be merged."""
 

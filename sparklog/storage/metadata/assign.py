@@ -4,8 +4,8 @@ They use no clock, no random numbers and no `hash`, so every broker comes to the
 the same version. None of them changes anything: the caller makes the change, whose precondition is
 judged again (`storage/metadata/leadership.py`).
 
-Leaders are counted, and the bytes of their partitions are not. Brokers of one topic matter before
-brokers of all topics, because the partitions of one topic are read and written together.
+Leaders are counted, and the bytes of their partitions are not. Balance within a topic takes
+precedence over balance across topics, because a topic's partitions are read and written together.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def successors(
 ) -> dict[tuple[str, int], int]:
     """Returns for each (topic, partition) of `leaving` another leader; none if no broker takes any.
 
-    `most`: of so many brokers, those with the fewest partitions. Each successor of a dead broker
-    reads its whole log.
+    `most`: at most this many successors, those that lead the fewest partitions. Each successor of
+    a dead broker reads its whole log.
     """
     taking = [each for each in candidates if each.takes and each.broker != leaving]
     taking.sort(key=lambda each: (loads.get(each.broker, 0), order(str(leaving), each.broker)))
