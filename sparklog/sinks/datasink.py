@@ -1,9 +1,9 @@
 """The Python sink that Spark calls.
 
-Traps of Spark 4.2:
+Pitfalls of Spark 4.2's Python sinks:
 
-- `commit` and `abort` run in another process than `write`, for a stream with a new writer: all that
-  they need is in the tasks' messages.
+- `commit` and `abort` run in a different process from `write`, for a stream on a new writer: all
+  that they need is in the tasks' messages.
 - A stream's query, run and batch are known only inside a task, by its local properties.
 - `abort` also follows a `commit` that failed, perhaps with an effect. So it removes staged files
   only if a task has failed, because then no commit was tried; the sweeper removes the rest.

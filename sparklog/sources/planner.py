@@ -2,8 +2,8 @@
 
 Records that a query has not read and can no longer read are a *loss*. By `failOnDataLoss` a loss
 ends the query with an error that names the records, or it is logged and the query continues with
-the remaining ones. A loss is confirmed by a refresh from scratch, because a reader may for a moment
-see less than exists.
+the remaining ones. Before a loss is reported, the view is read again without caches, because a
+reader may briefly see less than exists.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It takes into account how Spark 4.2 calls a Python stream reader:
 
 - An error in `latestOffset` ends the query for good, so the reader retries retriable errors itself.
 - An idle query calls `latestOffset` some eighty times a second, and each call costs more than a
-  look at the log. So a call waits for new records, longer the longer none came; but only briefly,
+  look at the log. So a call waits for new records, backing off while none come; but only briefly,
   because the sources of one query wait for each other (ADR 9).
 - Spark pickles a reader before and after it plans, so the planner is created on first use.
 - Spark calls `commit` when it plans the next batch, and so never for the last one. But a batch that

@@ -13,7 +13,7 @@ continues. Removal of superseded records may take long, and runs alongside every
 It also removes the staged files of Spark batches, once all their records are published or after
 `janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging.sweep`); the files of
 deleted topics, after the graces of all files; and old files of crashed puts. The names of data
-files decide which of them may be orphans (`storage.table.is_our_file`).
+files decide which of them may be orphans (`storage.table.names`).
 
 A replaced broker may not know yet that it was replaced, nor the topics and partitions that its
 successor has created. So no file is removed because this broker does not know it: only the metadata

@@ -5,13 +5,14 @@ Rules:
 - Only files that are neighbours in offset order are merged. So order and offsets do not change, and
   readers that skip by statistics skip more.
 - A merge at least doubles the size of every file in it, so a byte is rewritten at most once per
-  doubling; and as a merge waits for many files of a size, about once per factor `compact_files`.
+  doubling; in practice about once per `compact_files`-fold growth, because a tier is merged only
+  when it has that many files of similar size.
 - Rows are counted before and after, bounds are compared, and page checksums verified. A merge is
   committed only if all agree. A file that differs from its entry in the log is an error with its
   name, before any of its rows is copied.
 - The commit is made only if every input is active in the version right before it. Otherwise the
   merge is abandoned, and its output, which no commit names, is removed.
-- The replaced files are kept for readers that refer to them; `maintenance` removes them later.
+- The replaced files are kept for readers that refer to them; `sweeping` removes them later.
   Until then they are restored if the merged file is lost (`restoring`).
 - Unordered rows of another engine, in overlapping files or in huge row groups, are sorted once,
   since otherwise each read would sort them. Names are only hints: a file is examined unless its
@@ -86,13 +87,14 @@ def choose(
     """Returns disjoint groups of files to merge now, none of which spans a border.
 
     `compact_files` neighbours of about the same size are merged, to at most `target_bytes`. Fewer
-    are if all are older than `settled_before_us`: where little comes in, no more may follow. With
-    `everything`, all that is below half of `target_bytes` is merged, or at least encoded again. A
-    file without statistics, which every reader must open, always gets some. `borders`: an offset of
-    each partition, where what a key compaction has been through ends. `span_us`: how far times of
-    records that come into one file may lie apart, because it leaves as a whole; a partition whose
-    times jump so much that this leaves it many files is merged all the same. `since`: an older
-    snapshot that was looked at; partitions whose files are the same are skipped.
+    are merged if all of them are older than `settled_before_us`, because a quiet partition may
+    never fill a tier. With `everything`, all that is below half of `target_bytes` is merged, or at
+    least encoded again. A file without statistics, which every reader must open, always gets some.
+    `borders`: an offset of each partition, where what a key compaction has been through ends.
+    `span_us`: how far times of records that come into one file may lie apart, because it leaves as
+    a whole; a partition whose times jump so much that this leaves it many files is merged all the
+    same. `since`: an older snapshot that was looked at; partitions whose files are the same are
+    skipped.
     """
     groups: list[FileGroup] = []
     for partition, files in _changed(snapshot, since):

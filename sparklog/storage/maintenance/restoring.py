@@ -5,7 +5,7 @@ file. A VACUUM of another engine without retention (`RETAIN 0 HOURS`) may remove
 then names a missing file. No row is lost, for these reasons:
 
 - For a VACUUM that has not seen the commit, the replaced files are part of the table.
-- A VACUUM that has seen it keeps them, too: the commit dates their removal an hour ahead
+- A VACUUM that has seen it keeps them, too: the commit dates their removal an hour in the future
   (`limits.REPLACED_KEPT_SECONDS`), and an engine keeps a removed file until its date is older than
   the retention of the VACUUM. Our own sweeper uses the time of the commit.
 - So both remove only the merged file. It is checked right after the commit, and by each sweep until

@@ -2,7 +2,7 @@
 
 Rules:
 
-- Pure: bytes in, values out. `table` computes the state from the actions.
+- Pure: bytes in, values out. `replay` computes the state from the actions.
 - Only the parts of an action that sparklog needs are kept. `add.stats` and `add.tags` are kept
   unchanged, so that a checkpoint of ours loses nothing that another engine has written.
 - Tables have protocol (1, 2), which every Delta reader supports. `foreign_reason` names features

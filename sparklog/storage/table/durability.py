@@ -1,8 +1,8 @@
 """Tracks the parts of a table that may not be durable, or may be overwritten. Pure.
 
 Other engines do not flush: delta-rs writes data files and commits that a power cut may leave empty.
-On a store that is not local, they may also overwrite commits, because they do not put them only if
-absent.
+On a store that is not local, they may also overwrite commits, because not all of them write commits
+with a conditional put.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from sparklog.storage.snapshot import TableFile
 
 _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
-# The names are given by `data_file.put` and `file_suffix`.
+# The names are given by `data_file.put_file` and `file_suffix`.
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
 
 

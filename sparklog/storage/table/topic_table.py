@@ -14,7 +14,7 @@ Rules:
   existed before, so a commit counts only if its predecessor exists after it.
 - A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
   name has the number of a preparation that is open in the version right before the commit.
-  `maintenance` gives the reasons.
+  `maintenance.sweeping` gives the reasons.
 - Other engines do not flush: delta-rs writes data files and commits that a power cut may leave
   empty. All state that our next step depends on is made durable first (`sync`), data files before
   the commit that names them, so that a commit never exists without its rows.
