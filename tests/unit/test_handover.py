@@ -1013,6 +1013,20 @@ def test_a_batch_whose_predecessor_was_refused_comes_again(
     assert second.append(["x"], partition=number, producer_sequence=unknown).base_offset == 4
 
 
+def test_a_partition_that_has_moved_is_not_blocked(members: Members) -> None:
+    """The publisher may find its table damaged just after it was resigned: its next leader will."""
+    first, _ = members
+    number, topic = led_by(first), first.partition_table.topic("t")
+    partition = topic.partitions[number]
+    first.partition_table.resignations.begin(topic, number)
+    assert first.partition_table.resignations.complete(topic, number)
+    damage = errors.ForeignTable(topic="t", reason="another engine has moved its txn")
+    first.partition_table.backlog.block(topic, partition, damage, end=100)
+    assert (partition.blocked, partition.end, topic.held_back) == (None, 2, None)
+    first.partition_table.reinstate(topic.topic_id, number)
+    assert first.append(["c"], partition=number).base_offset == 2
+
+
 def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
