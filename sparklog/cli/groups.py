@@ -510,7 +510,7 @@ def _shifted(by: int) -> _Target:
 
 
 def _from_file(file: Path) -> _Target:
-    """Raises a usage error if the file is missing or malformed."""
+    """Raises a usage error if the file cannot be read, or is malformed."""
     found: dict[_TopicPartition, int | None] = {}
     try:
         with file.open(newline="") as lines:
@@ -525,6 +525,8 @@ def _from_file(file: Path) -> _Target:
                         ) from None
     except FileNotFoundError:
         raise typer.BadParameter(f"file {str(file)!r} does not exist") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read file {str(file)!r}: {error.strerror}") from None
 
     def target(*_: object) -> dict[_TopicPartition, int | None]:
         return found

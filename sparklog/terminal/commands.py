@@ -60,6 +60,13 @@ _VALUE_RANGE: Final = re.compile(rf" *\[{_BOUNDS}(?:; {_BOUNDS})?\]$|; {_BOUNDS}
 class Command(TyperCommand):
     """A command whose help is plain text, with its example on a line of its own."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's words
+            raise
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return _plain_usage(super().collect_usage_pieces(ctx))
 

@@ -464,6 +464,7 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
         ),
         (("produce", "t", "-", "-", "--from-line", "2"), "--from-line allows a single file"),
         (("produce", "t", "--skip-bad", "bad"), "--skip-bad requires lines of JSON"),
+        (("produce", "t", "--format", "xml"), "'--format': 'xml' is not one of 'jsonl', 'text'"),
         (
             ("produce", "t", "--format", "text", "--key-field", "k", "--root", "a"),
             "text has no fields",

@@ -251,6 +251,7 @@ def test_reset_while_it_has_members(broker: LiveBroker) -> None:
         (("--topic", "t:x", "--to-latest"), "use TOPIC or TOPIC:P,P"),
         (("--topic", "t", "--to-time", "noon"), "'noon' is invalid: use a time"),
         (("--from-file", "no-such-file"), "file 'no-such-file' does not exist"),
+        (("--from-file", "/"), "cannot read file '/': Is a directory"),
         (("--topic", "t", "--from-file", "pyproject.toml"), "expected topic,partition,offset"),
     ],
 )
