@@ -978,6 +978,7 @@ _compile_loops = functools.cache(compile_loops)
 @contextlib.contextmanager
 def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
     """Everything that the real code takes from its surroundings comes from the seed."""
+    _compile_loops()  # numba takes random numbers where it saves a loop, and would take the seed's
     log = _TraceLog(world.disk)
     with contextlib.ExitStack() as stack:
 
@@ -1018,7 +1019,6 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
             patch(wal.frames, "frame_bytes", _frame_bytes)
         patch(maintenance.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
         stack.enter_context(simulated(world))
-        _compile_loops()  # numba takes random numbers where it saves a loop, and would take ours
         patch(os, "urandom", chance.randbytes)
         patch(secrets, "token_hex", lambda count=32: chance.randbytes(count).hex())
         patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))
