@@ -260,7 +260,7 @@ class Handovers:
         if not self._resignations.undecided() or not self._moving.acquire(blocking=False):
             return  # a thread that moves partitions now may wait for the store, and settles them
         try:
-            resigned = self._resignations.undecided()
+            resigned = self._resignations.undecided()  # all of them, now that no thread moves any
             metadata = self._metadata.change(lambda metadata: metadata)
             topics = {known.topic_id: known for known in metadata.topics.values()}
             for topic_id, partition in resigned:
@@ -278,6 +278,7 @@ class Handovers:
 
     def _release(self) -> None:
         """Forgets the partitions whose leaders need nothing of our log any more."""
+        # Before the metadata is read, which then has the next leader of each of them.
         retained = self._resignations.retained()
         if not retained:
             return

@@ -389,7 +389,6 @@ class Publisher:
         except errors.SparklogError as error:
             self._suspend(pending, keep=pending.survives(error))
             raise
-        pending.has_landed = False
         return pending
 
     def _relocate_entries(self, pending: TableCommit) -> bool:

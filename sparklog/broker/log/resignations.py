@@ -106,8 +106,7 @@ class Resignations:
 
     def is_undecided(self, topic: Topic, number: int) -> bool:
         """Returns whether a partition is in the state RESIGNED."""
-        partition = self._retained.get(topic.topic_id, {}).get(number)
-        return partition is not None and partition.state is PartitionState.RESIGNED
+        return self._state(topic, number) is PartitionState.RESIGNED
 
     # -------------------------------------------------------------------------- afterwards
 
@@ -126,13 +125,12 @@ class Resignations:
         return [
             (topic_id, each.number)
             for topic_id, each in self._all()
-            if each.state is not PartitionState.RESIGNED
+            if each.state is PartitionState.ELSEWHERE
         ]
 
     def is_retained(self, topic: Topic, number: int) -> bool:
         """Returns whether this broker has led a partition lately, and knows its next leader."""
-        partition = self._retained.get(topic.topic_id, {}).get(number)
-        return partition is not None and partition.state is not PartitionState.RESIGNED
+        return self._state(topic, number) is PartitionState.ELSEWHERE
 
     def release(self, topic_id: str, number: int) -> None:
         """Forgets a retained partition, if it is one: no other broker needs our log for it."""
@@ -144,6 +142,11 @@ class Resignations:
         """Forgets the partitions of a deleted topic. Requires the lock."""
         for partition in self._retained.pop(topic.topic_id, {}).values():
             self._drop(topic.topic_id, partition)
+
+    def _state(self, topic: Topic, number: int) -> PartitionState | None:
+        """Returns the state in which a partition is retained; None if it is not."""
+        partition = self._retained.get(topic.topic_id, {}).get(number)
+        return None if partition is None else partition.state
 
     def _all(self) -> list[tuple[str, Partition]]:
         with self._lock:
