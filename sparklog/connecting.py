@@ -56,7 +56,7 @@ from sparklog.options import (
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
-from sparklog.storage.metadata import assign, identity
+from sparklog.storage.metadata import identity, placement
 from sparklog.storage.metadata.cluster_file import open_cluster, read_cluster
 from sparklog.storage.metadata.identity import Answer
 from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
@@ -336,7 +336,7 @@ class _RootSession:
     def _join_member(self) -> str | None:
         """Returns the address of a live member of a cluster whose controller has just died."""
         metadata = self._watch.metadata
-        others = {each.broker for each in assign.candidates(metadata)} - {metadata.controller}
+        others = {each.broker for each in placement.candidates(metadata)} - {metadata.controller}
         for broker in sorted(others):
             leader = Leader.of(metadata, self._store, broker=broker)
             if leader is None or leader.is_leaving:

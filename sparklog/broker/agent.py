@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
+import msgspec
 import structlog
 
 from sparklog import errors, limits
@@ -31,9 +32,10 @@ from sparklog.broker.assembly import (
 )
 from sparklog.broker.backoff import ENDS_THE_BROKER, run_each
 from sparklog.broker.counts import UpkeepCounts
+from sparklog.broker.failover.heartbeats import Heartbeats
+from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.listening import Listeners, check_installed, compile_loops
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.backlog import Backlog
@@ -44,7 +46,6 @@ from sparklog.broker.loops import Loops
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.pools import Pools
-from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
@@ -58,7 +59,7 @@ from sparklog.storage.metadata.liveness import (
     LeaderWatch,
     Phase,
 )
-from sparklog.storage.metadata.model import BrokerKind
+from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration, Membership
 from sparklog.storage.metadata.observer import PAUSE
 from sparklog.storage.metadata.processes import this_process
 from sparklog.storage.metadata.store import MetadataStore
@@ -243,18 +244,22 @@ class Agent:
             self._wal = f"{kind}: {reason}"
             return chosen.kind
 
+        membership = Membership(
+            kafka=self.listeners.kafka_advertised, rack=self.settings.cluster.rack
+        )
         return takeover.acquire(
             self._store,
             self._meta,
-            broker=self.settings.id,
-            flight=self.address,
-            kafka=self.listeners.kafka_advertised,
-            rack=self.settings.cluster.rack,
-            is_member=self._is_member,
+            self.settings.id,
+            BrokerRegistration(
+                epoch=0,
+                flight=self.address,
+                membership=membership if self._is_member else msgspec.UNSET,
+                kind=self.kind,
+                process=this_process(),
+                dead_after_seconds=self._liveness.dead_after_seconds,
+            ),
             clock=self._clock,
-            dead_after_seconds=self._liveness.dead_after_seconds,
-            kind=self.kind,
-            process=this_process(),
             take_over=self._take_over,
             allow_non_empty=self._allow_non_empty,
             watch=self._watch,
@@ -300,14 +305,14 @@ class Agent:
         )
         taken = takeover.take(self._store, self._meta, self._leadership, clock=self._clock)
         self._leadership = taken.leadership
-        partition_table = recovery.recover(
+        led_partitions = recovery.recover(
             self._store, taken, clock=self._clock, open_table=open_table
         )
-        for topic in partition_table.topics():
+        for topic in led_partitions.topics():
             if topic.refusal is not None:
                 _log.error("cannot publish", topic=topic.name, reason=topic.refusal)
         given = self._surroundings()
-        parts = assemble(given, partition_table, open_table)
+        parts = assemble(given, led_partitions, open_table)
         # Before the first client may ask for a topic that another broker has just created.
         reconciler = reconciler_of(
             given,
@@ -429,7 +434,7 @@ class Agent:
                 reconciler.prepare()
 
         def every_seconds() -> float:
-            is_alone = len(parts.broker.members()) <= 1
+            is_alone = len(parts.broker.members.up()) <= 1
             often_seconds = limits.WATCH_SECONDS if is_alone else _FOLLOW_SECONDS
             wanted = often_seconds if self._store.is_local else FOLLOW_REMOTE_SECONDS
             longest = dead_after_seconds * PAUSE / 2
@@ -478,7 +483,7 @@ class Agent:
         def publish() -> None:
             interval_seconds = self.settings.publisher.interval_seconds
             while not self._stopping.is_set():
-                waiting = parts.partition_table.backlog.waiting_objects
+                waiting = parts.led_partitions.backlog.waiting_objects
                 self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))
                 self._publish_now.clear()
                 parts.publishing.tick()
@@ -569,13 +574,13 @@ class Agent:
             is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
             if not is_idle:
                 continue
-            if not request_publication(parts.partition_table.backlog):
+            if not request_publication(parts.led_partitions.backlog):
                 self.stop_soon(f"no client for {idle_seconds:.0f} s")
                 return
             self._publish_now.set()
 
     def _heartbeat(self) -> Heartbeat:
-        table = self._parts.partition_table if self._parts is not None else None
+        table = self._parts.led_partitions if self._parts is not None else None
         return Heartbeat(
             broker=self._leadership.broker,
             epoch=self._leadership.epoch,
@@ -698,7 +703,7 @@ class Agent:
         with contextlib.suppress(Exception):  # a hint, for operators and for the other members
             self._heartbeats.write()
         has_clients = self.listeners.has_clients
-        others = self.parts.broker.members().keys() - {self._leadership.broker, *leaving}
+        others = self.parts.broker.members.up().keys() - {self._leadership.broker, *leaving}
         if self._store.is_local and has_clients() and others:
             self._clock.sleep(limits.PREPARE_SECONDS)
         try:

@@ -11,18 +11,19 @@ from typing import Final
 from sparklog import limits
 from sparklog.broker import loops
 from sparklog.broker.broker import Broker, TopicDefaults
-from sparklog.broker.controller import Controller
 from sparklog.broker.counts import Budget, UpkeepCounts
+from sparklog.broker.failover.controller import Controller
+from sparklog.broker.failover.handover import Handovers
+from sparklog.broker.failover.heartbeats import Heartbeats
+from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.handover import Handovers
-from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.log import takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
@@ -32,7 +33,6 @@ from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.metrics.collection import FlightFigures, FlushCounts, KafkaFigures, Sources
 from sparklog.broker.pools import Pools
-from sparklog.broker.reconciler import Reconciler
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import Clock
 from sparklog.settings import BrokerSettings
@@ -83,7 +83,7 @@ class Surroundings:
 class Parts:
     """The parts of a broker, complete."""
 
-    partition_table: PartitionTable
+    led_partitions: LedPartitions
     appender: Appender
     hot: HotTail
     writer: Writer
@@ -119,7 +119,7 @@ def sources_of(
     janitor = given.settings.janitor
     return Sources(
         broker=parts.broker,
-        partition_table=parts.partition_table,
+        led_partitions=parts.led_partitions,
         publisher=parts.publisher,
         groups=groups,
         flushes=given.flushes,
@@ -138,15 +138,15 @@ def sources_of(
     )
 
 
-def assemble(given: Surroundings, partition_table: PartitionTable, open_table: OpenTable) -> Parts:
+def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: OpenTable) -> Parts:
     """Returns the parts of a broker, none of which runs yet."""
     settings, store, clock = given.settings, given.store, given.clock
     hot = HotTail(limit_bytes=settings.hot_tail.bytes)
-    appender, writer = _writer(given, partition_table, hot)
+    appender, writer = _writer(given, led_partitions, hot)
     process = publish_process(given, hot)
     publisher = Publisher(
         store,
-        partition_table,
+        led_partitions,
         hot,
         clock=clock,
         pool=given.pools.files,
@@ -157,7 +157,7 @@ def assemble(given: Surroundings, partition_table: PartitionTable, open_table: O
         store,
         given.meta,
         given.leadership,
-        partition_table,
+        led_partitions,
         writer,
         publisher,
         hot,
@@ -174,14 +174,14 @@ def assemble(given: Surroundings, partition_table: PartitionTable, open_table: O
     broker.metadata.heartbeat_age_seconds = lambda: given.heartbeats.newest.age_seconds(clock)
     broker.publishing.publish_now = given.publish_now.set
     return Parts(
-        partition_table=partition_table,
+        led_partitions=led_partitions,
         appender=appender,
         hot=hot,
         writer=writer,
         publisher=publisher,
         publishing=PublishLoop(
             publisher,
-            partition_table,
+            led_partitions,
             settings=settings.publisher,
             check_leadership=lambda: takeover.check_leadership(
                 given.meta.reload(), given.leadership
@@ -193,14 +193,14 @@ def assemble(given: Surroundings, partition_table: PartitionTable, open_table: O
             share=limits.PUBLISH_SHARE if store.is_local else _PUBLISH_SHARE_REMOTE,
         ),
         publish_process=process,
-        wal_cleaner=_wal_cleaner(given, partition_table, appender, writer, publisher),
-        janitor=_janitor(given, partition_table, broker, open_table),
+        wal_cleaner=_wal_cleaner(given, led_partitions, appender, writer, publisher),
+        janitor=_janitor(given, led_partitions, broker, open_table),
         broker=broker,
     )
 
 
 def _writer(
-    given: Surroundings, partition_table: PartitionTable, hot: HotTail
+    given: Surroundings, led_partitions: LedPartitions, hot: HotTail
 ) -> tuple[Appender, Writer]:
     settings, store, leadership = given.settings, given.store, given.leadership
     appender = wal.of(store, given.clock, leadership.log).appender(
@@ -209,7 +209,7 @@ def _writer(
     writer = Writer(
         store,
         appender,
-        partition_table,
+        led_partitions,
         hot,
         clock=given.clock,
         bounds=WriterLimits(
@@ -241,7 +241,7 @@ def publish_process(given: Surroundings, hot: HotTail) -> PublishProcess | None:
 
 def _wal_cleaner(
     given: Surroundings,
-    partition_table: PartitionTable,
+    led_partitions: LedPartitions,
     appender: Appender,
     writer: Writer,
     publisher: Publisher,
@@ -249,7 +249,7 @@ def _wal_cleaner(
     settings, store, leadership = given.settings.writer, given.store, given.leadership
     confirmer = Confirmer(
         store,
-        partition_table,
+        led_partitions,
         publisher,
         clock=given.clock,
         after_seconds=limits.CONFIRM_AFTER_SECONDS,
@@ -264,7 +264,7 @@ def _wal_cleaner(
         given.meta,
         leadership,
         appender,
-        partition_table,
+        led_partitions,
         writer,
         confirm=confirmer.confirm,
         clock=given.clock,
@@ -277,7 +277,7 @@ def _wal_cleaner(
 
 
 def _janitor(
-    given: Surroundings, partition_table: PartitionTable, broker: Broker, open_table: OpenTable
+    given: Surroundings, led_partitions: LedPartitions, broker: Broker, open_table: OpenTable
 ) -> Janitor:
     store = given.store
 
@@ -287,7 +287,7 @@ def _janitor(
 
     return Janitor(
         store,
-        partition_table,
+        led_partitions,
         given.settings.janitor,
         clock=given.clock,
         open_table=open_table,
@@ -342,7 +342,7 @@ def reconciler_of(
         given.store,
         parts.broker.metadata,
         given.leadership,
-        parts.partition_table,
+        parts.led_partitions,
         parts.publisher,
         parts.writer,
         inherit=parts.wal_cleaner.inherit,
@@ -389,7 +389,7 @@ def cluster_parts(
     handovers = Handovers(
         broker.metadata,
         given.leadership,
-        parts.partition_table,
+        parts.led_partitions,
         parts.writer,
         parts.wal_cleaner,
         clock=clock,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -24,11 +22,12 @@ from sparklog.broker.inspection import (
     PartitionStatus,
 )
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.live_members import LiveMembers
 from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.preparing import WouldBlock
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
@@ -49,9 +48,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_config import ConfigType, Edit
 from sparklog.settings import BrokerSettings
-from sparklog.storage.metadata import assign
-from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
-from sparklog.storage.metadata.processes import Fate, fate_of
+from sparklog.storage.metadata.model import BrokerRegistration
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.table.topic_table import OpenTable
@@ -81,23 +78,6 @@ __all__ = [
 """The names that listeners use."""
 
 _DEFAULT_SETTINGS = BrokerSettings()
-_FATE_SECONDS: Final = 0.01
-"""The time for which the fates of other members' processes are remembered."""
-_FAREWELL_SECONDS: Final = 5.0
-"""The time for which clients still hear of a member that has just gone."""
-
-
-class _Members(NamedTuple):
-    """The members, as of a version of the metadata."""
-
-    metadata: ClusterMetadata | None = None
-    registered: Mapping[int, BrokerRegistration] = MappingProxyType({})
-    up: Mapping[int, BrokerRegistration] = MappingProxyType({})
-    """Without those whose process had ended."""
-    gone: Mapping[int, tuple[BrokerRegistration, float]] = MappingProxyType({})
-    """Those that have just left `up`, and until when clients hear of them, in monotonic seconds."""
-    until: float = 0.0
-    """The monotonic time at which `up` becomes too old."""
 
 
 class Broker:
@@ -108,7 +88,7 @@ class Broker:
         store: Store,
         meta: MetadataStore,
         leadership: Leadership,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         writer: Writer,
         publisher: Publisher,
         hot: HotTail,
@@ -122,7 +102,7 @@ class Broker:
     ) -> None:
         self._store = store
         self._leadership = leadership
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._writer = writer
         self._publisher = publisher
         self._hot = hot
@@ -132,8 +112,8 @@ class Broker:
         self._closing = threading.Event()
         self.refused = refused or RefusedWork(clock)
         """The work that this broker refuses now."""
-        self._reader = LogReader(store, partition_table, hot)
-        self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
+        self._reader = LogReader(store, led_partitions, hot)
+        self._kafka_reader = KafkaReader(self._reader, led_partitions, hot, clock=clock)
         self.metadata = LeaderMetadata(
             meta,
             leadership,
@@ -142,12 +122,13 @@ class Broker:
             sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
         )
         """The cluster's metadata, as this broker knows them."""
-        self.partitions = Partitions(partition_table)
+        self.members = LiveMembers(self.metadata, leadership, clock=clock)
+        self.partitions = Partitions(led_partitions)
         """Answers about topics and partitions, as this broker knows them."""
         self.topics = TopicAdmin(
             store,
             self.metadata,
-            partition_table,
+            led_partitions,
             publisher,
             writer,
             open_table=open_table,
@@ -160,25 +141,24 @@ class Broker:
         self.producer_ids = ProducerIds(self.metadata)
         self.staged = StagedBatches(
             store,
-            partition_table,
+            led_partitions,
             writer,
             clock=clock,
             submit_timeout_seconds=submit_timeout_seconds,
-            has_others=lambda: len(self.members()) > 1,
+            has_others=lambda: len(self.members.up()) > 1,
         )
         self.publishing = PublishWaiter(
-            partition_table,
+            led_partitions,
             publisher,
             clock=clock,
             check_open=self._check_open,
-            members=self.members,
+            members=self.members.up,
         )
-        self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
+        self.deletion = RecordDeletion(self.metadata, led_partitions, self.publishing)
         self.cluster_admin = ClusterAdmin(
             store, self.metadata, leadership, clock=clock, check_open=self._check_open
         )
-        self.lags = LagAnswers(partition_table, self.record_times())
-        self._members = _Members()
+        self.lags = LagAnswers(led_partitions, self.record_times())
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.prove: Callable[[flight_messages.ProveRoot], flight_messages.RootProof] | None = None
@@ -207,7 +187,7 @@ class Broker:
                 pid=known.process.pid,
                 started_us=known.started_us,
             )
-            for broker, known in self.members().items()
+            for broker, known in self.members.up().items()
             if broker != self._leadership.broker
         ]
         return flight_messages.ClusterInfo(
@@ -216,45 +196,6 @@ class Broker:
             version=VERSION,
             brokers=[self._broker_info(), *others],
         )
-
-    def members(self) -> Mapping[int, BrokerRegistration]:
-        """Returns the brokers that are up, by id; of a broker that leads the root alone, itself.
-
-        Leaves out those whose process has ended on this machine: others will lead in their place,
-        and clients ask again soon.
-        """
-        known, now = self._members, self._clock.monotonic()
-        if known.metadata is self.metadata.known and now < known.until:
-            return known.up
-        metadata, registered = self.metadata.known, known.registered
-        if metadata is not known.metadata:
-            ids = [self._leadership.broker]
-            if self._leadership.is_member:
-                ids = sorted({*ids, *(each.broker for each in assign.candidates(metadata))})
-            registered = {each: metadata.brokers[each] for each in ids if each in metadata.brokers}
-        up = {
-            number: each
-            for number, each in registered.items()
-            if number == self._leadership.broker or fate_of(each.process) is not Fate.GONE
-        }
-        gone = {
-            number: (each, until)
-            for number, (each, until) in known.gone.items()
-            if now < until and number not in up
-        }
-        if now < (until := known.until + _FAREWELL_SECONDS):
-            gone |= {each: (known.up[each], until) for each in known.up.keys() - up.keys()}
-        self._members = _Members(metadata, registered, up, gone, now + _FATE_SECONDS)
-        return up
-
-    def known_members(self) -> Mapping[int, BrokerRegistration]:
-        """Returns `members`, and those that have been up until a moment ago.
-
-        librdkafka ends its connection to a broker that metadata no longer name. Partitions that are
-        just moving from it then have no leader until it asks again, a second later.
-        """
-        up = self.members()
-        return {**{number: each for number, (each, _) in self._members.gone.items()}, **up}
 
     @property
     def is_member(self) -> bool:
@@ -305,11 +246,11 @@ class Broker:
 
     def record_times(self) -> RecordTimes:
         """Returns lookups of records' timestamps, for one caller."""
-        return RecordTimes(self._reader, self._partition_table)
+        return RecordTimes(self._reader, self._led_partitions)
 
     def status(self) -> flight_messages.BrokerStatus:
         """Returns counts of topics, partitions and unpublished bytes, and refused work."""
-        topics = self._partition_table.topics()
+        topics = self._led_partitions.topics()
         held_back = [
             flight_messages.HeldBack(topic=topic.name, reason=reason)
             for topic in topics
@@ -326,8 +267,8 @@ class Broker:
             broker=self._broker_info(),
             uptime_seconds=round(self.uptime_seconds, 3),
             topics=len(topics),
-            partitions=self._partition_table.partition_count,
-            unpublished_bytes=self._partition_table.backlog.unpublished_bytes,
+            partitions=self._led_partitions.partition_count,
+            unpublished_bytes=self._led_partitions.backlog.unpublished_bytes,
             held_back=held_back[: limits.STATUS_TOPICS],
             refused=[
                 flight_messages.Refused(work=work, reason=reason)
@@ -375,7 +316,7 @@ class Broker:
         `Writer.submit` raise.
         """
         check_not_internal(topic, "write to")
-        found = self._partition_table.topic(topic)
+        found = self._led_partitions.topic(topic)
         try:
             prepared = self._writer.preparer.prepare(found, partition, batch, producer_sequence)
             return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
@@ -389,7 +330,7 @@ class Broker:
         Raises `UnknownTopic`, and what `AppendPreparer.prepare` raises.
         """
         return self._writer.preparer.prepare(
-            self._partition_table.topic(topic), partition, batch, None
+            self._led_partitions.topic(topic), partition, batch, None
         )
 
     def submit_internal(self, append: Append) -> PendingAppend:
@@ -410,7 +351,7 @@ class Broker:
         where `only_quick` is given and the check takes long.
         """
         check_not_internal(topic, "write to")
-        found = self._partition_table.topic(topic)
+        found = self._led_partitions.topic(topic)
         try:
             return self._writer.preparer.prepare_kafka(
                 found, partition, data, only_quick=only_quick
@@ -475,9 +416,9 @@ class Broker:
 
     def _counts_of(self, topic: str) -> TopicCounts:
         """Returns the counts of a topic; of an unknown one, counts that are dropped."""
-        if not self._partition_table.has_topic(topic):
+        if not self._led_partitions.has_topic(topic):
             return TopicCounts()
-        return self._partition_table.topic(topic).counts
+        return self._led_partitions.topic(topic).counts
 
     def count_full_queue(self, topic: str) -> None:
         """Counts a batch that found no space in the queue for so long that it is refused."""
@@ -526,8 +467,8 @@ class Broker:
     ) -> GrowthWatch:
         """Has `notify` called once when the partitions have grown by `lacking_bytes` together.
 
-        It is called under the partition table's lock, possibly at once, and also where one of the
-        topics is deleted: it must not wait for anything. End the watch by `stop_watching`.
+        It is called under the lock of the led partitions, possibly at once, and also where a topic
+        of them is deleted: it must not wait for anything. End the watch by `stop_watching`.
 
         Args:
             seen: the last known `PartitionStatus.appended_bytes` of each partition, by topic and
@@ -535,11 +476,11 @@ class Broker:
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
-        return self._partition_table.growths.watch(seen, lacking_bytes, notify)
+        return self._led_partitions.growths.watch(seen, lacking_bytes, notify)
 
     def stop_watching(self, watch: GrowthWatch) -> None:
         """Ends a watch: its `notify` is not called any more."""
-        self._partition_table.growths.stop(watch)
+        self._led_partitions.growths.stop(watch)
 
     def greatest_time(self, topic: str, partition: int) -> tuple[int, int]:
         """Returns (time in ms, offset) of the first record with the greatest time.

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from sparklog import errors, limits
 from sparklog.broker import logging
-from sparklog.broker.handover import Handovers, Moves
+from sparklog.broker.failover.handover import Handovers, Moves
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
-from sparklog.storage.metadata import assign, leadership, overview
+from sparklog.storage.metadata import leadership, overview, placement
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import Answers
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -186,7 +186,9 @@ class ClusterAdmin:
         if self.stop is None:
             reason = "it is starting, or belongs to a program, with which it ends"
             raise errors.CannotDrain(broker=own.broker, reason=reason)
-        others = {each.broker for each in assign.candidates(self._metadata.reload())} - {own.broker}
+        others = {each.broker for each in placement.candidates(self._metadata.reload())} - {
+            own.broker
+        }
         if not ((others and own.is_member) or request.alone):
             raise errors.CannotDrain(broker=own.broker, reason=flight_messages.NO_OTHER_BROKER)
         if self._stopping.acquire(blocking=False):

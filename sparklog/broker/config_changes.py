@@ -13,7 +13,7 @@ import msgspec
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.appends import EmptyObject
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal, entry_of, log_change
@@ -30,10 +30,10 @@ class ConfigChanges:
     """Changes configurations of topics. May be called from any thread."""
 
     def __init__(
-        self, metadata: LeaderMetadata, partition_table: PartitionTable, writer: Writer
+        self, metadata: LeaderMetadata, led_partitions: LedPartitions, writer: Writer
     ) -> None:
         self._metadata = metadata
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._writer = writer
 
     def alter(self, request: AlterTopic, *, client: str = "") -> None:
@@ -95,7 +95,7 @@ class ConfigChanges:
         client: str,
     ) -> None:
         with self._metadata.changing(f"configuration of topic {name}"):
-            topic = self._partition_table.topic(name)
+            topic = self._led_partitions.topic(name)
             config = topic_config.check(change(topic.config))
             source = config.get(MIRROR_SOURCE)
             becomes_mirror = bool(source) and source != topic.mirror_source
@@ -140,7 +140,7 @@ class ConfigChanges:
         A change may have been cut short between the two. Retention would obey the table's. Raises
         `UnknownTopic`, and the errors of the store.
         """
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         known = self._metadata.known.topics.get(name)
         if known is None or topic.table.snapshot.config == known.config:
             return

@@ -8,9 +8,9 @@ from functools import partial
 from typing import overload
 
 from sparklog import errors
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.partition_state import PartitionState
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import ProducerState
 from sparklog.broker.log.topic import Topic
 
@@ -90,30 +90,30 @@ class ActiveProducers(Collection[ActiveProducer]):
 class Partitions:
     """Answers to listeners about topics and partitions, as this broker knows them now."""
 
-    def __init__(self, partition_table: PartitionTable) -> None:
-        self._table = partition_table
+    def __init__(self, led_partitions: LedPartitions) -> None:
+        self._led_partitions = led_partitions
 
     def id_of(self, topic: str) -> str:
         """Returns the id of the topic with that name. Raises `UnknownTopic`."""
-        return self._table.topic(topic).topic_id
+        return self._led_partitions.topic(topic).topic_id
 
     def topic_of(self, topic_id: str) -> str | None:
         """Returns the name of the topic with that id, or None."""
-        topic = self._table.by_id(topic_id)
+        topic = self._led_partitions.by_id(topic_id)
         return topic.name if topic is not None else None
 
     def count(self, topic: str) -> int:
         """Returns the topic's number of partitions. Raises `UnknownTopic`."""
-        return self._table.topic(topic).count
+        return self._led_partitions.topic(topic).count
 
     def led(self, topic: str) -> Mapping[int, int]:
         """Returns the partitions of a topic that this broker serves, with their leader epochs.
 
         None of an unknown topic.
         """
-        if not self._table.has_topic(topic):
+        if not self._led_partitions.has_topic(topic):
             return {}
-        found = self._table.topic(topic)
+        found = self._led_partitions.topic(topic)
         return {
             number: each.leader_epoch
             for number, each in found.partitions.items()
@@ -125,7 +125,7 @@ class Partitions:
 
         Raises `UnknownTopic`, `UnknownPartition`, `NotLeader`.
         """
-        found = self._table.topic(topic)
+        found = self._led_partitions.topic(topic)
         return self._status_of(found.partition(partition))
 
     def statuses(self, topic: str) -> Sequence[PartitionStatus]:
@@ -133,7 +133,7 @@ class Partitions:
 
         Those that other brokers lead have no offsets here: they are -1. Raises `UnknownTopic`.
         """
-        found = self._table.topic(topic)
+        found = self._led_partitions.topic(topic)
         return PartitionStatuses(range(found.count), partial(self._status_at, found))
 
     def _status_at(self, topic: Topic, number: int) -> PartitionStatus:
@@ -153,7 +153,7 @@ class Partitions:
         appended_bytes = partition.growth.appended_bytes
         return PartitionStatus(
             appended_bytes=appended_bytes,
-            leader=self._table.broker,
+            leader=self._led_partitions.broker,
             leader_epoch=partition.leader_epoch,
             start=partition.start,
             end=partition.end,
@@ -164,7 +164,7 @@ class Partitions:
 
         Raises `UnknownTopic`, `UnknownPartition`, `UnknownLeaderEpoch`, `FencedLeaderEpoch`.
         """
-        current = self._table.topic(topic).partition(partition).leader_epoch
+        current = self._led_partitions.topic(topic).partition(partition).leader_epoch
         if leader_epoch in (-1, current):
             return
         kind = errors.UnknownLeaderEpoch if leader_epoch > current else errors.FencedLeaderEpoch
@@ -176,16 +176,16 @@ class Partitions:
         The result is (leader epoch, end offset), or (-1, -1) for a future epoch. Raises
         `UnknownTopic`, `UnknownPartition`.
         """
-        found = self._table.topic(topic).partition(partition)
-        return self._table.epoch_end(found, leader_epoch)
+        found = self._led_partitions.topic(topic).partition(partition)
+        return self._led_partitions.epoch_end(found, leader_epoch)
 
     def producers(self, topic: str, partition: int) -> Collection[ActiveProducer]:
         """Returns the idempotent producers that a partition remembers now, by id.
 
         Each is created when it is accessed. Raises `UnknownTopic`, `UnknownPartition`.
         """
-        found = self._table.topic(topic).partition(partition)
-        return ActiveProducers(sorted(self._table.producers(found), key=min))
+        found = self._led_partitions.topic(topic).partition(partition)
+        return ActiveProducers(sorted(self._led_partitions.producers(found), key=min))
 
     def log_bytes(self) -> dict[str, dict[int, int]]:
         """Returns the bytes of each partition that this broker leads, by topic and number.
@@ -193,9 +193,9 @@ class Partitions:
         They are those of table files and unpublished entries.
         """
         found = {}
-        for topic in self._table.topics():
+        for topic in self._led_partitions.topics():
             files = topic.table.snapshot.files
-            sizes = self._table.backlog.bytes_of(topic)
+            sizes = self._led_partitions.backlog.bytes_of(topic)
             for number, of_partition in enumerate(files):
                 if number in sizes:
                     sizes[number] += sum(file.size_bytes for file in of_partition)
@@ -207,7 +207,7 @@ class Partitions:
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
-        found = self._table.topic(topic)
+        found = self._led_partitions.topic(topic)
         leaders, epochs = found.leaders, found.leader_epochs
         if not 0 <= partition < min(len(leaders), len(epochs)):
             raise errors.UnknownPartition(topic=topic, partition=partition, last=len(leaders) - 1)
@@ -219,14 +219,14 @@ class Partitions:
         False for one that cannot be restored, or does not exist.
         """
         return (
-            self._table.has_topic(topic)
-            and not self._table.is_takeover_stuck
-            and self._table.is_moving(self._table.topic(topic), partition)
+            self._led_partitions.has_topic(topic)
+            and not self._led_partitions.is_takeover_stuck
+            and self._led_partitions.is_moving(self._led_partitions.topic(topic), partition)
         )
 
     def has_resigned(self, topic: str, partition: int) -> bool:
         """Returns whether this broker has led a partition lately, and knows its next leader."""
-        table = self._table
+        table = self._led_partitions
         return table.has_topic(topic) and table.resignations.is_retained(
             table.topic(topic), partition
         )
@@ -236,11 +236,11 @@ class Partitions:
 
         It must not wait for anything.
         """
-        self._table.on_leaders = notify
+        self._led_partitions.on_leaders = notify
 
     def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
         """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
-        return self._table.topic(topic).partition(partition).growth.bytes_from(offset)
+        return self._led_partitions.topic(topic).partition(partition).growth.bytes_from(offset)

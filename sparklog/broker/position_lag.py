@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.formats.flight_messages import (
     GroupPosition,
@@ -24,8 +24,8 @@ LAG_READ_SECONDS = 0.2  # in which a leader reads timestamps of records for othe
 class LagAnswers:
     """Answers other brokers. Thread-safe: one caller at a time reads records, the others do not."""
 
-    def __init__(self, partition_table: PartitionTable, times: RecordTimes) -> None:
-        self._partition_table = partition_table
+    def __init__(self, led_partitions: LedPartitions, times: RecordTimes) -> None:
+        self._led_partitions = led_partitions
         self._times = times
         self._reading = threading.Lock()
 
@@ -50,12 +50,12 @@ class LagAnswers:
         return PositionLags(lags=lags)
 
     def _end(self, position: GroupPosition) -> int:
-        topic = self._partition_table.by_id(position.topic_id)
+        topic = self._led_partitions.by_id(position.topic_id)
         partition = topic.partitions.get(position.partition) if topic is not None else None
         return partition.end if partition is not None else -1
 
     def _made_us(self, position: GroupPosition, deadline: float) -> int | None:
-        topic = self._partition_table.by_id(position.topic_id)
+        topic = self._led_partitions.by_id(position.topic_id)
         if topic is None:
             return None
         key = topic.name, topic.topic_id, position.partition, position.offset

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from sparklog import errors
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
@@ -23,7 +23,7 @@ class PublishWaiter:
 
     def __init__(
         self,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         publisher: Publisher,
         *,
         clock: Clock,
@@ -32,7 +32,7 @@ class PublishWaiter:
     ) -> None:
         """`check_open` raises `BrokerClosing` once the broker closes; `members` are up."""
         self._members = members
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._publisher = publisher
         self._clock = clock
         self._check_open = check_open
@@ -45,9 +45,9 @@ class PublishWaiter:
         Raises `UnknownTopic`, `MetadataChanged` if a partition is just moving, or its leader is
         replaced, and what `wait` raises.
         """
-        topics = self._partition_table.topics()
+        topics = self._led_partitions.topics()
         if request.topics is not None:
-            topics = [self._partition_table.topic(name) for name in request.topics]
+            topics = [self._led_partitions.topic(name) for name in request.topics]
         up = set(self._members())
         for topic in topics:
             self._check_leaders(topic, up)
@@ -59,7 +59,7 @@ class PublishWaiter:
 
     def _check_leaders(self, topic: Topic, up: set[int]) -> None:
         """Raises `MetadataChanged` if no broker would publish a partition now."""
-        own, leaders = self._partition_table.broker, topic.leaders
+        own, leaders = self._led_partitions.broker, topic.leaders
         led = {number for number, leader in enumerate(leaders) if leader == own}
         if not (up.issuperset(leaders) and led <= topic.partitions.keys()):
             raise errors.MetadataChanged
@@ -84,13 +84,13 @@ class PublishWaiter:
         self._check_open()
         behind = [topic for topic, ends in goals if not self._is_reached(topic, ends)]
         for topic in behind:
-            self._partition_table.backlog.request(topic)
+            self._led_partitions.backlog.request(topic)
         if behind:
             self.publish_now()
         return behind
 
     def _is_reached(self, topic: Topic, ends: Mapping[int, int]) -> bool:
-        if self._partition_table.by_id(topic.topic_id) is not topic:
+        if self._led_partitions.by_id(topic.topic_id) is not topic:
             return True  # it was deleted
         partitions = topic.partitions
         if not ends.keys() <= partitions.keys():

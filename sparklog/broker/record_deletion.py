@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.publishing import Goal, PublishWaiter, publish_timed_out
 from sparklog.broker.topic_checks import check_not_internal
@@ -42,11 +42,11 @@ class RecordDeletion:
     def __init__(
         self,
         metadata: LeaderMetadata,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         publishing: PublishWaiter,
     ) -> None:
         self._metadata = metadata
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._publishing = publishing
 
     def delete(self, request: DeleteRecords) -> LogStarts:
@@ -68,7 +68,7 @@ class RecordDeletion:
     def begin(self, request: DeleteRecords) -> Deletion:
         """Checks a request. Raises what `delete` raises before it publishes."""
         check_not_internal(request.topic, "delete records of")
-        topic = self._partition_table.topic(request.topic)
+        topic = self._led_partitions.topic(request.topic)
         if "delete" not in topic_config.value_of(topic.config, "cleanup.policy").split(","):
             reason = "its cleanup.policy is not delete, so its records stay but for newer ones"
             raise errors.PolicyViolation(topic=topic.name, reason=reason)
@@ -100,7 +100,7 @@ class RecordDeletion:
             ):
                 self._metadata.reload()
                 deleted = retention.delete_records(topic.table, topic.topic_id, raised)
-                self._partition_table.advance_start(topic, deleted.starts)
+                self._led_partitions.advance_start(topic, deleted.starts)
         return LogStarts(
             starts={number: topic.partition(number).start for number in deletion.log_starts}
         )

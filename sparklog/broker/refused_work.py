@@ -2,7 +2,7 @@
 
 A state begins with the first refusal, and ends once nothing was refused for some seconds. So one
 that comes and goes has one line in the log when it begins and one when it ends. Topics whose table
-cannot be written are states of those topics: `PartitionTable.hold_back`.
+cannot be written are states of those topics: `LedPartitions.hold_back`.
 """
 
 from __future__ import annotations

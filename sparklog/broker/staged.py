@@ -19,8 +19,8 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.log.appends import Append, KeptOffsets
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition_state import PartitionState
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import append_within_seconds
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
@@ -42,7 +42,7 @@ class StagedBatches:
     def __init__(
         self,
         store: Store,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         writer: Writer,
         *,
         clock: Clock,
@@ -52,7 +52,7 @@ class StagedBatches:
         """`has_others`: whether other brokers are up, which may get partitions of a batch."""
         self._has_others = has_others
         self._store = store
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._writer = writer
         self._clock = clock
         self._submit_timeout_seconds = submit_timeout_seconds
@@ -83,8 +83,8 @@ class StagedBatches:
         except (errors.BadRequest, errors.MissingObject):
             # An earlier attempt may meanwhile have appended it, and its files been removed. If that
             # was another broker, which led everything, the tables have it.
-            for topic in self._partition_table.topics():
-                if {*topic.leaders} != {self._partition_table.broker}:
+            for topic in self._led_partitions.topics():
+                if {*topic.leaders} != {self._led_partitions.broker}:
                     with contextlib.suppress(errors.Corrupt, errors.Invalid):
                         self._learn(topic)
             remembered = self._find_whole(batch_id)
@@ -102,7 +102,7 @@ class StagedBatches:
         known: dict[str, Destination] = {}
         for name in names:
             try:
-                topic = self._partition_table.topic(name)
+                topic = self._led_partitions.topic(name)
             except errors.UnknownTopic:
                 if name not in staged.topic_ids:
                     raise
@@ -154,8 +154,8 @@ class StagedBatches:
     def _find_whole(self, batch_id: BatchId) -> AppendStagedReply:
         """Returns the topics that hold the whole batch, with the offsets that are remembered."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
-        for topic in self._partition_table.topics():
-            found = self._partition_table.batches(topic.partitions.values(), batch_id)
+        for topic in self._led_partitions.topics():
+            found = self._led_partitions.batches(topic.partitions.values(), batch_id)
             whole = {
                 number: (each.base_offset, each.count)
                 for number, each in found.items()
@@ -175,14 +175,14 @@ class StagedBatches:
         """
         batch_id = staged.batch_id
         for name in {section.topic for section in staged.sections}:
-            topic = self._partition_table.topic(name)
+            topic = self._led_partitions.topic(name)
             partitions = topic.partitions
             are_resigning = any(
                 each.state is PartitionState.RESIGNING for each in partitions.values()
             )
             if len(partitions) < topic.count or are_resigning:
                 return True
-            if self._partition_table.batches(partitions.values(), batch_id):
+            if self._led_partitions.batches(partitions.values(), batch_id):
                 return True  # a part: the whole would have been found
         return False
 
@@ -191,9 +191,9 @@ class StagedBatches:
         names = {section.topic for section in staged.sections}
         return any(
             each.kind.is_part
-            for topic in self._partition_table.topics()
+            for topic in self._led_partitions.topics()
             if topic.name in names
-            for each in self._partition_table.batches(
+            for each in self._led_partitions.batches(
                 topic.partitions.values(), staged.batch_id
             ).values()
         )
@@ -204,15 +204,13 @@ class StagedBatches:
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         missing: list[Section] = []
         for section in staged.sections:
-            topic = self._partition_table.topic(section.topic)
+            topic = self._led_partitions.topic(section.topic)
             try:
                 partition = topic.partition(section.partition)
             except errors.NotLeader as error:
                 elsewhere.setdefault(topic.name, {})[section.partition] = error.leader
                 continue
-            known = self._partition_table.batches([partition], staged.batch_id).get(
-                partition.number
-            )
+            known = self._led_partitions.batches([partition], staged.batch_id).get(partition.number)
             if known is not None:
                 ranges.setdefault(topic.name, {})[section.partition] = (
                     known.base_offset,
@@ -225,7 +223,7 @@ class StagedBatches:
             self._check_not_begun_later(staged.batch_id, kind)
             if staged.kind is not BatchKind.UNNAMED:
                 for name in {section.topic for section in missing}:
-                    self._learn(self._partition_table.topic(name))  # others commit to it, too
+                    self._learn(self._led_partitions.topic(name))  # others commit to it, too
             remembered = self._find_whole(staged.batch_id)
             if remembered.ranges:
                 return remembered
@@ -250,7 +248,7 @@ class StagedBatches:
     def _topic_ids(self, staged: manifest.Manifest) -> dict[str, str]:
         """Returns the topics of a batch: the driver puts a receipt for those that are named."""
         names = {section.topic for section in staged.sections}
-        return {name: self._partition_table.topic(name).topic_id for name in names}
+        return {name: self._led_partitions.topic(name).topic_id for name in names}
 
     def _check_not_begun_later(self, batch_id: BatchId, kind: BatchKind) -> None:
         """Raises `BadRequest` if a later batch of the query is staged: this one was over by then.
@@ -274,7 +272,7 @@ class StagedBatches:
         program, that was set back.
         """
         newest = max(
-            (topic.spark_batches.begun(batch_id.query) for topic in self._partition_table.topics()),
+            (topic.spark_batches.begun(batch_id.query) for topic in self._led_partitions.topics()),
             default=-1,
         )
         if batch_id.batch < newest:
@@ -282,7 +280,7 @@ class StagedBatches:
 
     def _learn_from_tables(self) -> None:
         """Reads the batches of tables that could not be read when this broker started."""
-        for topic in self._partition_table.topics():
+        for topic in self._led_partitions.topics():
             if not topic.spark_batches.is_known:
                 with contextlib.suppress(errors.SparklogError):
                     self._learn(topic)
@@ -291,14 +289,14 @@ class StagedBatches:
         """Reads the batches of a topic's table. Raises as `refresh` and `check_current`."""
         check_current(topic.table.refresh(), topic)
         batches = topic.table.batches(topic.topic_id)
-        self._partition_table.record_batches(topic, batches)
+        self._led_partitions.record_batches(topic, batches)
 
     def _check_batches_known(self, staged: manifest.Manifest, sections: Iterable[Section]) -> None:
         """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""
         if staged.kind is BatchKind.UNNAMED:
             return
         for name in {section.topic for section in sections}:
-            topic = self._partition_table.topic(name)
+            topic = self._led_partitions.topic(name)
             if not topic.spark_batches.is_known:
                 reason = topic.held_back or "its table, which lists its batches, cannot be read"
                 raise errors.TopicHeldBack(topic=name, reason=reason)
@@ -323,7 +321,7 @@ class StagedBatches:
     def _check_records(self, section: Section) -> None:
         """Raises what a topic refuses, whichever broker leads the partition."""
         check_not_internal(section.topic, "write to")
-        topic = self._partition_table.topic(section.topic)
+        topic = self._led_partitions.topic(section.topic)
         if not 0 <= section.partition < topic.count:
             raise errors.UnknownPartition(
                 topic=topic.name, partition=section.partition, last=topic.count - 1
@@ -336,7 +334,7 @@ class StagedBatches:
 
     def _prepare(self, section: Section, staged: manifest.Manifest, kind: BatchKind) -> Append:
         self._check_records(section)
-        topic = self._partition_table.topic(section.topic)
+        topic = self._led_partitions.topic(section.topic)
         topic.partition(section.partition)
         arrival_us = self._clock.now_us()
         times_us = _times_us(section, topic, arrival_us)

@@ -26,7 +26,7 @@ from sparklog.broker.backoff import run_each
 from sparklog.broker.config_changes import ConfigChanges
 from sparklog.broker.described import ConfigEntry
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
@@ -52,11 +52,11 @@ from sparklog.formats.flight_messages import (
 from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
-from sparklog.storage.maintenance import file_compaction, log_compaction, retention
-from sparklog.storage.metadata import assign
-from sparklog.storage.metadata.assign import Loads
+from sparklog.storage.maintenance import file_compaction, key_compaction, retention
+from sparklog.storage.metadata import placement
 from sparklog.storage.metadata.leadership import is_open
 from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata.placement import Loads
 from sparklog.storage.metadata.processes import Fate, fate_of
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
@@ -101,7 +101,7 @@ class TopicAdmin:
         self,
         store: Store,
         metadata: LeaderMetadata,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         publisher: Publisher,
         writer: Writer,
         *,
@@ -115,7 +115,7 @@ class TopicAdmin:
         """Administration by the broker of `leadership`, whose writer bounds records in size."""
         self._store = store
         self._metadata = metadata
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._publisher = publisher
         self._open_table = open_table
         self._broker_id = leadership.broker
@@ -126,7 +126,7 @@ class TopicAdmin:
         self._defaults = defaults
         self._settings = settings
         self._should_stop = should_stop
-        self.config_changes = ConfigChanges(metadata, partition_table, writer)
+        self.config_changes = ConfigChanges(metadata, led_partitions, writer)
         self._in_doubt: set[str] = set()
         """Names of topics whose creation or deletion may have taken effect, or not."""
         self._created: dict[str, str] = {}
@@ -136,18 +136,18 @@ class TopicAdmin:
 
     def names(self) -> list[str]:
         """Returns the names of all topics, sorted."""
-        return sorted(topic.name for topic in self._partition_table.topics())
+        return sorted(topic.name for topic in self._led_partitions.topics())
 
     def exists(self, name: str) -> bool:
         """Returns true if there is a topic of that name."""
-        return self._partition_table.has_topic(name)
+        return self._led_partitions.has_topic(name)
 
     def describe(self, name: str) -> TopicInfo:
         """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`.
 
         Offsets of partitions that other brokers lead are -1.
         """
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         snapshot = topic.table.snapshot
         files = [file for files in snapshot.files for file in files]
         topic_bytes = topic.max_message_bytes
@@ -169,7 +169,7 @@ class TopicAdmin:
 
     def configs(self, name: str) -> list[ConfigEntry]:
         """Returns every configuration key of a topic. Raises `UnknownTopic`."""
-        return described.topic_entries(self._partition_table.topic(name).config, self._settings)
+        return described.topic_entries(self._led_partitions.topic(name).config, self._settings)
 
     def configs_of_new(self, config: Mapping[str, str]) -> list[ConfigEntry]:
         """Returns every configuration key of a topic created with `config`."""
@@ -189,7 +189,7 @@ class TopicAdmin:
         clients that have used it ask for it once more. Raises what `create` raises.
         """
         is_possible = self._defaults.auto_create and name not in RESERVED_TOPICS - INTERNAL_TOPICS
-        if not is_possible or self._partition_table.was_just_removed(name):
+        if not is_possible or self._led_partitions.was_just_removed(name):
             raise errors.UnknownTopic(topic=name)
         if name in INTERNAL_TOPICS:
             self.ensure_offsets_topic()
@@ -213,7 +213,7 @@ class TopicAdmin:
                     topic=name, partitions=limits.OFFSETS_PARTITIONS, config=config, if_absent=True
                 )
             )
-        elif not self._partition_table.topic(name).is_compacted:
+        elif not self._led_partitions.topic(name).is_compacted:
             # A client has created it: an earlier version let it.
             edits = [(Edit.SET, key, value) for key, value in config.items()]
             self.config_changes.edit(name, edits, only_checks=False)
@@ -437,10 +437,10 @@ class TopicAdmin:
             # dies before it has seen the partition. One that has just died serves none of them.
             brokers = [
                 each
-                for each in assign.candidates(metadata)
+                for each in placement.candidates(metadata)
                 if fate_of(metadata.brokers[each.broker].process) is not Fate.GONE
             ]
-            present = assign.place_more(topic_id, present, count, brokers, loads)
+            present = placement.place_more(topic_id, present, count, brokers, loads)
         return present + (self._broker_id,) * (count - len(present))
 
     def _serve(self, name: str, metadata: ClusterMetadata, table: TopicTable) -> None:
@@ -448,14 +448,14 @@ class TopicAdmin:
         known = metadata.topics[name]
         topic = Topic(name, known.topic_id, dict(known.config), table)
         self._add_partitions(topic, table.snapshot, metadata)
-        self._partition_table.add_topic(topic)
+        self._led_partitions.add_topic(topic)
         self._created[topic.topic_id] = name
 
     def _add_partitions(
         self, topic: Topic, snapshot: TableSnapshot, metadata: ClusterMetadata
     ) -> None:
         """Serves what `metadata` have beyond the partitions of `topic`."""
-        self._partition_table.add_partitions(topic, snapshot, metadata)
+        self._led_partitions.add_partitions(topic, snapshot, metadata)
 
     # -------------------------------------------------------------------------- changing
 
@@ -468,7 +468,7 @@ class TopicAdmin:
         check_not_internal(request.topic, "add partitions to")
         _check_count(request.topic, request.partitions)
         with self._metadata.changing(f"partitions for topic {request.topic}"):
-            topic = self._partition_table.topic(request.topic)
+            topic = self._led_partitions.topic(request.topic)
             _check_more(request, topic.count)
             before = topic.count
 
@@ -509,7 +509,7 @@ class TopicAdmin:
     def check_partitions(self, request: AddPartitions) -> None:
         """Raises what `add_partitions` would; adds none."""
         _check_count(request.topic, request.partitions)
-        _check_more(request, self._partition_table.topic(request.topic).count)
+        _check_more(request, self._led_partitions.topic(request.topic).count)
 
     def alter(self, request: AlterTopic, *, client: str = "") -> TopicInfo:
         """Changes the configuration as `ConfigChanges.alter` does, and returns the description."""
@@ -520,23 +520,23 @@ class TopicAdmin:
         """Compacts the topic's table, and returns once that is done.
 
         Where `cleanup.policy` includes `compact`, all but the last record of each key are removed
-        first; then small files are merged. Raises `UnknownTopic`, and what `log_compaction.compact`
+        first; then small files are merged. Raises `UnknownTopic`, and what `key_compaction.compact`
         and `file_compaction.compact` raise.
         """
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         table = topic.table
         with self._metadata.stopping_on_sync_failure(f"compaction of topic {name}"):
             check_current(table.refresh(), topic)
             counts = self._publisher.counts
-            for each in log_compaction.choose(table, everything=True):
-                log_compaction.compact(
+            for each in key_compaction.choose(table, everything=True):
+                key_compaction.compact(
                     table, each, should_stop=self._should_stop, on_commit=counts.add_merged
                 )
             snapshot = check_current(table.refresh(), topic)
             groups = file_compaction.choose(
                 snapshot,
                 everything=True,
-                borders=log_compaction.borders(table, snapshot),
+                borders=key_compaction.borders(table, snapshot),
                 span_us=retention.span_us(snapshot.config),
             )
             for together in file_compaction.together(groups):
@@ -557,7 +557,7 @@ class TopicAdmin:
         check_not_internal(name, "delete")
         with self._metadata.changing(f"deletion of topic {name}"):
             self._settle_doubt(name)
-            topic = self._partition_table.topic(name)
+            topic = self._led_partitions.topic(name)
 
             def without(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
                 entry_of(topics, topic)
@@ -608,7 +608,7 @@ class TopicAdmin:
         long as the creator lives: no other broker could create the topic again.
         """
         created = list(self._created.items())
-        return [each for each in created if self._partition_table.by_id(each[0]) is None]
+        return [each for each in created if self._led_partitions.by_id(each[0]) is None]
 
     def _finish_deletion_of(self, topic_id: str, name: str) -> None:
         self.finish_deletion(name)
@@ -628,7 +628,7 @@ class TopicAdmin:
             return
         metadata = self._metadata.change(lambda metadata: metadata)
         known = metadata.topics.get(name)
-        topic = self._partition_table.topic(name) if self.exists(name) else None
+        topic = self._led_partitions.topic(name) if self.exists(name) else None
         if topic is not None and known is not None and known.topic_id == topic.topic_id:
             topic.in_doubt = None
         elif topic is not None:
@@ -644,7 +644,7 @@ class TopicAdmin:
 
     def _end(self, topic: Topic) -> None:
         """Forgets a topic that the metadata no longer names, and empties its table."""
-        self._partition_table.remove_topic(topic)
+        self._led_partitions.remove_topic(topic)
         self._publisher.remove_topic(topic)
         try:
             self._open_table(topic.name).commit(

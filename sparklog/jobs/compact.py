@@ -29,9 +29,9 @@ from sparklog.jobs.rewriting import PassSteps, Piece, rewrite
 from sparklog.jobs.running import echo, parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
-from sparklog.storage.maintenance import file_compaction, log_compaction, retention
+from sparklog.storage.maintenance import file_compaction, key_compaction, retention
 from sparklog.storage.maintenance.file_compaction import FileGroup, Merge
-from sparklog.storage.maintenance.log_compaction import CompactionPass
+from sparklog.storage.maintenance.key_compaction import CompactionPass
 from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table.encoding import APPEND_ONLY_REASON
@@ -101,7 +101,7 @@ class _Compaction:
         """Prints the plan, by the version of the table that was read."""
         self._note_append_only()
         cuts = retention.choose(self._table.snapshot, now_us=self._table.clock.now_us())
-        passes = log_compaction.choose(self._table, everything=True)
+        passes = key_compaction.choose(self._table, everything=True)
         groups = self._groups(self._table.snapshot)
         _echo_plan("retention", "removed", [file for cut in cuts for file in cut.files])
         _echo_plan("keys", "read", [file for each in passes for file in each.files])
@@ -145,7 +145,7 @@ class _Compaction:
         """Removes superseded records, by a pass over each partition that has any."""
         table = self._table
         table.refresh()
-        passes = log_compaction.choose(table, everything=True)
+        passes = key_compaction.choose(table, everything=True)
         lost: set[int] = set()
         for _ in range(_ATTEMPTS):
             if not passes:
@@ -155,7 +155,7 @@ class _Compaction:
             lost.update(self._lost(passes))
             table.refresh()
             young_us = began_us - _YOUNG * (table.clock.now_us() - began_us)
-            passes = log_compaction.choose(table, everything=True, before_us=young_us)
+            passes = key_compaction.choose(table, everything=True, before_us=young_us)
             passes = [each for each in passes if each.partition in lost]
         self._left += [f"partition {each}" for each in sorted(lost)]
 
@@ -175,7 +175,7 @@ class _Compaction:
         """
         steps = iter(written)
         try:
-            removed = log_compaction.commit(self._table, each, steps)
+            removed = key_compaction.commit(self._table, each, steps)
         except errors.Corrupt as error:
             self._failures.append(error)
             return True
@@ -183,7 +183,7 @@ class _Compaction:
             return False
         finally:
             with contextlib.suppress(errors.SparklogError, ObjectMissing):  # `written.failure`
-                log_compaction.discard(self._table, steps)
+                key_compaction.discard(self._table, steps)
         if removed is None:
             return False
         self._superseded += removed
@@ -228,7 +228,7 @@ class _Compaction:
         groups = file_compaction.choose(
             snapshot,
             everything=True,
-            borders=log_compaction.borders(self._table, snapshot),
+            borders=key_compaction.borders(self._table, snapshot),
             span_us=retention.span_us(snapshot.config),
         )
         # A file alone would be encoded again by each run; without statistics, it gets some.

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance import file_compaction, key_compaction
 from sparklog.storage.maintenance.file_compaction import FileGroup
-from sparklog.storage.maintenance.log_compaction import CompactionPass, CompactionStep
+from sparklog.storage.maintenance.key_compaction import CompactionPass, CompactionStep
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 
 _STEPS_SECONDS: Final = limits.ORPHAN_GRACE_SECONDS / 4
@@ -81,7 +81,7 @@ def _steps(store: Store, topic: str, each: CompactionPass, clock: DriverClock) -
     steps: list[CompactionStep] = []
     began = clock.monotonic()
     try:
-        for step in log_compaction.rewrite(store, topic, each, clock=clock):
+        for step in key_compaction.rewrite(store, topic, each, clock=clock):
             steps.append(step)
             if clock.monotonic() - began > _STEPS_SECONDS:
                 break

@@ -28,10 +28,10 @@ from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
-from sparklog.storage.metadata.assign import MOVES_AT_ONCE
 from sparklog.storage.metadata.liveness import Phase
 from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.metadata.overview import BrokerState
+from sparklog.storage.metadata.placement import MOVES_AT_ONCE
 from sparklog.storage.metadata.store import META_SNAPSHOT_EVERY, MetadataStore
 from sparklog.storage.objects.memory import named_store
 from sparklog.terminal.commands import ExitCode
@@ -137,12 +137,12 @@ def test_all_members_are_in_the_status(three: Cluster) -> None:
     three.create("t", 6)
     three.wait_for_topic(three.agents[3], "t")
     for agent in three.agents.values():
-        agent.parts.partition_table.backlog.unpublished_bytes = 100
+        agent.parts.led_partitions.backlog.unpublished_bytes = 100
     code, found = status("--root", three.root)
     assert (code, found["state"], found["brokers"]) == (ExitCode.OK, "served", 3)
     assert found["broker"]["broker"] == three.metadata.controller
     assert (found["topics"], found["partitions"], found["unpublished_bytes"]) == (1, 6, 300)
-    topics = [three.agents[broker].parts.partition_table.topic("t") for broker in (2, 3)]
+    topics = [three.agents[broker].parts.led_partitions.topic("t") for broker in (2, 3)]
     for topic in topics:
         topic.held_back = "the disk is full"
     code, found = status("--root", three.root)
@@ -376,7 +376,7 @@ def test_the_broker_itself_refuses(three: Cluster) -> None:
         three.agents.pop(other).stop()
         until(lambda gone=other: three.states()[gone] == BrokerState.STOPPED)  # type: ignore[misc]
     until(lambda: set(three.loads()) <= {1})
-    until(lambda: len(agent.parts.broker.members()) == 1)
+    until(lambda: len(agent.parts.broker.members.up()) == 1)
     with pytest.raises(errors.CannotDrain, match="no other broker"):
         ask(agent.address, "broker.drain", right)
     assert not agent.wait(0.2)
@@ -577,7 +577,7 @@ def test_a_member_that_is_drained_gets_nothing(
 def test_partitions_that_do_not_move(cluster: Cluster) -> None:
     """A leader keeps a partition whose end is unknown: the command says so, with exit code 3."""
     lean(cluster)
-    table = cluster.agents[1].parts.partition_table
+    table = cluster.agents[1].parts.led_partitions
     for topic in table.topics():
         topic.in_doubt = "a test"
     result = run("cluster", "balance", "--root", cluster.root)

@@ -142,7 +142,7 @@ def test_partitions_without_a_leader_are_counted(
 def test_partitions_that_cannot_be_restored_are_counted(cluster: Members) -> None:
     """By their new leader: they are not blocked here, and no client is served."""
     agent = cluster.agents[3]
-    sources, table = agent._sources, agent.parts.partition_table
+    sources, table = agent._sources, agent.parts.led_partitions
     assert sources is not None
     collector, topic = Collector(sources), table.topic("t")
     assert collector._stuck(topic) == 0
@@ -246,7 +246,7 @@ def test_a_leader_that_hangs_is_asked_for_half_a_second(
         host, port = silent.getsockname()
         known = {
             broker: msgspec.structs.replace(each, flight=f"{host}:{port}")
-            for broker, each in core.members().items()
+            for broker, each in core.members.up().items()
         }
         monkeypatch.setattr(core, "members", lambda: known)
         granted: list[float] = []
@@ -270,7 +270,7 @@ def test_a_leader_answers_ends_while_it_reads(
     """Several coordinators ask at the same time; only ages have to be read."""
     commit(cluster, "g", dict.fromkeys(range(6), 1))
     core = cluster.agents[1].parts.broker
-    topic = core._partition_table.topic("t")
+    topic = core._led_partitions.topic("t")
     asked = GroupPositions(positions=[GroupPosition(topic.topic_id, n, 1) for n in range(6)])
     led = {number for number in range(6) if cluster.leaders("t")[number] == 1}
     with monkeypatch.context() as patient:

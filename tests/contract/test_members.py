@@ -23,11 +23,11 @@ from sparklog import connecting, errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.broker import Broker, PendingAppend
-from sparklog.broker.handover import Handovers
+from sparklog.broker.failover.handover import Handovers
+from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.kafka import leaders
 from sparklog.broker.log import recovery
 from sparklog.broker.log.histories import Histories
-from sparklog.broker.reconciler import Reconciler
 from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
@@ -108,7 +108,7 @@ class Members:
     def wait_for_members(self, agent: Agent) -> None:
         """Waits until a member knows all others."""
         core = agent.parts.broker
-        until(lambda: core.members().keys() == self.agents.keys())
+        until(lambda: core.members.up().keys() == self.agents.keys())
 
     def wait_for_topic(self, agent: Agent, topic: str) -> None:
         """Waits until a member serves a topic that another one has created."""

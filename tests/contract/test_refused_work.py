@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import sparklog
 from sparklog import errors
 from sparklog.broker.agent import Agent
-from sparklog.broker.heartbeats import Heartbeats
+from sparklog.broker.failover.heartbeats import Heartbeats
 from sparklog.broker.metrics.collection import Collector
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.refused_work import Work

@@ -156,7 +156,7 @@ import os, signal, sys
 from pathlib import Path
 
 import sparklog
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.storage.maintenance import retention
 from tests.contract.test_retention import broker, send
 
@@ -168,7 +168,7 @@ with broker(root) as agent, sparklog.connect(agent.address) as log:
     send(log, 0, 50)
     if point == "committed":
         log.flush_to_table()  # or else the publisher would come to the point first
-        PartitionTable.advance_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        LedPartitions.advance_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     log.delete_records("t", {0: 35})
 """
 

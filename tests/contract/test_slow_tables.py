@@ -81,8 +81,8 @@ def test_acks_while_tables_of_a_takeover_are_slow() -> None:
     first.create("t", 2)
     first.create("u", 2)
     second.reconciler.tick()
-    (number,) = second.partition_table.topic("t").partitions
-    table = first.partition_table.topic("t").table
+    (number,) = second.led_partitions.topic("t").partitions
+    table = first.led_partitions.topic("t").table
     held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -96,7 +96,7 @@ def test_acks_while_tables_of_a_takeover_are_slow() -> None:
     assert second.handovers.move({("t", number): 1}) == 1
     taking = threading.Thread(target=first.reconciler.tick)
     taking.start()
-    (own,) = first.partition_table.topic("u").partitions
+    (own,) = first.led_partitions.topic("u").partitions
     taken: list[float] = []
     until = time.monotonic() + 4.0
     while time.monotonic() < until:

@@ -162,7 +162,7 @@ class Habits(Year):
             self.rig.broker.topics.delete(f"of{self.days - 3}")
         writer = StagingWriter(self.store, query=f"q{self.days}", batch=0, clock=self.clock)
         writer.add("events", 0, payload(["of a query"]))
-        topic_ids = {"events": self.rig.partition_table.topic("events").topic_id}
+        topic_ids = {"events": self.rig.led_partitions.topic("events").topic_id}
         batch = Manifest(
             query=f"q{self.days}", batch=0, sections=tuple(writer.finish()), topic_ids=topic_ids
         )

@@ -61,7 +61,7 @@ _NEAR = {
     "sparklog/broker/log/hot_tail.py": ("broker", "kafka_readers"),
     "sparklog/broker/log/wal_references.py": ("wal_cleaner", "janitor"),
     "sparklog/broker/groups/offsets_topic.py": ("broker",),
-    "sparklog/broker/log/partitions.py": ("takeover", "wal_cleaner", "publisher", "broker"),
+    "sparklog/broker/log/led_partitions.py": ("takeover", "wal_cleaner", "publisher", "broker"),
     "sparklog/broker/log/readers.py": ("broker", "kafka_readers"),
     "sparklog/broker/log/run_writer.py": ("publisher", "publish_process", "confirmer"),
 }

@@ -27,7 +27,7 @@ from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import publish_process, takeover
 from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.hot_tail import HotTail
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
@@ -203,8 +203,8 @@ class SimulatedBroker:
         return self._core is not None
 
     @property
-    def partition_table(self) -> PartitionTable:
-        return self._agent.parts.partition_table
+    def led_partitions(self) -> LedPartitions:
+        return self._agent.parts.led_partitions
 
     @property
     def core(self) -> Broker:
@@ -242,7 +242,7 @@ class SimulatedBroker:
 
         Its log start is then as old as the predecessor's last checkpoint.
         """
-        topic = self.partition_table.by_id(topic_id)
+        topic = self.led_partitions.by_id(topic_id)
         if topic is None or topic.held_back is None or partition not in topic.partitions:
             return False
         return topic.partitions[partition].since_version < 0
@@ -552,8 +552,8 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))
         stack.enter_context(mock.patch.object(takeover, "read_inherited", _read_unless_stuck))
-        stack.enter_context(mock.patch("sparklog.broker.reconciler.STUCK_SECONDS", 1.5))
-        stack.enter_context(mock.patch("sparklog.broker.reconciler.UNFIT_SECONDS", 10.0))
+        stack.enter_context(mock.patch("sparklog.broker.failover.reconciler.STUCK_SECONDS", 1.5))
+        stack.enter_context(mock.patch("sparklog.broker.failover.reconciler.UNFIT_SECONDS", 10.0))
         stack.enter_context(mock.patch.object(liveness, "read_heartbeat", read_timed))
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))

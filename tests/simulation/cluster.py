@@ -262,7 +262,7 @@ class ClusterWorld(World):
         for each in self._brokers:
             own = each.leadership
             if each.alive and each.serving and own and (own.broker, own.epoch) == epoch.id:
-                topic = each.partition_table.by_id(topic_id)
+                topic = each.led_partitions.by_id(topic_id)
                 if topic is not None and number in topic.partitions:
                     return True
         log = wal.of(self.disk.base, self.scheduler.clock, epoch.log).follower(*epoch.id)
@@ -409,7 +409,7 @@ class ClusterWorld(World):
         for name, known in metadata.topics.items():
             for number, leader in enumerate(known.leaders):
                 member = serving.get(leader)
-                topic = member.partition_table.by_id(known.topic_id) if member else None
+                topic = member.led_partitions.by_id(known.topic_id) if member else None
                 if topic is None or number not in topic.partitions:
                     return False
                 if topic.name != name:

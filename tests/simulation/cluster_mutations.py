@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from sparklog.broker.controller import Controller
-from sparklog.broker.handover import Handovers
+from sparklog.broker.failover.controller import Controller
+from sparklog.broker.failover.handover import Handovers
 from sparklog.broker.log import takeover
 from sparklog.broker.log.histories import Histories
 from sparklog.storage.metadata import leadership
@@ -81,7 +81,7 @@ def _answer_nothing(_observer: Observer, _asked: Collection[Leader]) -> set[int]
 
 
 def _save_nothing(handovers: Handovers) -> int:
-    return handovers._partition_table.applied_sequence
+    return handovers._led_partitions.applied_sequence
 
 
 def _keep_as_fenced(histories: Histories, epoch: Epoch) -> None:

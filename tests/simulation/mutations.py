@@ -24,7 +24,7 @@ from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_state import StateEncoder, StateSnapshot
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.flush import Flush
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
 from sparklog.broker.log.table_commit import TableCommit
 from sparklog.formats import record_batch
@@ -369,7 +369,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a broker does not look where its logs start",
-        patches=((PartitionTable, "advance_start", _always(None)),),
+        patches=((LedPartitions, "advance_start", _always(None)),),
         rates=Rates(),
         profile=(("administrators", 1),),
     ),

@@ -88,7 +88,7 @@ _LIMITS = {
     "sparklog.limits.DIRECT_WRITE_BYTES": 3 * BLOCK_BYTES,
     "sparklog.limits.DIRECT_BUFFER_BYTES": BLOCK_BYTES,
     "sparklog.broker.agent.FOLLOW_REMOTE_SECONDS": 0.2,
-    "sparklog.broker.handover.BALANCE_SECONDS": 0.6,
+    "sparklog.broker.failover.handover.BALANCE_SECONDS": 0.6,
 }
 """Bounds and graces so tight that a short run goes past them."""
 
@@ -877,18 +877,18 @@ class World:
 
     def _check_bounds(self) -> None:
         """Checks that nothing is kept in memory for finished work."""
-        partition_table = self.last.partition_table
+        led_partitions = self.last.led_partitions
         ensure(
-            not partition_table.backlog.unpublished_bytes,
-            f"{partition_table.backlog.unpublished_bytes} bytes wait",
+            not led_partitions.backlog.unpublished_bytes,
+            f"{led_partitions.backlog.unpublished_bytes} bytes wait",
         )
         ensure(
-            not partition_table.backlog.waiting(),
-            f"these wait: {[each.name for each in partition_table.backlog.waiting()]}",
+            not led_partitions.backlog.waiting(),
+            f"these wait: {[each.name for each in led_partitions.backlog.waiting()]}",
         )
-        count = partition_table.backlog.unconfirmed_count
+        count = led_partitions.backlog.unconfirmed_count
         ensure(not count, f"{count} published entries are kept")
-        for topic in partition_table.topics():
+        for topic in led_partitions.topics():
             ensure(topic.held_back is None, f"{topic.name} is held back: {topic.held_back}")
 
     def _check_epochs(self, metadata: ClusterMetadata) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance import file_compaction, key_compaction
 from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import LocalStore
 from sparklog.storage.table.changes import TableChange, delete_change, describe_change
@@ -125,8 +125,8 @@ def test_a_native_stream_passes_over_a_key_compaction(
 
     stream().awaitTermination(60)
     publish_rows(table, 0, 20)
-    passes = log_compaction.choose(table, everything=True)
-    assert [log_compaction.compact(table, each) for each in passes] == [113, 13]
+    passes = key_compaction.choose(table, everything=True)
+    assert [key_compaction.compact(table, each) for each in passes] == [113, 13]
     publish_rows(table, 0, 10)
     assert sorted(offsets(read(spark, table))) == [*range(113, 130)]
     with pytest.raises(StreamingQueryException, match=r"IGNORE_DELETE|ignoreDeletes"):

@@ -16,8 +16,9 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.broker.broker import Broker, TopicDefaults
-from sparklog.broker.controller import Controller
-from sparklog.broker.handover import Handovers
+from sparklog.broker.failover.controller import Controller
+from sparklog.broker.failover.handover import Handovers
+from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.confirmer import Confirmer
@@ -31,7 +32,6 @@ from sparklog.broker.log.tailing import ReadBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
-from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import PAYLOAD_SCHEMA
@@ -39,7 +39,8 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata.liveness import Heartbeat, Readiness, readiness, write_heartbeat
-from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata, Membership
+from sparklog.storage.metadata.processes import Process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.reading import plan
@@ -70,6 +71,23 @@ def payload(values: Sequence[bytes | str | None], **columns: Sequence[Any]) -> p
     schema = pa.schema([field for field in PAYLOAD_SCHEMA if field.name in given])
     arrays = [pa.array(given[field.name], field.type) for field in schema]
     return pa.record_batch(arrays, schema=schema)
+
+
+def registration(
+    broker: int,
+    *,
+    flight: str | None = None,
+    process: Process | None = None,
+    is_member: bool = False,
+) -> BrokerRegistration:
+    """Returns what a broker registers that counts as dead after five seconds of silence."""
+    return BrokerRegistration(
+        epoch=0,
+        flight=flight or f"h:{broker}",
+        membership=Membership() if is_member else msgspec.UNSET,
+        process=process or Process(),
+        dead_after_seconds=5.0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +127,9 @@ class Rig:
         self.leadership = takeover.acquire(
             store,
             self.meta,
-            broker=broker,
-            flight=f"127.0.0.1:{broker}",
+            broker,
+            registration(broker, flight=f"127.0.0.1:{broker}", is_member=options.is_member),
             clock=clock,
-            dead_after_seconds=5.0,
-            is_member=options.is_member,
             check_alive=check_alive,
             choose_log=lambda: options.log,
         )
@@ -127,17 +143,17 @@ class Rig:
         )
         taken = takeover.take(store, self.meta, self.leadership, clock=clock)
         self.leadership = taken.leadership
-        self.partition_table = recovery.recover(store, taken, clock=clock, open_table=open_table)
+        self.led_partitions = recovery.recover(store, taken, clock=clock, open_table=open_table)
         self.hot = HotTail(limit_bytes=options.hot_bytes)
         self.appender = wal.of(store, clock, self.leadership.log).appender(
             broker, self.leadership.epoch
         )
         self.writer = Writer(
-            store, self.appender, self.partition_table, self.hot, clock=clock, bounds=options.writer
+            store, self.appender, self.led_partitions, self.hot, clock=clock, bounds=options.writer
         )
         self.publisher = Publisher(
             store,
-            self.partition_table,
+            self.led_partitions,
             self.hot,
             clock=clock,
             commit_bytes=options.commit_bytes,
@@ -146,7 +162,7 @@ class Rig:
         )
         self.confirmer = Confirmer(
             store,
-            self.partition_table,
+            self.led_partitions,
             self.publisher,
             clock=clock,
             after_seconds=options.confirm_after_seconds,
@@ -157,7 +173,7 @@ class Rig:
             MetadataStore(store, clock=clock),
             self.leadership,
             self.appender,
-            self.partition_table,
+            self.led_partitions,
             self.writer,
             confirm=self.confirmer.confirm,
             clock=clock,
@@ -167,7 +183,7 @@ class Rig:
             store,
             self.meta,
             self.leadership,
-            self.partition_table,
+            self.led_partitions,
             self.writer,
             self.publisher,
             self.hot,
@@ -178,7 +194,7 @@ class Rig:
         )
         self.janitor = Janitor(
             store,
-            self.partition_table,
+            self.led_partitions,
             options.janitor,
             clock=clock,
             open_table=open_table,
@@ -193,7 +209,7 @@ class Rig:
             store,
             self.broker.metadata,
             self.leadership,
-            self.partition_table,
+            self.led_partitions,
             self.publisher,
             self.writer,
             inherit=self.wal_cleaner.inherit,
@@ -210,7 +226,7 @@ class Rig:
         self.handovers = Handovers(
             self.broker.metadata,
             self.leadership,
-            self.partition_table,
+            self.led_partitions,
             self.writer,
             self.wal_cleaner,
             clock=clock,
@@ -259,7 +275,7 @@ class Rig:
     def maintain_on(self, store: Store) -> None:
         """Makes the janitor, and with it the views of all tables, use another view of the store."""
         self.janitor._store = self.janitor._staging._store = store
-        for topic in self.partition_table.topics():
+        for topic in self.led_partitions.topics():
             topic.table.store = topic.table.log_reader.store = store
 
     # -------------------------------------------------------------------------- writing
@@ -270,7 +286,7 @@ class Rig:
         self.broker.topics.create(
             flight_messages.CreateTopic(topic=name, partitions=partitions, config=named)
         )
-        return self.partition_table.topic(name)
+        return self.led_partitions.topic(name)
 
     def submit(
         self,
@@ -298,7 +314,7 @@ class Rig:
         topic: str = "t",
     ) -> list[Append]:
         """One staged append for each (partition, values), all of one batch of a query."""
-        known = self.partition_table.topic(topic)
+        known = self.led_partitions.topic(topic)
         appends = []
         for number, (partition, values) in enumerate(sections):
             data = wal.encode_payload(payload(values))
@@ -329,7 +345,7 @@ class Rig:
 
     def publish(self) -> None:
         """Everything that waits, in as many commits as it takes."""
-        for topic in self.partition_table.topics():
+        for topic in self.led_partitions.topics():
             while any(each.unpublished for each in topic.partitions.values()):
                 self.publisher.publish(topic)
 
@@ -344,11 +360,11 @@ class Rig:
 
     def read(self, topic: str = "t", partition: int = 0, start: int = 0) -> list[Row]:
         """The partition from `start` on, as this broker serves it."""
-        end = self.partition_table.topic(topic).partition(partition).end
+        end = self.led_partitions.topic(topic).partition(partition).end
         return rows_of(self.broker.read(topic, partition, start, end))
 
     def end(self, topic: str = "t", partition: int = 0) -> int:
-        return self.partition_table.topic(topic).partition(partition).end
+        return self.led_partitions.topic(topic).partition(partition).end
 
 
 def beat(rig: Rig, **changed: Any) -> None:
@@ -375,7 +391,7 @@ def follow(members: Iterable[Rig]) -> None:
 
 def led_by(rig: Rig, topic: str = "t") -> int:
     """A partition that the member serves."""
-    return min(rig.partition_table.topic(topic).partitions)
+    return min(rig.led_partitions.topic(topic).partitions)
 
 
 def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:

@@ -46,9 +46,9 @@ def broker(root: Path, **settings: Any) -> Iterator[Agent]:
 
 def forget_producers(agent: Agent) -> None:
     """Makes the broker forget all producers, as after a day in which they wrote nothing."""
-    partition_table = agent.parts.partition_table
-    partition_table.expire_producers(2**62)
-    for topic in partition_table.topics():
+    led_partitions = agent.parts.led_partitions
+    led_partitions.expire_producers(2**62)
+    for topic in led_partitions.topics():
         assert not any(each.producers for each in topic.partitions.values())
 
 

@@ -1,4 +1,4 @@
-"""Locks that check their order: acks wait for the lock of the partition table.
+"""Locks that check their order: acks wait for the lock of the led partitions.
 
 So no thread may hold it while it takes the lock of a topic's table, which is held over a put.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
-from sparklog.broker.log import partitions
+from sparklog.broker.log import led_partitions
 from sparklog.storage.table import topic_table
 
 _held = threading.local()
@@ -59,13 +59,13 @@ class StoreLock(_Lock):
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """All partition tables and topics' tables that are made meanwhile check the order."""
+    """All led partitions and topics' tables that are made meanwhile check the order."""
 
     def threading_with(lock: type[_Lock]) -> SimpleNamespace:
         return SimpleNamespace(**{**vars(threading), "RLock": lock})
 
     with (
-        mock.patch.object(partitions, "threading", threading_with(AckLock)),
+        mock.patch.object(led_partitions, "threading", threading_with(AckLock)),
         mock.patch.object(topic_table, "threading", threading_with(StoreLock)),
     ):
         yield

@@ -303,7 +303,7 @@ def test_a_deleted_topic_is_gone(rig: Rig, store: MemoryStore) -> None:
     rig.append(["b"])
     rig.broker.topics.delete("t")
     assert rig.broker.topics.names() == []
-    assert rig.partition_table.backlog.unpublished_bytes == 0
+    assert rig.led_partitions.backlog.unpublished_bytes == 0
     assert TopicTable(store, "t", clock=rig.clock).refresh().topic_id is None
     rig.create()
     assert rig.append(["c"]).base_offset == 0
@@ -408,7 +408,7 @@ def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how
     """A broker that does not know a topic leaves its table alone while the metadata names it."""
     rig.append(["a"])
     rig.publish()
-    rig.partition_table.remove_topic(rig.partition_table.topic("t"))
+    rig.led_partitions.remove_topic(rig.led_partitions.topic("t"))
     if how == "bury":
         rig.broker.topics.finish_deletion("t")
     else:
@@ -717,9 +717,9 @@ def test_records_that_are_nowhere_are_refused_to_readers(
     if published:
         rig.append(["a", "b"])
         rig.publish()
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     hole = errors.MissingObject(path="t-0", reason="neither table nor log has it")
-    rig.partition_table.backlog.block(topic, topic.partition(0), hole, end=5)
+    rig.led_partitions.backlog.block(topic, topic.partition(0), hole, end=5)
     readers: list[Iterator[ReadBatch | None]] = [
         rig.broker.read("t", 0, 0, 5),
         rig.broker.tail(positions(0)),
@@ -822,7 +822,7 @@ def counted(rig: Rig, count: int) -> Counted:
     pending_appends = [rig.submit([f"{number}"]) for number in range(count)]
     for pending in pending_appends:
         rig.broker.wait(pending)
-    partition = rig.partition_table.topic("t").partition(0)
+    partition = rig.led_partitions.topic("t").partition(0)
     partition.unpublished = found = Counted(partition.unpublished)
     return found
 
@@ -1159,23 +1159,22 @@ def test_a_backlog_is_not_gone_through(
     assert backlog.looked_at < 30
     backlog.looked_at = 0
     monkeypatch.setattr("sparklog.broker.log.publisher.PUBLISH_MAX_ENTRIES", 10)
-    (run,) = rig.publisher._choose(rig.partition_table.topic("t"))
+    (run,) = rig.publisher._choose(rig.led_partitions.topic("t"))
     assert len(run.entries) == 10
     assert backlog.looked_at < 60
 
 
 def test_what_waits_is_counted_with_what_it_costs(rig: Rig) -> None:
     """Many tiny records do not outgrow the memory that the bounds of a backlog allow."""
-    topic, partition_table = rig.partition_table.topic("t"), rig.partition_table
+    topic, led_partitions = rig.led_partitions.topic("t"), rig.led_partitions
     for _ in range(10):
         rig.append(["x"])
-    assert partition_table.backlog.unpublished_bytes == topic.unpublished_bytes
+    assert led_partitions.backlog.unpublished_bytes == topic.unpublished_bytes
     assert (
-        partition_table.backlog.unpublished_bytes
-        >= partition_table.backlog.written_bytes + 10 * 500
+        led_partitions.backlog.unpublished_bytes >= led_partitions.backlog.written_bytes + 10 * 500
     )
     rig.publish()
-    assert (partition_table.backlog.unpublished_bytes, topic.unpublished_bytes) == (0, 0)
+    assert (led_partitions.backlog.unpublished_bytes, topic.unpublished_bytes) == (0, 0)
 
 
 # ------------------------------------------------------------------------------ publishing
@@ -1190,7 +1189,7 @@ def test_publishing_now_returns_when_it_is_done(rig: Rig, store: MemoryStore) ->
 
     def publish_t() -> None:
         asked.append(1)
-        rig.publisher.publish(rig.partition_table.topic("t"))
+        rig.publisher.publish(rig.led_partitions.topic("t"))
 
     rig.broker.publishing.publish_now = publish_t
     rig.broker.publishing.publish(flight_messages.PublishNow(topics=["t"]))
@@ -1203,7 +1202,7 @@ def test_publishing_now_returns_when_it_is_done(rig: Rig, store: MemoryStore) ->
 def test_publishing_that_is_held_back_says_why(rig: Rig) -> None:
     """A caller that waits in vain gets the reason."""
     rig.append(["a"])
-    rig.partition_table.topic("t").held_back = "its table is torn"
+    rig.led_partitions.topic("t").held_back = "its table is torn"
     rig.broker.publishing.publish_now = lambda: None
     with pytest.raises(errors.TimedOut) as timed_out:
         rig.broker.publishing.publish(flight_messages.PublishNow(timeout_seconds=1.0))
@@ -1376,7 +1375,7 @@ def grow_old(rig: Rig, clock: ManualClock, days: float) -> Rig:
     rig.publish()
     rig.trim()
     TopicTable(rig.store, "t", clock=clock).refresh()
-    rig.partition_table.topic("t").table.checkpoint()
+    rig.led_partitions.topic("t").table.checkpoint()
     clock.advance(days * 86_400)
     rig.trim()
     found = rig.successor()
@@ -1439,7 +1438,7 @@ def test_the_table_says_which_batches_it_has(rig: Rig, clock: ManualClock) -> No
         stage(rig, [("t", 0, payload(["a"]))], batch=0, query="once", kind=ONCE)
     )
     rig.publish()
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     table = TopicTable(rig.store, "t", clock=clock)
     table.refresh()
     (file,) = table.snapshot.files[0]
@@ -1467,7 +1466,7 @@ def test_a_key_is_known_for_thirty_days(rig: Rig, clock: ManualClock) -> None:
     again = stage(later, [("t", 0, payload(["b"]))], batch=0, query="k", kind=KEY)
     assert later.broker.staged.append(again).ranges == {"t": {0: (2, 1)}}
     later.publish()
-    later.partition_table.topic("t").table.checkpoint()
+    later.led_partitions.topic("t").table.checkpoint()
     assert later.broker.staged.append(again).skipped
 
 
@@ -1483,16 +1482,16 @@ def test_the_keys_of_a_table_are_bounded(
         rig.publish()
         clock.advance(1)
     late = grow_old(rig, clock, 1)
-    topic_id = late.partition_table.topic("t").topic_id
+    topic_id = late.led_partitions.topic("t").topic_id
     assert [
-        each.query for each, _, _ in late.partition_table.topic("t").table.batches(topic_id)
+        each.query for each, _, _ in late.led_partitions.topic("t").table.batches(topic_id)
     ] == ["q", "k2", "k3", "k4"]
 
 
 def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> None:
     """Some of a thousand unnamed writes are remembered, and none a day later; a query always is."""
     rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7))
-    batches = rig.partition_table.topic("t").partition(0).batches
+    batches = rig.led_partitions.topic("t").partition(0).batches
     count = SINGLES_REMEMBERED + 100
     for number in range(count):
         name = f"job{number}"
@@ -1510,12 +1509,12 @@ def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> N
     rig = rig.successor()
     late = grow_old(rig, clock, 1.05)
     assert [
-        each.batch_id.query for each in late.partition_table.topic("t").partition(0).batches
+        each.batch_id.query for each in late.led_partitions.topic("t").partition(0).batches
     ] == ["q"]
     assert late.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7)).skipped
     table = TopicTable(rig.store, "t", clock=clock)
     table.refresh()
-    assert len(table.batches(rig.partition_table.topic("t").topic_id)) == 1
+    assert len(table.batches(rig.led_partitions.topic("t").topic_id)) == 1
 
 
 def test_a_write_without_a_name_that_may_be_forgotten_is_refused(
@@ -1553,7 +1552,7 @@ def test_a_batch_that_was_overtaken_is_refused(rig: Rig) -> None:
 def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> None:
     """The bounds of an entry hold the times that its rows brought, the epoch's first among them."""
     rig.broker.staged.append(stage(rig, [("t", 0, payload(["a", "b"], timestamp=[0, None]))]))
-    (located,) = rig.partition_table.topic("t").partition(0).unpublished
+    (located,) = rig.led_partitions.topic("t").partition(0).unpublished
     entry = located.entry
     assert (entry.min_timestamp_us, entry.max_timestamp_us) == (0, clock.now_us())
 
@@ -1769,7 +1768,7 @@ def test_a_start_that_somebody_else_has_moved(rig: Rig, store: MemoryStore) -> N
     """A predecessor may delete still, just after it was replaced: noticed with the next look."""
     rig.append([f"{number}" for number in range(6)])
     rig.publish()
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 4})
     assert rig.broker.partitions.status("t", 0).start == 0
     rig.append(["6"])
@@ -1790,6 +1789,6 @@ def test_the_status_names_some_of_the_topics_that_are_held_back(
     monkeypatch.setattr(limits, "STATUS_TOPICS", 2)
     for number in range(4):
         rig.create(f"held{number}")
-        rig.partition_table.topic(f"held{number}").held_back = "a reason"
+        rig.led_partitions.topic(f"held{number}").held_back = "a reason"
         shown = rig.broker.status().held_back
         assert [each.reason for each in shown] == ["a reason"] * min(number + 1, 2)

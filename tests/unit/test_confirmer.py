@@ -123,7 +123,7 @@ def test_a_file_that_begins_within_an_entry_is_written_again(
     rig.publish()
     request = flight_messages.DeleteRecords(topic="t", offsets={0: 2}, timeout_seconds=1.0)
     rig.broker.deletion.delete(request)
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     (file,) = topic.table.refresh().files[0]
     store.delete([f"topics/t/{file.path}"])
     rig.confirmer.confirm()
@@ -145,7 +145,7 @@ def test_a_file_is_checked_some_time_after_its_commit(
         clock.advance(step_seconds)
         seconds += step_seconds
     rig.confirmer.confirm()
-    assert rig.partition_table.backlog.unconfirmed_count == 1
+    assert rig.led_partitions.backlog.unconfirmed_count == 1
     slow_vacuum(store)
     rig.append(["b"])
     rig.publish()
@@ -153,7 +153,7 @@ def test_a_file_is_checked_some_time_after_its_commit(
         clock.advance(step_seconds)
         rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]
-    assert rig.partition_table.backlog.unconfirmed_count == 0
+    assert rig.led_partitions.backlog.unconfirmed_count == 0
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -173,12 +173,12 @@ def test_a_file_that_was_written_again_is_checked_as_late(
             rig.confirmer.confirm()
         assert rows_of_table(store, clock) == [(0, b"a")]
     slow_vacuum(store)
-    assert rig.partition_table.backlog.unconfirmed_count == 1
+    assert rig.led_partitions.backlog.unconfirmed_count == 1
     for _ in range(4):
         clock.advance(10.0)
         rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"a")]
-    assert rig.partition_table.backlog.unconfirmed_count == 0
+    assert rig.led_partitions.backlog.unconfirmed_count == 0
 
 
 def test_a_commit_is_read_back_some_time_after_it(clock: ManualClock) -> None:
@@ -197,7 +197,7 @@ def test_a_commit_is_read_back_some_time_after_it(clock: ManualClock) -> None:
         clock.advance(10)
         rig.confirmer.confirm()
     with pytest.raises(errors.ForeignTable, match="overwritten commit 11"):
-        rig.publisher.publish(rig.partition_table.topic("t"))
+        rig.publisher.publish(rig.led_partitions.topic("t"))
 
 
 def test_a_sweep_does_not_spare_a_young_commit_the_later_check(clock: ManualClock) -> None:
@@ -214,7 +214,7 @@ def test_a_sweep_does_not_spare_a_young_commit_the_later_check(clock: ManualCloc
     for _ in range(2):
         clock.advance(10)
         rig.confirmer.confirm()
-    assert rig.partition_table.backlog.unconfirmed_count == 1
+    assert rig.led_partitions.backlog.unconfirmed_count == 1
     with pytest.raises(errors.ForeignTable, match="overwritten commit 1"):
         rig.publisher.publish(topic)
 
@@ -237,7 +237,7 @@ def test_what_is_published_while_the_check_begins_waits_for_the_next(
 
     monkeypatch.setattr(rig.confirmer, "_clock", SimpleNamespace(monotonic=asked))
     rig.confirmer.confirm()
-    assert rig.partition_table.backlog.unconfirmed_count == 1
+    assert rig.led_partitions.backlog.unconfirmed_count == 1
 
 
 def test_a_check_that_ends_after_its_topic_leaves_nothing(
@@ -262,7 +262,7 @@ def test_unconfirmed_entries_are_bounded(
         rig.append([f"{number}"])
         rig.publish()
         rig.confirmer.confirm()
-        assert rig.partition_table.backlog.unconfirmed_count < 3
+        assert rig.led_partitions.backlog.unconfirmed_count < 3
 
 
 def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: ManualClock) -> None:
@@ -276,12 +276,12 @@ def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: Man
     rig.publish()
 
     rig.wal_cleaner.checkpoint()
-    assert rig.partition_table.backlog.needed(1, 1) == [1]
+    assert rig.led_partitions.backlog.needed(1, 1) == [1]
     down.is_down = False
     rig.append(["b"])
     rig.publish()
     rig.wal_cleaner.checkpoint()
-    assert rig.partition_table.backlog.needed(1, 1) == []
+    assert rig.led_partitions.backlog.needed(1, 1) == []
 
 
 def test_an_epoch_that_was_closed_hides_no_record(store: MemoryStore, clock: ManualClock) -> None:
@@ -338,17 +338,17 @@ def test_a_partition_that_was_blocked_hides_no_record(
     for value in ("a", "b", "c")[first:]:
         rig.append([value])
     second = rig.successor()
-    topic = second.partition_table.topic("t")
+    topic = second.led_partitions.topic("t")
     partition, moved = topic.partition(0), errors.ForeignTable(topic="t", reason="its txn moved")
-    second.partition_table.backlog.block(topic, partition, moved, end=partition.end)
+    second.led_partitions.backlog.block(topic, partition, moved, end=partition.end)
     topic.held_back = str(moved)
     vacuumed(rig)
-    rig.publisher.publish(rig.partition_table.topic("t"))  # a commit that was under way
+    rig.publisher.publish(rig.led_partitions.topic("t"))  # a commit that was under way
     second.publisher.publish(topic)
     assert partition.blocked is None
     assert (partition.published, partition.end) == (3, 3)
     assert [each.entry.base_offset for each in partition.unconfirmed] == [0, 1, 2]
-    assert second.partition_table.backlog.unconfirmed_count == 3
+    assert second.led_partitions.backlog.unconfirmed_count == 3
     assert second.append(["d"]).base_offset == 3
     second.publish()
     for _ in range(2):
@@ -375,7 +375,7 @@ def test_a_file_whose_rows_are_nowhere_holds_its_topic_back(
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
     (merged,) = file_compaction.compact(table, [group])
-    rig.partition_table.topic("t").table.refresh()
+    rig.led_partitions.topic("t").table.refresh()
     path = f"topics/t/{merged.path}"
     data = store.get(path)
     store.delete([path, *(f"topics/t/{file.path}" for file in group.files)])
@@ -383,9 +383,9 @@ def test_a_file_whose_rows_are_nowhere_holds_its_topic_back(
     rig.append(["x"], topic="u")
     rig.wal_cleaner.checkpoint()
     with pytest.raises(errors.MissingObject) as missing:
-        rig.publisher.publish(rig.partition_table.topic("t"))
+        rig.publisher.publish(rig.led_partitions.topic("t"))
     assert missing.value.path == path
-    rig.publisher.publish(rig.partition_table.topic("u"))
+    rig.publisher.publish(rig.led_partitions.topic("u"))
     assert rows_of_table(store, clock, "u") == [(0, b"x")]
     if heals:
         store.put(path, data)
@@ -400,7 +400,7 @@ def test_a_file_whose_rows_are_nowhere_holds_its_topic_back(
 
 def rows_of_table_beyond(rig: Rig) -> list[bytes | None]:
     """The unpublished values, as the broker serves them."""
-    published = rig.partition_table.topic("t").partition(0).published
+    published = rig.led_partitions.topic("t").partition(0).published
     return [value for _, value in rig.read(start=published)]
 
 
@@ -437,8 +437,8 @@ def test_a_commit_that_is_written_over_is_published_again(clock: ManualClock) ->
     rig.append(["x"], topic="u")
     rig.trim()
     with pytest.raises(errors.ForeignTable, match="overwritten commit 1"):
-        rig.publisher.publish(rig.partition_table.topic("t"))
-    rig.publisher.publish(rig.partition_table.topic("u"))
+        rig.publisher.publish(rig.led_partitions.topic("t"))
+    rig.publisher.publish(rig.led_partitions.topic("u"))
     successor = rig.successor()
     successor.publish()
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]

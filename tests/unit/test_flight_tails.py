@@ -22,8 +22,8 @@ from sparklog.broker.flight.tails import (
     ServedTail,
     Tails,
 )
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import ManualClock
 from tests.support.tables import no_table
@@ -55,7 +55,7 @@ class Bed:
         self.clock = ManualClock()
         self.memory = DecodeMemory(memory_bytes)
         self.tails = Tails(self.memory, clock=self.clock)
-        self.table = PartitionTable(1)
+        self.table = LedPartitions(1)
         self.topic = Topic("t", "id", {}, no_table())
         self.table.add_topic(self.topic)
         self.sizes: list[int] = []

@@ -58,7 +58,7 @@ def test_what_nobody_asks_for_is_not_kept(rig: Rig) -> None:
         rig.append([f"{number}"], topic="u")
         follower.refresh(["t"])
     assert {key: len(entries) for key, entries in follower._entries.items()} == {
-        (rig.partition_table.topic("t").topic_id, 0): 5
+        (rig.led_partitions.topic("t").topic_id, 0): 5
     }
     rig.publish()
     follower.refresh(["t"])
@@ -217,7 +217,7 @@ def test_what_precedes_a_corrupt_object_is_seen(rig: Rig, store: MemoryStore) ->
     """A reader gets the sound part of the log, then an error that names the damage."""
     rig.append(["a"])
     rig.append(["b"])
-    located = rig.partition_table.topic("t").partition(0).unpublished[1]
+    located = rig.led_partitions.topic("t").partition(0).unpublished[1]
     flip(store, object_path(located.at), 20)
     follower = RootFollower(store, clock=rig.clock)
     assert rows_followed(follower, store) == [(0, b"a")]

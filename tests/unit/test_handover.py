@@ -13,25 +13,24 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors
-from sparklog.broker import broker as brokers
-from sparklog.broker import topics
+from sparklog.broker import live_members, topics
 from sparklog.broker.backoff import RETRY_MAX_SECONDS
-from sparklog.broker.controller import Controller
-from sparklog.broker.handover import BALANCE_SECONDS
+from sparklog.broker.failover.controller import Controller
+from sparklog.broker.failover.handover import BALANCE_SECONDS
+from sparklog.broker.failover.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.broker.log.flush import PRODUCER_MOVE_SECONDS
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.janitor import BUSY_AFTER_TAKEOVER_SECONDS, SWEEP_EVERY_SECONDS
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.reconciler import STUCK_SECONDS, UNFIT_SECONDS
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions, AppendStaged
 from sparklog.storage.metadata import leadership, liveness
-from sparklog.storage.metadata.assign import UNEVEN_LEADERS
 from sparklog.storage.metadata.leadership import inherited_by
 from sparklog.storage.metadata.liveness import Leader, Phase, Readiness, readiness
 from sparklog.storage.metadata.model import ClusterMetadata, Epoch
 from sparklog.storage.metadata.observer import Observer
+from sparklog.storage.metadata.placement import UNEVEN_LEADERS
 from sparklog.storage.metadata.processes import Fate
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -92,10 +91,10 @@ def give(first: Rig, second: Rig) -> int:
 def test_topics_are_shared(members: Members) -> None:
     """Each member leads half of the partitions, and names the leader of the others."""
     first, second = members
-    assert [len(rig.partition_table.topic("t").partitions) for rig in members] == [2, 2]
+    assert [len(rig.led_partitions.topic("t").partitions) for rig in members] == [2, 2]
     with pytest.raises(errors.NotLeader, match="broker 2"):
         first.append(["x"], partition=led_by(second))
-    assert first.broker.members().keys() == second.broker.members().keys() == {1, 2}
+    assert first.broker.members.up().keys() == second.broker.members.up().keys() == {1, 2}
 
 
 def test_a_lone_member_refuses_a_gap_in_a_topic_that_it_has_just_created(
@@ -104,17 +103,17 @@ def test_a_lone_member_refuses_a_gap_in_a_topic_that_it_has_just_created(
     """No other broker could have refused the batch before, whichever thread adds the topic."""
     rig = Rig(store, clock, broker=1, options=MEMBER)
     rig.reconciler.tick()
-    add, apply = rig.partition_table.add_topic, rig.reconciler.apply
+    add, apply = rig.led_partitions.add_topic, rig.reconciler.apply
 
     def add_late(topic: Topic) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(rig.partition_table, "add_topic", add)
+            patched.setattr(rig.led_partitions, "add_topic", add)
             apply(rig.meta.reload())
-        if rig.partition_table.by_id(topic.topic_id) is None:
+        if rig.led_partitions.by_id(topic.topic_id) is None:
             add(topic)
 
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(rig.partition_table, "add_topic", add_late)
+    monkeypatch.setattr(rig.led_partitions, "add_topic", add_late)
     rig.create("t", 1)
     monkeypatch.undo()
     rig.append(["a"], producer_sequence=(1, 0, 0))
@@ -163,10 +162,10 @@ def test_merging_waits_for_the_backlog_of_partitions_that_came(
         first.publish()
     give(second, first)
     first.janitor.tick()
-    files = first.partition_table.topic("t").table.refresh().files
+    files = first.led_partitions.topic("t").table.refresh().files
     clock.advance(BUSY_AFTER_TAKEOVER_SECONDS)
     first.janitor.tick()
-    merged = first.partition_table.topic("t").table.refresh().files
+    merged = first.led_partitions.topic("t").table.refresh().files
     assert sum(map(len, merged)) < sum(map(len, files))
 
 
@@ -177,7 +176,7 @@ def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None
     second.reconciler.tick()
     number = give(first, second)
     arrived, may_end = threading.Event(), threading.Event()
-    table = first.partition_table.topic("t").table
+    table = first.led_partitions.topic("t").table
 
     def hold() -> None:
         with table._lock:
@@ -190,14 +189,14 @@ def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None
     assert second.handovers.move({("t", number): 1}) == 1
     taking = threading.Thread(target=first.reconciler.tick)
     taking.start()
-    (own,) = first.partition_table.topic("u").partitions
+    (own,) = first.led_partitions.topic("u").partitions
     for value in range(20):
         first.append([f"{value}"], topic="u", partition=own)
     assert taking.is_alive()
     may_end.set()
     taking.join(SECONDS)
     holding.join(SECONDS)
-    assert number in first.partition_table.topic("t").partitions
+    assert number in first.led_partitions.topic("t").partitions
 
 
 def test_a_member_that_has_just_died_gets_no_new_topic(
@@ -246,8 +245,8 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
         first.publish()
         first.trim()
         first.handovers.tick()
-    retained = first.partition_table.resignations.retained
-    assert retained() == [(first.partition_table.topic("t").topic_id, number)]
+    retained = first.led_partitions.resignations.retained
+    assert retained() == [(first.led_partitions.topic("t").topic_id, number)]
     kept = led_by(first)
     assert [first.broker.partitions.has_resigned("t", each) for each in (number, kept)] == [
         True,
@@ -272,10 +271,10 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     first.wal_cleaner.checkpoint()
     found = newest_checkpoint(first.store, 1, first.leadership.epoch)
     assert found is not None
-    topic = first.partition_table.topic("t")
+    topic = first.led_partitions.topic("t")
     assert found.bounds is not None
     assert found.bounds[topic.topic_id][number].leader_epoch == -1
-    assert not first.partition_table.backlog.needed(1, first.leadership.epoch)
+    assert not first.led_partitions.backlog.needed(1, first.leadership.epoch)
 
 
 def test_a_partition_comes_back(members: Members) -> None:
@@ -323,12 +322,12 @@ def test_a_target_that_is_not_up(members: Members) -> None:
     with pytest.raises(errors.NotLeader):
         first.append(["x"], partition=number)
     first.reconciler.tick()  # it is not taken for a partition of another broker
-    assert number not in first.partition_table.topic("t").partitions
+    assert number not in first.led_partitions.topic("t").partitions
     first.handovers.tick()
     assert first.append(["x"], partition=number).base_offset == 2
     assert first.append(["b"], partition=number, producer_sequence=(9, 0, 1)).duplicate
     first.publish()
-    assert not first.partition_table.backlog.unpublished_bytes
+    assert not first.led_partitions.backlog.unpublished_bytes
     assert first.broker.partitions.status("t", number).leader_epoch == 0
 
 
@@ -365,7 +364,7 @@ def test_appends_that_come_too_late(members: Members, monkeypatch: pytest.Monkey
     first, second = members
     number = led_by(first)
     queued = [first.submit(["c"], partition=number, producer_sequence=(9, 0, 2))]
-    topic, finish = first.partition_table.topic("t"), first.handovers._finish_appends
+    topic, finish = first.led_partitions.topic("t"), first.handovers._finish_appends
     prepared = first.writer.preparer.prepare(topic, number, payload(["d"]), None)
 
     def submit_late() -> None:
@@ -385,10 +384,10 @@ def test_a_refused_batch_of_a_partition_that_moves(members: Members) -> None:
     """All appends of a flush are answered, also where one is of an unknown producer."""
     first, _ = members
     number = led_by(first)
-    topic = first.partition_table.topic("t")
+    topic = first.led_partitions.topic("t")
     refused = first.submit(["x"], partition=number, producer_sequence=(77, 0, 0))
     written = first.submit(["y"], partition=max(topic.partitions))
-    first.partition_table.resignations.begin(topic, number)
+    first.led_partitions.resignations.begin(topic, number)
     assert first.broker.wait(written)[0].base_offset == 2
     with pytest.raises(errors.NotLeader):
         first.broker.wait(refused)
@@ -401,8 +400,8 @@ def test_the_writer_has_ended(members: Members) -> None:
     Rig(first.store, first.clock, broker=1, options=MEMBER)
     with pytest.raises(errors.BrokerFenced):
         first.handovers.move({("t", number): 2})
-    assert number in first.partition_table.topic("t").partitions
-    assert not first.partition_table.resignations.undecided()
+    assert number in first.led_partitions.topic("t").partitions
+    assert not first.led_partitions.resignations.undecided()
 
 
 def test_members_that_stop_together(members: Members, clock: ManualClock) -> None:
@@ -411,11 +410,11 @@ def test_members_that_stop_together(members: Members, clock: ManualClock) -> Non
     before = first.meta.reload().version, clock.monotonic()
     first.handovers.drain(clock.monotonic() + 10.0, leaving={2})
     assert (first.meta.reload().version, clock.monotonic()) == before
-    assert len(first.partition_table.topic("t").partitions) == 2
+    assert len(first.led_partitions.topic("t").partitions) == 2
     third = Rig(first.store, first.clock, broker=3, options=MEMBER)
     first.handovers.drain(clock.monotonic() + 10.0, leaving={2})
     third.reconciler.tick()
-    assert len(third.partition_table.topic("t").partitions) == 2
+    assert len(third.led_partitions.topic("t").partitions) == 2
 
 
 def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
@@ -425,12 +424,12 @@ def test_members_are_levelled(members: Members, clock: ManualClock) -> None:
     second.reconciler.tick()
     first.handovers.drain(clock.monotonic() + 1.0)
     second.reconciler.tick()
-    assert not any(topic.partitions for topic in first.partition_table.topics())
+    assert not any(topic.partitions for topic in first.led_partitions.topics())
     second.handovers.tick()
     clock.advance(BALANCE_SECONDS)
     second.handovers.tick()
     first.reconciler.tick()
-    counts = [rig.partition_table.partition_count for rig in members]
+    counts = [rig.led_partitions.partition_count for rig in members]
     assert sum(counts) == 16
     assert max(counts) - min(counts) <= UNEVEN_LEADERS
     clock.advance(BALANCE_SECONDS / 2)
@@ -444,11 +443,11 @@ def test_older_leaders_are_ignored(members: Members) -> None:
     first, second = members
     before = first.meta.current
     first.broker.topics.add_partitions(AddPartitions(topic="t", partitions=6))
-    table: PartitionTable = first.partition_table
+    table: LedPartitions = first.led_partitions
     table.lead(table.topic("t"), before.topics["t"], version=before.version)
     assert table.topic("t").count == 6
     second.reconciler.tick()
-    assert second.partition_table.topic("t").count == 6
+    assert second.led_partitions.topic("t").count == 6
 
 
 def test_a_log_that_cannot_be_read(members: Members, clock: ManualClock) -> None:
@@ -515,7 +514,7 @@ def test_a_table_that_cannot_be_read(members: Members, clock: ManualClock) -> No
     sound = second.store.get(path)
     second.store.put(path, b"garbage")
     second.reconciler.tick()
-    topic = second.partition_table.topic("u")
+    topic = second.led_partitions.topic("u")
     assert topic.held_back is not None
     (number,) = topic.partitions
     assert second.append(["x"], topic="u", partition=number).base_offset == 0
@@ -546,11 +545,11 @@ def test_a_table_that_one_member_cannot_read(
 
     monkeypatch.setattr(TopicTable, "refresh", refuse)
     second.reconciler.tick()
-    assert second.partition_table.topic("u").held_back is not None
+    assert second.led_partitions.topic("u").held_back is not None
     monkeypatch.undo()
     first.create("v", 2)
     second.reconciler.tick()
-    (number,) = second.partition_table.topic("v").partitions
+    (number,) = second.led_partitions.topic("v").partitions
     assert second.append(["x"], topic="v", partition=number).base_offset == 0
 
 
@@ -917,7 +916,7 @@ def test_a_member_passes_on_what_it_cannot_take_over(
     monkeypatch.setattr(second.histories, "read", refuse)
     assert first.handovers.move({("t", number): 2}) == 1
     second.reconciler.tick()
-    assert second.partition_table.is_takeover_stuck
+    assert second.led_partitions.is_takeover_stuck
     pass_time(clock, STUCK_SECONDS - 1.0, second.reconciler.tick)
     assert leader(second, number) == 2
     pass_time(clock, 12.0, second.reconciler.tick)
@@ -925,7 +924,7 @@ def test_a_member_passes_on_what_it_cannot_take_over(
     third.reconciler.tick()
     assert third.read(partition=number) == [(0, b"a"), (1, b"b"), (2, b"x")]
 
-    assert second.partition_table.is_takeover_stuck
+    assert second.led_partitions.is_takeover_stuck
     assert inherited_by(second.meta.reload(), 2)
     second.wal_cleaner.tick()
     second.wal_cleaner.checkpoint()
@@ -935,7 +934,7 @@ def test_a_member_passes_on_what_it_cannot_take_over(
     clock.advance(UNFIT_SECONDS)
     give(third, first)
     second.reconciler.tick()
-    assert not second.partition_table.is_takeover_stuck
+    assert not second.led_partitions.is_takeover_stuck
 
 
 def test_a_member_keeps_what_nobody_else_can_take_over(
@@ -951,7 +950,7 @@ def test_a_member_keeps_what_nobody_else_can_take_over(
     assert leader(second, number) == 2
     pass_time(clock, 12.0, second.reconciler.tick)
     assert second.read(partition=number) == [(0, b"a"), (1, b"b")]
-    assert not second.partition_table.is_takeover_stuck
+    assert not second.led_partitions.is_takeover_stuck
 
 
 def test_a_member_whose_process_has_ended_is_one_that_leaves(
@@ -971,9 +970,9 @@ def test_a_member_whose_process_has_ended_is_not_up(
     first, _ = members
     for fate, up in ((Fate.UNKNOWN, [1, 2]), (Fate.GONE, [1]), (Fate.RUNS, [1, 2])):
         clock.advance(0.01)
-        monkeypatch.setattr(brokers, "fate_of", lambda _, fate=fate: fate)
-        assert list(first.broker.members()) == up
-        assert set(first.broker.known_members()) == {1, 2}
+        monkeypatch.setattr(live_members, "fate_of", lambda _, fate=fate: fate)
+        assert list(first.broker.members.up()) == up
+        assert set(first.broker.members.up_or_just_gone()) == {1, 2}
 
 
 def test_clients_hear_for_a_moment_of_a_member_that_has_gone(
@@ -981,18 +980,18 @@ def test_clients_hear_for_a_moment_of_a_member_that_has_gone(
 ) -> None:
     """They drop their connection to it only after they have moved to other leaders."""
     first, _ = members
-    assert set(first.broker.known_members()) == {1, 2}
-    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
-    pass_time(clock, 5.0, first.broker.members)
-    assert set(first.broker.known_members()) == {1, 2}
+    assert set(first.broker.members.up_or_just_gone()) == {1, 2}
+    monkeypatch.setattr(live_members, "fate_of", lambda _: Fate.GONE)
+    pass_time(clock, 5.0, first.broker.members.up)
+    assert set(first.broker.members.up_or_just_gone()) == {1, 2}
     clock.advance(0.02)
-    assert set(first.broker.known_members()) == {1}
-    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.RUNS)
+    assert set(first.broker.members.up_or_just_gone()) == {1}
+    monkeypatch.setattr(live_members, "fate_of", lambda _: Fate.RUNS)
     clock.advance(3600.0)
-    assert set(first.broker.members()) == {1, 2}
-    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
+    assert set(first.broker.members.up()) == {1, 2}
+    monkeypatch.setattr(live_members, "fate_of", lambda _: Fate.GONE)
     clock.advance(3600.0)  # without a call: it may have gone long ago
-    assert set(first.broker.known_members()) == {1}
+    assert set(first.broker.members.up_or_just_gone()) == {1}
 
 
 def test_a_batch_whose_predecessor_was_refused_comes_again(
@@ -1016,24 +1015,24 @@ def test_a_batch_whose_predecessor_was_refused_comes_again(
 def test_a_partition_that_has_moved_is_not_blocked(members: Members) -> None:
     """The publisher may find its table damaged just after it was resigned: its next leader will."""
     first, _ = members
-    number, topic = led_by(first), first.partition_table.topic("t")
+    number, topic = led_by(first), first.led_partitions.topic("t")
     partition = topic.partitions[number]
-    first.partition_table.resignations.begin(topic, number)
-    assert first.partition_table.resignations.complete(topic, number)
+    first.led_partitions.resignations.begin(topic, number)
+    assert first.led_partitions.resignations.complete(topic, number)
     damage = errors.ForeignTable(topic="t", reason="another engine has moved its txn")
-    first.partition_table.backlog.block(topic, partition, damage, end=100)
+    first.led_partitions.backlog.block(topic, partition, damage, end=100)
     assert (partition.blocked, partition.end, topic.held_back) == (None, 2, None)
-    first.partition_table.reinstate(topic.topic_id, number)
+    first.led_partitions.reinstate(topic.topic_id, number)
     assert first.append(["c"], partition=number).base_offset == 2
 
 
 def test_a_batch_after_a_move_in_vain_comes_again(members: Members) -> None:
     """A batch is refused for now where the partition stays: others were refused meanwhile."""
     first, _ = members
-    number, topic = led_by(first), first.partition_table.topic("t")
-    first.partition_table.resignations.begin(topic, number)
-    assert first.partition_table.resignations.complete(topic, number)
-    first.partition_table.reinstate(topic.topic_id, number)
+    number, topic = led_by(first), first.led_partitions.topic("t")
+    first.led_partitions.resignations.begin(topic, number)
+    assert first.led_partitions.resignations.complete(topic, number)
+    first.led_partitions.reinstate(topic.topic_id, number)
     with pytest.raises(errors.EarlierBatchMissing):
         first.append(["later"], partition=number, producer_sequence=(9, 0, 3))
     assert first.append(["c"], partition=number, producer_sequence=(9, 0, 2)).base_offset == 2

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker import broker as brokers
-from sparklog.broker import reconciler
+from sparklog.broker import live_members
+from sparklog.broker.failover import reconciler
 from sparklog.broker.flight.listener import _proven
 from sparklog.broker.groups.coordinator import Commit, Coordinator
 from sparklog.broker.groups.messages import GroupError
@@ -104,7 +104,7 @@ def test_a_prepared_takeover_misses_nothing(members: list[Rig]) -> None:
         each.trim()
     third.reconciler.tick()
     third.handovers.tick()
-    assert not third.partition_table.resignations.retained()
+    assert not third.led_partitions.resignations.retained()
 
     giver.handovers.move({("t", number): 2, ("t", kept): 2})
     taker.reconciler.tick()
@@ -123,7 +123,7 @@ def test_no_more_is_prepared_than_comes(
     for each in names:
         giver.create(each, 1)
     follow(members)
-    led = {each for each in names if giver.partition_table.topic(each).partitions}
+    led = {each for each in names if giver.led_partitions.topic(each).partitions}
     assert len(led) > 1
     read: list[str] = []
     refresh_all = recovery.refresh_all
@@ -144,7 +144,7 @@ def test_no_more_is_prepared_than_comes(
     giver.handovers.drain(clock.monotonic() + 10.0)
     follow(takers)
     served = {
-        each for taker in takers for each in names if taker.partition_table.topic(each).partitions
+        each for taker in takers for each in names if taker.led_partitions.topic(each).partitions
     }
     assert led <= served
 
@@ -222,7 +222,7 @@ def test_a_topic_that_is_created_again_during_a_takeover(
 
     def create_again() -> None:
         second.reconciler.tick()
-        while second.partition_table.topic("t").leaders[number] == 3:
+        while second.led_partitions.topic("t").leaders[number] == 3:
             second.broker.topics.delete("t")
             second.create("t", 8)
         with pytest.raises(errors.MetadataChanged):
@@ -231,9 +231,9 @@ def test_a_topic_that_is_created_again_during_a_takeover(
     during_takeover(monkeypatch, create_again)
     third.reconciler.tick()
     follow(members)
-    topic = third.partition_table.topic("t")
+    topic = third.led_partitions.topic("t")
     assert {n for n, leader in enumerate(topic.leaders) if leader == 3} == topic.partitions.keys()
-    leader = next(each for each in members if number in each.partition_table.topic("t").partitions)
+    leader = next(each for each in members if number in each.led_partitions.topic("t").partitions)
     assert leader.append(["new"], partition=number).base_offset == 0
     rows = rows_of_root(third.store, third.clock, partition=number)
     assert [row[1] for row in rows] == [b"new"]
@@ -247,7 +247,7 @@ def test_a_partition_is_not_released_while_it_moves(
     number = led_by(first)
     for sequence in range(3):
         first.append([f"{sequence}"], partition=number, producer_sequence=(9, 0, sequence))
-    resignations = first.partition_table.resignations
+    resignations = first.led_partitions.resignations
     complete = resignations.complete
 
     def complete_and_release(*values: Any) -> bool:
@@ -292,7 +292,7 @@ def test_a_tail_of_a_partition_that_was_away_for_a_moment(
 ) -> None:
     """It ends, so that its client asks again: it would not hear of new records."""
     first, *_ = members
-    away, busy = sorted(first.partition_table.topic("t").partitions)
+    away, busy = sorted(first.led_partitions.topic("t").partitions)
     for value in ("a", "b"):
         first.append([value], partition=busy)
     positions = [TailPosition(topic="t", partition=n, offset=0) for n in (away, busy)]
@@ -307,7 +307,7 @@ def test_a_tail_of_a_partition_that_was_away_for_a_moment(
         with pytest.raises(errors.LeadersChanged):
             first.handovers.move({("t", away): 2})
     first.handovers.tick()
-    assert away in first.partition_table.topic("t").partitions
+    assert away in first.led_partitions.topic("t").partitions
     with pytest.raises(errors.MetadataChanged):
         list(iter(tail.next, None))
     tail.close()
@@ -321,12 +321,12 @@ def test_producers_that_are_ahead_of_the_creator(
     Batches keep their order, and no refusal is final.
     """
     first, second, *_ = members
-    add = first.partition_table.add_partitions
+    add = first.led_partitions.add_partitions
     judged: list[tuple[errors.SparklogError, int, int]] = []
 
     def add_late(topic: Any, *values: Any, **named: Any) -> None:
         second.reconciler.tick()
-        leaders = second.partition_table.topic("u").leaders
+        leaders = second.led_partitions.topic("u").leaders
         number = max(n for n, leader in enumerate(leaders) if leader == 1)
         looks = first.broker.metadata.looks
         with pytest.raises(errors.Invalid) as refused:
@@ -334,7 +334,7 @@ def test_producers_that_are_ahead_of_the_creator(
         judged.append((refused.value, number, looks))
         add(topic, *values, **named)
 
-    monkeypatch.setattr(first.partition_table, "add_partitions", add_late)
+    monkeypatch.setattr(first.led_partitions, "add_partitions", add_late)
     first.create("u", 4)
     first.broker.topics.add_partitions(AddPartitions(topic="u", partitions=8))
     kinds = [type(error) for error, _, _ in judged]
@@ -363,7 +363,7 @@ def test_records_without_a_leader_are_not_said_to_be_published(
     second.reconciler.tick()
     second.publish()
     second.broker.publishing.publish(request)
-    monkeypatch.setattr(brokers, "fate_of", lambda _: Fate.GONE)
+    monkeypatch.setattr(live_members, "fate_of", lambda _: Fate.GONE)
     clock.advance(1.0)
     with pytest.raises(errors.MetadataChanged):  # others are replaced
         second.broker.publishing.publish(request)

@@ -28,7 +28,7 @@ def _rig(rig: Rig) -> Rig:
 def run(rig: Rig, offset: int = 0, *, rows: int = 100, **bounds: int | bool | None) -> list[int]:
     """The base offsets of consecutive batches from `offset` on."""
     given = {"limit_bytes": BYTES, **bounds}
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     found: list[HotBatch] = rig.hot.run(topic_id, 0, offset, rows=rows, **given)  # type: ignore[arg-type]
     return [each.entry.base_offset for each in found]
 
@@ -62,7 +62,7 @@ def test_each_bound_of_a_run_holds(rig: Rig, bounds: dict[str, int], batches: in
 
 def test_a_run_may_be_as_large_as_its_limit(rig: Rig) -> None:
     """A run may reach its limit exactly; a limit that is one byte less has one batch less."""
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     two = rig.hot.run(topic_id, 0, 0, rows=2 * ROWS, limit_bytes=BYTES)
     size = sum(each.entry.memory_bytes for each in two)
     assert run(rig, limit_bytes=size) == [0, 2]
@@ -95,7 +95,7 @@ def test_the_oldest_batches_are_evicted_first() -> None:
     entries = []
     for number in range(5):
         rig.append(["x" * 100], partition=number % 2)
-        entries.append(rig.partition_table.topic("t").partition(number % 2).unpublished[-1].entry)
+        entries.append(rig.led_partitions.topic("t").partition(number % 2).unpublished[-1].entry)
         assert rig.hot.bytes <= limit_bytes
     assert [rig.hot.find(each) is not None for each in entries] == [False, False, True, True, True]
     nothing = HotTail(limit_bytes=0)

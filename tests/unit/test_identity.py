@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sparklog import errors
-from sparklog.broker.heartbeats import PROOF_PAUSE_REMOTE_SECONDS, Heartbeats
+from sparklog.broker.failover.heartbeats import PROOF_PAUSE_REMOTE_SECONDS, Heartbeats
 from sparklog.broker.log import takeover
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import BrokerInfo, ClusterInfo, ProveRoot, RootProof
@@ -24,6 +24,7 @@ from sparklog.storage.metadata.processes import Process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Fault, NoFaults, Operation, ScriptedFaults
+from tests.support.brokers import registration
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0
@@ -39,11 +40,9 @@ class Peer:
         self.leadership = takeover.acquire(
             store,
             MetadataStore(store, clock=clock),
-            broker=1,
-            flight="h:1",
+            1,
+            registration(1, process=ELSEWHERE),
             clock=clock,
-            dead_after_seconds=5.0,
-            process=ELSEWHERE,
             check_alive=False,
         )
         self.flushed_at = -float("inf")

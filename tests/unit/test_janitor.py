@@ -30,7 +30,7 @@ from sparklog.clock import ManualClock
 from sparklog.doctor import CheckState, check_log
 from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
-from sparklog.storage.maintenance import log_compaction, retention
+from sparklog.storage.maintenance import key_compaction, retention
 from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
@@ -134,7 +134,7 @@ def test_records_beyond_retention_ms_are_removed(
         fill(rig, 1, "r")
         clock.advance(300.0)
         rig.janitor.tick()
-    partition = rig.partition_table.topic("r").partition(0)
+    partition = rig.led_partitions.topic("r").partition(0)
     assert (partition.start, partition.end, files(rig, "r")) == (1, 3, 3)
     assert rig.read("r", start=1) == rows_of_table(rig.store, clock, "r") == [(1, b"0"), (2, b"0")]
     with pytest.raises(errors.OffsetOutOfRange):
@@ -178,14 +178,14 @@ def test_an_append_only_table_is_published_and_merged(
     every = [(number, b"%d" % number) for number in range(6)]
     for topic in ("r", "c", "t"):
         assert rig.read(topic) == rows_of_table(rig.store, clock, topic) == every
-        assert len(rig.partition_table.topic(topic).table.refresh().files[0]) < 6
+        assert len(rig.led_partitions.topic(topic).table.refresh().files[0]) < 6
     assert sorted(logged()) == [("deletions are refused", "c"), ("deletions are refused", "r")]
     assert {each.topic for each in rig.broker.status().kept_records} == {"c", "r"}
     set_append_only(None)
     clock.advance(COMPACT_SETTLED_SECONDS + SWEEP)
     for _ in range(2):
         rig.janitor.tick()
-    assert rig.partition_table.topic("r").partition(0).start == 6
+    assert rig.led_partitions.topic("r").partition(0).start == 6
     assert rows_of_table(rig.store, clock, "c") == [(5, b"5")]
     over = [line for line in logged() if line[0] == "deletions are accepted again"]
     assert sorted(topic or "" for _, topic in over) == ["c", "r"]
@@ -626,8 +626,8 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
         found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
         append_staged(rig, manifest.write(rig.store, found, clock).path)
     before = paths(rig.store, "staging")
-    while rig.partition_table.topic("t").partition(0).unpublished:
-        rig.publisher.publish(rig.partition_table.topic("t"))
+    while rig.led_partitions.topic("t").partition(0).unpublished:
+        rig.publisher.publish(rig.led_partitions.topic("t"))
     rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
@@ -1026,12 +1026,12 @@ def test_a_long_compaction_by_key_delays_no_other_topic(
         assert gate.wait(30)
         return []
 
-    monkeypatch.setattr(log_compaction, "choose", choose)
+    monkeypatch.setattr(key_compaction, "choose", choose)
     with ThreadPoolExecutor(1) as workers:
         monkeypatch.setattr(rig.janitor, "_workers", workers)
         rig.janitor.tick()
         assert entered.wait(30)
-        state = rig.janitor._topics[rig.partition_table.topic("t").topic_id]
+        state = rig.janitor._topics[rig.led_partitions.topic("t").topic_id]
         for _ in range(2):
             looked = state.due["retention"]
             clock.advance(RETENTION_EVERY_SECONDS)

@@ -20,7 +20,7 @@ from sparklog.formats import flight_messages
 from sparklog.jobs import compact as jobs
 from sparklog.jobs import rewriting
 from sparklog.jobs.rewriting import DriverClock
-from sparklog.storage.maintenance import file_compaction, log_compaction
+from sparklog.storage.maintenance import file_compaction, key_compaction
 from sparklog.storage.objects import MemoryStore, Store, open_store
 from sparklog.storage.table.changes import create_change, delete_change
 from sparklog.storage.table.names import data_path
@@ -28,7 +28,7 @@ from sparklog.storage.table.topic_table import TopicTable
 from tests.support import tables
 from tests.support.brokers import Rig, rows_of_table
 from tests.support.tables import TOPIC_ID
-from tests.unit.test_log_compaction import Crash, CrashAt
+from tests.unit.test_key_compaction import Crash, CrashAt
 
 COMPACT = {"cleanup.policy": "compact"}
 _names = itertools.count()
@@ -104,11 +104,11 @@ def view(table: TopicTable) -> TopicTable:
 
 def by_janitor(table: TopicTable) -> None:
     """Compacts the table as a broker does."""
-    for each in log_compaction.choose(table, everything=True):
-        log_compaction.compact(table, each)
+    for each in key_compaction.choose(table, everything=True):
+        key_compaction.compact(table, each)
     snapshot = table.refresh()
     groups = file_compaction.choose(
-        snapshot, everything=True, borders=log_compaction.borders(table, snapshot)
+        snapshot, everything=True, borders=key_compaction.borders(table, snapshot)
     )
     file_compaction.compact(table, [each for each in groups if len(each.files) > 1])
 
@@ -139,7 +139,7 @@ def data_files(table: TopicTable) -> set[str]:
 
 def progress(table: TopicTable) -> list[int]:
     """The end of the last pass of each partition."""
-    return list(log_compaction.borders(table, table.refresh()))
+    return list(key_compaction.borders(table, table.refresh()))
 
 
 # ------------------------------------------------------------------------------ the result
@@ -328,7 +328,7 @@ def test_a_pass_that_is_not_tried_again_is_named(
     """It has only young files when the job looks at it again, and the other partition has not."""
     table = make(cleanup_policy="compact")
     fill(table, 2)
-    real = log_compaction.choose
+    real = key_compaction.choose
 
     def choose(*arguments: Any, before_us: int | None = None, **options: Any) -> Any:
         passes = real(*arguments, **options)
@@ -343,7 +343,7 @@ def test_a_pass_that_is_not_tried_again_is_named(
             )
             assert file_compaction.compact(table, [group])
 
-    monkeypatch.setattr(log_compaction, "choose", choose)
+    monkeypatch.setattr(key_compaction, "choose", choose)
     spark.meanwhile = replace
     assert run(table, capsys).endswith("; left for another run: partition 1")
     assert progress(table) == [20, 0]
@@ -353,9 +353,9 @@ def test_a_pass_that_is_given_up_leaves_no_files(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tasks have written all steps of a pass before the driver commits the first."""
-    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", 1)
-    choose = functools.partial(log_compaction.choose, target_bytes=1)
-    monkeypatch.setattr(log_compaction, "choose", choose)
+    monkeypatch.setattr("sparklog.storage.maintenance.key_compaction.COMPACT_STEP_BYTES", 1)
+    choose = functools.partial(key_compaction.choose, target_bytes=1)
+    monkeypatch.setattr(key_compaction, "choose", choose)
     table = make(1, cleanup_policy="compact")
     for rows in (7, 3, 1):  # a key for each row
         tables.publish_rows(table, 0, rows)
@@ -506,10 +506,10 @@ def test_a_long_pass_is_continued_by_another_run(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A task ends while its first files are young enough to be committed."""
-    monkeypatch.setattr("sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", 1)
+    monkeypatch.setattr("sparklog.storage.maintenance.key_compaction.COMPACT_STEP_BYTES", 1)
     monkeypatch.setattr(rewriting, "_STEPS_SECONDS", -1.0)
-    choose = functools.partial(log_compaction.choose, target_bytes=1)
-    monkeypatch.setattr(log_compaction, "choose", choose)
+    choose = functools.partial(key_compaction.choose, target_bytes=1)
+    monkeypatch.setattr(key_compaction, "choose", choose)
     table = make(1, cleanup_policy="compact")
     for rows in (7, 3, 1):  # a key for each row
         tables.publish_rows(table, 0, rows)

@@ -38,7 +38,7 @@ def rig_with_rows(clock: ManualClock) -> Rig:
 
 def reader_of(rig: Rig) -> KafkaReader:
     """A reader as the broker builds it."""
-    return KafkaReader(rig.broker._reader, rig.partition_table, rig.hot, clock=rig.clock)
+    return KafkaReader(rig.broker._reader, rig.led_partitions, rig.hot, clock=rig.clock)
 
 
 @pytest.fixture(name="encoded")
@@ -130,7 +130,7 @@ def test_records_before_a_damaged_file_are_read(clock: ManualClock) -> None:
     for number in range(3):
         rig.append([f"{number}"])
         rig.publish()
-    damaged = rig.partition_table.topic("t").table.snapshot.files[0][2]
+    damaged = rig.led_partitions.topic("t").table.snapshot.files[0][2]
     rig.store.put(data_path("t", damaged), b"PAR1")
     found: list[int] = []
     offsets = (batch.rows.column("offset").to_pylist() for batch in rig.broker.read("t", 0, 0, 3))
@@ -350,7 +350,7 @@ def test_what_cannot_be_read_together_is_left_to_fetches(clock: ManualClock) -> 
     """The others are read: an error, or a record that is in the log only, is one partition's."""
     rig = rig_with_small_files(clock, 6)
     rig.append(["in the log"], partition=4)
-    missing = rig.partition_table.topic("t").table.snapshot.files[5][1]
+    missing = rig.led_partitions.topic("t").table.snapshot.files[5][1]
     rig.store.delete([data_path("t", missing)])
     reader = reader_of(rig)
     reader.read_together(
@@ -374,7 +374,7 @@ def test_what_is_read_together_is_bounded(
 ) -> None:
     """By the bytes of files, by their rows in memory, and by the space for encoded batches."""
     rig = rig_with_small_files(clock)
-    (file, *_) = rig.partition_table.topic("t").table.snapshot.files[0]
+    (file, *_) = rig.led_partitions.topic("t").table.snapshot.files[0]
     assert 4 * file.size_bytes <= 3_600 < 6 * file.size_bytes
     monkeypatch.setattr(name, size)
     reader = reader_of(rig)
@@ -390,7 +390,7 @@ def test_what_another_reader_encodes_is_not_encoded_twice(
     """Each of two readers leaves to the other what that has begun."""
     rig = rig_with_small_files(clock, 2)
     reader = reader_of(rig)
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     lock = reader._encoding[topic_id, 0, 0] = threading.Lock()
     with lock:
         reader.read_together([("t", 0, 0), ("t", 1, 0)])
@@ -408,8 +408,8 @@ def test_records_that_are_deleted_while_they_are_read_are_not_returned(
     read_runs = reads.read_runs
 
     def reading(*runs: Any, **options: Any) -> Any:
-        topic = rig.partition_table.topic("t")
-        rig.partition_table.advance_start(topic, [2, 0])
+        topic = rig.led_partitions.topic("t")
+        rig.led_partitions.advance_start(topic, [2, 0])
         return read_runs(*runs, **options)
 
     monkeypatch.setattr("sparklog.broker.log.readers.read_runs", reading)

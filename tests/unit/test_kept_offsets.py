@@ -115,7 +115,7 @@ def keep(
 
 def fetched(rig: Rig, first: int, topic: str = "m") -> list[Row]:
     """The rows that a Kafka consumer gets from `first` to the end."""
-    reader = KafkaReader(rig.broker._reader, rig.partition_table, rig.hot, clock=rig.clock)
+    reader = KafkaReader(rig.broker._reader, rig.led_partitions, rig.hot, clock=rig.clock)
     found: list[Row] = []
     at, end = first, rig.end(topic)
     while at < end:
@@ -316,7 +316,7 @@ def test_every_reader_returns_the_same_offsets(steps: list[Step], compacts: bool
         assert source.read(first, last) == wanted
     rig.publish()
     assert in_table(store, clock, "m") == expected
-    assert rig.partition_table.topic("m").table.refresh().ends == (end,)
+    assert rig.led_partitions.topic("m").table.refresh().ends == (end,)
 
 
 def test_a_huge_gap_takes_a_consumer_one_fetch(rig: Rig) -> None:
@@ -324,7 +324,7 @@ def test_a_huge_gap_takes_a_consumer_one_fetch(rig: Rig) -> None:
     mirror(rig)
     keep(rig, [3, HUGE - 1], 0, HUGE + 2**40)
     for _ in range(2):
-        reader = KafkaReader(rig.broker._reader, rig.partition_table, rig.hot, clock=rig.clock)
+        reader = KafkaReader(rig.broker._reader, rig.led_partitions, rig.hot, clock=rig.clock)
         answer = reader.fetch("m", 0, 0, limit_bytes=1 << 20)
         assert answer is not None
         assert answer.end == rig.end("m") == HUGE + 2**40
@@ -342,8 +342,8 @@ def test_offsets_without_rows_move_the_table(rig: Rig, store: MemoryStore) -> No
     assert fetched(rig, 0) == []
     rig.publish()
     rig.trim()
-    assert rig.partition_table.topic("m").table.refresh().ends == (100,)
-    assert not any(rig.partition_table.topic("m").table.refresh().files)
+    assert rig.led_partitions.topic("m").table.refresh().ends == (100,)
+    assert not any(rig.led_partitions.topic("m").table.refresh().files)
     rig = rig.successor()
     assert rig.end("m") == 100
     keep(rig, [107], 100, 110)
@@ -379,8 +379,8 @@ def test_a_gap_has_no_time(rig: Rig) -> None:
     mirror(rig)
     keep(rig, [], 0, 10)
     keep(rig, [12, 15], 10, 20, timestamp=[7_000, 9_000])
-    topic = rig.partition_table.topic("m")
-    times = RecordTimes(rig.broker._reader, rig.partition_table)
+    topic = rig.led_partitions.topic("m")
+    times = RecordTimes(rig.broker._reader, rig.led_partitions)
     for offset, at_us in ((0, 7_000), (12, 7_000), (13, 9_000), (16, None)):
         key = "m", topic.topic_id, 0, offset
         assert times.known_us(key) is None
@@ -426,7 +426,7 @@ def test_a_lost_file_with_gaps_is_written_again(
             ],
         )
     rig.publish()
-    topic = rig.partition_table.topic("m")
+    topic = rig.led_partitions.topic("m")
     (file,) = topic.table.refresh().files[0]
     store.delete([f"topics/m/{file.path}"])
     rig.confirmer.confirm()
@@ -442,7 +442,7 @@ def test_a_mirror_takes_no_other_records(rig: Rig) -> None:
     mirror(rig)
     keep(rig, [1], 0, 3)
     kafka = rig.writer.preparer.prepare_kafka(
-        rig.partition_table.topic("m"), 0, built([Record(1_700_000_000_000, None, b"v")])
+        rig.led_partitions.topic("m"), 0, built([Record(1_700_000_000_000, None, b"v")])
     )
     assert kafka.encoding is Encoding.KAFKA
     ordinary = staged(rig.store, rig, [payload(["v"])])
@@ -524,7 +524,7 @@ def test_a_topic_with_records_becomes_no_mirror(rig: Rig) -> None:
     rig.create("u")
     edits = [(Edit.SET, MIRROR_SOURCE, SOURCE)]
     rig.broker.topics.config_changes.edit("u", edits, only_checks=False)
-    assert rig.partition_table.topic("u").mirror_source == SOURCE
+    assert rig.led_partitions.topic("u").mirror_source == SOURCE
     keep(rig, [0], 0, 1, topic="u")
     other = [(Edit.SET, MIRROR_SOURCE, "another")]
     for topic, change in (("u", other), ("t", edits)):
@@ -533,14 +533,14 @@ def test_a_topic_with_records_becomes_no_mirror(rig: Rig) -> None:
             rig.broker.topics.config_changes.edit(topic, change, only_checks=True)
     rig.broker.topics.config_changes.edit("u", edits, only_checks=False)
     rig.broker.topics.config_changes.edit("u", [(Edit.SET, MIRROR_SOURCE, "")], only_checks=False)
-    assert rig.partition_table.topic("u").mirror_source is None
+    assert rig.led_partitions.topic("u").mirror_source is None
 
 
 def test_no_record_arrives_while_a_topic_becomes_a_mirror(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mirror would continue after it, and have another record than its source."""
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     commit_table = topic.table.commit
 
     def commit_late(decide: Decide) -> TableSnapshot:
@@ -582,7 +582,7 @@ def test_a_record_under_way_prevents_a_mirror(rig: Rig, monkeypatch: pytest.Monk
         finally:
             waits.set()
         written.result(30.0)
-    assert rig.partition_table.topic("t").mirror_source is None
+    assert rig.led_partitions.topic("t").mirror_source is None
     rig.append(["w"])
     assert rig.read("t") == [(0, b"v"), (1, b"w")]
 
@@ -686,9 +686,9 @@ def test_a_section_that_is_not_as_described_stops_its_partition_only(rig: Rig) -
     with pytest.raises(errors.CorruptObject, match="do not rise"):
         rig.read("m")
     with pytest.raises(errors.CorruptObject, match="do not rise"):
-        rig.publisher.publish(rig.partition_table.topic("m"))
-    assert rig.partition_table.topic("m").table.refresh().ends == (0, 5)
-    rig.publisher.publish(rig.partition_table.topic("t"))
+        rig.publisher.publish(rig.led_partitions.topic("m"))
+    assert rig.led_partitions.topic("m").table.refresh().ends == (0, 5)
+    rig.publisher.publish(rig.led_partitions.topic("t"))
     assert in_table(rig.store, rig.clock) == [(0, b"v")]
 
 

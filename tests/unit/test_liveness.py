@@ -24,7 +24,7 @@ from sparklog.storage.metadata.liveness import (
     read_heartbeats,
     write_heartbeat,
 )
-from sparklog.storage.metadata.model import BrokerKind
+from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration
 from sparklog.storage.metadata.processes import Process, this_process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
@@ -56,12 +56,15 @@ class Peer:
         self.leadership = takeover.acquire(
             store,
             MetadataStore(store, clock=clock),
-            broker=broker,
-            flight=f"h:{broker}",
+            broker,
+            BrokerRegistration(
+                epoch=0,
+                flight=f"h:{broker}",
+                kind=kind,
+                process=process,
+                dead_after_seconds=dead_after_seconds,
+            ),
             clock=clock,
-            dead_after_seconds=dead_after_seconds,
-            kind=kind,
-            process=process,
             check_alive=False,
         )
 
@@ -414,11 +417,11 @@ def acquire(
     return takeover.acquire(
         store,
         MetadataStore(store, clock=clock),
-        broker=1,
-        flight="h:new",
+        1,
+        BrokerRegistration(
+            epoch=0, flight="h:new", kind=kind, dead_after_seconds=DEAD_AFTER_SECONDS
+        ),
         clock=clock,
-        dead_after_seconds=DEAD_AFTER_SECONDS,
-        kind=kind,
         take_over=take_over,
     )
 

@@ -93,7 +93,7 @@ def bench() -> Bench:
     rig.publisher.counts = upkeep
     sources = Sources(
         broker=rig.broker,
-        partition_table=rig.partition_table,
+        led_partitions=rig.led_partitions,
         publisher=rig.publisher,
         groups=groups,
         flushes=FlushCounts(),
@@ -139,7 +139,7 @@ def test_traffic_of_topics(bench: Bench) -> None:
     assert found[at(f"{prefix}_totalfetchrequests_total", topic="t")] == 1
     appended = sum(
         each.growth.appended_bytes
-        for each in bench.rig.partition_table.topic("t").partitions.values()
+        for each in bench.rig.led_partitions.topic("t").partitions.values()
     )
     assert found[at(f"{prefix}_bytesin_total", topic="t")] == appended
     assert found[at(f"{prefix}_bytesout_total", topic="t")] > 0
@@ -152,7 +152,7 @@ def test_traffic_of_topics(bench: Bench) -> None:
 def test_a_refused_flush_is_a_failed_request(bench: Bench) -> None:
     """Each batch in it counts as refused."""
     pending = [bench.rig.submit(["a"], partition=number) for number in (0, 1)]
-    bench.rig.partition_table.topic("t").in_doubt = "a test"
+    bench.rig.led_partitions.topic("t").in_doubt = "a test"
     for each in pending:
         with pytest.raises(errors.TopicHeldBack):
             bench.rig.broker.wait(each)
@@ -200,12 +200,12 @@ def test_lag_of_tables(bench: Bench) -> None:
     assert late[at("sparklog_wal_objects")] == 2
     assert (
         late[at("sparklog_wal_unpublished_bytes")]
-        == bench.rig.partition_table.backlog.unpublished_bytes
+        == bench.rig.led_partitions.backlog.unpublished_bytes
     )
     assert late[at("kafka_log_log_size", topic="t", partition=0)] > 0
     bench.publish()
     done = bench.values()
-    files = bench.rig.partition_table.topic("t").table.snapshot.files
+    files = bench.rig.led_partitions.topic("t").table.snapshot.files
     size = sum(file.size_bytes for of_partition in files for file in of_partition)
     assert done[at("sparklog_publish_lag_records", topic="t")] == 0
     assert done[at("sparklog_wal_objects")] == 0
@@ -225,7 +225,7 @@ def test_debt_and_amplification_of_compaction(bench: Bench) -> None:
     for _ in range(2):
         bench.rig.append(["a"], partition=0)
         bench.publish()
-    topic = bench.rig.partition_table.topic("t")
+    topic = bench.rig.led_partitions.topic("t")
     size = sum(file.size_bytes for file in topic.table.snapshot.files[0])
     found = bench.values()
     assert found[at("sparklog_compaction_debt_bytes", topic="t")] == size
@@ -246,7 +246,7 @@ def test_compaction_by_key_amplifies_writing(bench: Bench) -> None:
     upkeep = bench.sources.upkeep
     published_bytes = upkeep.published_bytes
     bench.rig.broker.topics.compact("c")
-    (file,) = bench.rig.partition_table.topic("c").table.snapshot.files[0]
+    (file,) = bench.rig.led_partitions.topic("c").table.snapshot.files[0]
     assert upkeep.merged_files >= 1
     assert upkeep.merged_bytes >= file.size_bytes
     found = bench.values()
@@ -334,7 +334,7 @@ def test_lag_in_seconds_begins_at_the_log_start(bench: Bench) -> None:
     bench.commit("g", "t", {0: 0})
     bench.publish()
     assert lag_seconds(bench, 0) == 9.0
-    partition = bench.rig.partition_table.topic("t").partition(0)
+    partition = bench.rig.led_partitions.topic("t").partition(0)
     partition.start = 1
     assert lag_seconds(bench, 0) == 2.0
 

@@ -25,6 +25,7 @@ from sparklog.storage.metadata.processes import Process, this_process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import WalKind
+from tests.support.brokers import registration
 
 ELSEWHERE = Process(host="elsewhere", pid=7, machine="another boot", started="1")
 ENDED = msgspec.structs.replace(this_process(), started="never")
@@ -280,11 +281,9 @@ def test_it_is_a_member_of_what_a_start_registers(store: MemoryStore, clock: Man
     takeover.acquire(
         store,
         MetadataStore(store, clock=clock),
-        broker=0,
-        flight="h:0",
+        0,
+        registration(0, process=this_process()),
         clock=clock,
-        dead_after_seconds=5.0,
-        process=this_process(),
         check_alive=False,
     )
     root = Root(store, clock)

@@ -12,8 +12,8 @@ import pytest
 from sparklog import errors
 from sparklog.broker.log.checkpoint_state import StateEncoder
 from sparklog.broker.log.flush import WriterLimits
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import (
     PRODUCER_REFUSAL_SECONDS,
     PRODUCERS_PER_BLOCK,
@@ -157,15 +157,15 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     """A checkpoint of an earlier version, a list of partitions without a clock, is read."""
     producers = {9: (0, ((0, 1, 5, 7),))}
     batches = {"q": ((("q", 3), 6, 2, 8),)}
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
     key = topic.topic_id, 0
-    rig.partition_table._duplicates.restore([(data, {key})], {key: (topic, topic.partitions[0])})
+    rig.led_partitions._duplicates.restore([(data, {key})], {key: (topic, topic.partitions[0])})
     (found,) = rig.broker.partitions.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
-    rig.partition_table._duplicates.restore([(b"\x90", set())], {})
+    rig.led_partitions._duplicates.restore([(b"\x90", set())], {})
 
 
 # ------------------------------------------------------------------------------ many
@@ -247,16 +247,16 @@ class _Failing:
         raise MemoryError
 
 
-def _table_of_many(count: int) -> PartitionTable:
-    partition_table = PartitionTable(1)
+def _table_of_many(count: int) -> LedPartitions:
+    led_partitions = LedPartitions(1)
     topic = Topic("t", "00", {}, no_table())
     topic.partitions = {
         number: Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
     }
-    partition_table.add_topic(topic)
+    led_partitions.add_topic(topic)
     for at in _writes(topic, range(count)):
-        partition_table.apply(at)
-    return partition_table
+        led_partitions.apply(at)
+    return led_partitions
 
 
 def _writes(topic: Topic, producer_ids: range) -> Iterator[WalObject]:
@@ -285,18 +285,18 @@ def _writes(topic: Topic, producer_ids: range) -> Iterator[WalObject]:
 
 def test_many_producers_do_not_stop_acks() -> None:
     """The lock is held for references only, and unchanged states are not encoded again."""
-    partition_table = _table_of_many(30_000)
+    led_partitions = _table_of_many(30_000)
     encoder = StateEncoder()
     held: list[float] = []
     encoded: list[float] = []
     for _ in range(3):
         began = time.thread_time()
-        snapshot = partition_table.snapshot_states(now_us=0)
+        snapshot = led_partitions.snapshot_states(now_us=0)
         held.append(time.thread_time() - began)
         began = time.thread_time()
         data = encoder.encode(snapshot)
         encoded.append(time.thread_time() - began)
-        restored = PartitionTable(1)
+        restored = LedPartitions(1)
         topic = Topic("t", "00", {}, no_table())
         topic.partitions = {
             number: Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
@@ -304,14 +304,12 @@ def test_many_producers_do_not_stop_acks() -> None:
         restored.add_topic(topic)
         wanted = {("00", number): (topic, each) for number, each in topic.partitions.items()}
         restored._duplicates.restore([(data, wanted)], wanted)
-        states = [
-            each.producers.blocks() for each in partition_table.topic("t").partitions.values()
-        ]
+        states = [each.producers.blocks() for each in led_partitions.topic("t").partitions.values()]
         found = [each.producers.blocks() for each in topic.partitions.values()]
         assert _by_id(found).keys() == _by_id(states).keys()
         assert len(_by_id(found)) == 30_000
-        for each in _writes(partition_table.topic("t"), range(1)):
-            partition_table.apply(each)
+        for each in _writes(led_partitions.topic("t"), range(1)):
+            led_partitions.apply(each)
     assert held[0] < 0.02
     assert min(held[1:]) < 0.002
     assert min(encoded[1:]) < encoded[0] / 2

@@ -97,7 +97,7 @@ def test_it_appends_to_and_reads_its_own(rig: Rig) -> None:
     )
     with pytest.raises(errors.UnknownPartition, match="0 to 3"):
         rig.append(["c"], partition=4)
-    assert rig.partition_table.topic("t").partitions[1].start == 0
+    assert rig.led_partitions.topic("t").partitions[1].start == 0
 
 
 def test_it_describes_all(rig: Rig) -> None:
@@ -124,7 +124,7 @@ def test_it_describes_all(rig: Rig) -> None:
 
 def test_it_publishes_its_own(rig: Rig) -> None:
     """The other broker commits to the same table before and after, and neither is in the way."""
-    topic_id = rig.partition_table.topic("t").topic_id
+    topic_id = rig.led_partitions.topic("t").topic_id
     other = TopicTable(rig.store, "t", clock=rig.clock)
 
     def commit(end: int) -> None:
@@ -140,7 +140,7 @@ def test_it_publishes_its_own(rig: Rig) -> None:
     assert other.refresh().ends == (5, 4, 1, 2)
     rig.confirmer.confirm()
     rig.janitor.tick()
-    assert not rig.partition_table.backlog.waiting()
+    assert not rig.led_partitions.backlog.waiting()
 
 
 def test_its_checkpoint_has_its_own(rig: Rig) -> None:
@@ -148,7 +148,7 @@ def test_its_checkpoint_has_its_own(rig: Rig) -> None:
     rig.append(["c"], partition=1, producer_sequence=(9, 0, 2))
     rig.publish()
     rig.wal_cleaner.checkpoint()
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     checkpoint = newest_checkpoint(rig.store, 1, rig.leadership.epoch)
     assert checkpoint is not None
     assert checkpoint.bounds is not None
@@ -192,4 +192,4 @@ def test_a_deleted_topic_is_gone_whoever_led_it(rig: Rig) -> None:
     rig.broker.topics.delete("t")
     assert rig.broker.topics.names() == []
     assert TopicTable(rig.store, "t", clock=rig.clock).refresh().topic_id is None
-    assert not rig.partition_table.backlog.waiting()
+    assert not rig.led_partitions.backlog.waiting()

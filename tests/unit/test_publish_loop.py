@@ -63,7 +63,7 @@ def publishing(
     """A publish loop as the agent builds it."""
     return PublishLoop(
         rig.publisher,
-        rig.partition_table,
+        rig.led_partitions,
         settings=INTERVAL,
         check_leadership=lambda: check_leadership(rig.meta.reload(), rig.leadership),
         on_published=wake,
@@ -103,7 +103,7 @@ def test_an_error_holds_back_one_topic(
         loop.tick()
         assert len(rows_of_table(store, clock, "u")) == number + 1
     assert len(woken) == 30
-    reason = rig.partition_table.topic("t").held_back
+    reason = rig.led_partitions.topic("t").held_back
     assert reason is not None
     assert type(error).__name__ in repr(error)
     assert str(error) in reason or "put of" in reason
@@ -114,7 +114,7 @@ def test_an_error_holds_back_one_topic(
     faults.error = None
     clock.advance(10.0)
     loop.tick()
-    assert rig.partition_table.topic("t").held_back is None
+    assert rig.led_partitions.topic("t").held_back is None
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"c")]
     assert rows_of_table(store, clock, partition=1) == [(0, b"b")]
 
@@ -127,15 +127,15 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     A topic of which others lead all partitions does not concern this broker.
     """
     faults = FailingGets()
-    topics = [rig.partition_table.topic(name) for name in ("t", "u")]
+    topics = [rig.led_partitions.topic(name) for name in ("t", "u")]
     topics[0].table.store = topics[0].table.log_reader.store = store.view(faults)
     loop = publishing(rig)
     for topic in topics:
-        rig.partition_table.backlog.hold_back(topic, "403")
-    rig.partition_table.resignations.begin(topics[1], 0)
-    assert rig.partition_table.resignations.complete(topics[1], 0)
+        rig.led_partitions.backlog.hold_back(topic, "403")
+    rig.led_partitions.resignations.begin(topics[1], 0)
+    assert rig.led_partitions.resignations.complete(topics[1], 0)
     assert topics[1].held_back is None
-    assert rig.partition_table.backlog.waiting() == [topics[0]]
+    assert rig.led_partitions.backlog.waiting() == [topics[0]]
     for _ in range(100):
         loop.tick()
         clock.advance(0.1)
@@ -145,7 +145,7 @@ def test_a_topic_that_is_held_back_at_the_start_is_looked_at_again(
     clock.advance(60.0)
     loop.tick()
     assert [each.refusal for each in topics] == [None, None]
-    assert not rig.partition_table.backlog.waiting()
+    assert not rig.led_partitions.backlog.waiting()
 
 
 def test_a_topic_is_not_published_again_with_an_old_log_start(
@@ -157,9 +157,9 @@ def test_a_topic_is_not_published_again_with_an_old_log_start(
     """
     rig.append(["a", "b"])
     rig.publish()
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     retention.delete_records(TopicTable(store, "t", clock=clock), topic.topic_id, {0: 1})
-    rig.partition_table.backlog.hold_back(topic, "503")
+    rig.led_partitions.backlog.hold_back(topic, "503")
     clock.advance(10.0)
     publishing(rig).tick()
     assert (topic.held_back, topic.partitions[0].start) == (None, 1)
@@ -193,7 +193,7 @@ def test_a_txn_that_was_moved_blocks_its_partition(
     rig.append(["a"])
     rig.append(["b"], partition=1)
     rig.append(["x"], topic="u")
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     before = TopicTable(store, "t", clock=clock)
     before.commit(lambda _: TableChange(txns={end_app_id(topic.topic_id, 0): 9}))
     clock.advance(2.0)
@@ -219,7 +219,7 @@ def test_a_txn_that_was_set_back_holds_its_topic_back(
     rig.append(["a", "b"])
     rig.publish()
     rig.append(["c"])
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     lines = bytes(store.get(f"topics/t/_delta_log/{1:020d}.json")).splitlines()
     (add,) = (line for line in lines if line.startswith(b'{"add"'))
     path = msgspec.json.decode(add)["add"]["path"].encode()
@@ -244,7 +244,7 @@ def test_a_record_acked_while_its_partition_is_being_blocked_stays(
 ) -> None:
     """A record that comes between the read of the table and the block is in the log, and read."""
     rig.append(["a"])
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     moved = TopicTable(store, "t", clock=clock)
     moved.commit(lambda _: TableChange(txns={end_app_id(topic.topic_id, 0): 9}))
     clock.advance(2.0)
@@ -254,7 +254,7 @@ def test_a_record_acked_while_its_partition_is_being_blocked_stays(
 
     PublishLoop(
         rig.publisher,
-        rig.partition_table,
+        rig.led_partitions,
         settings=INTERVAL,
         check_leadership=check,
         on_published=lambda: None,
@@ -308,7 +308,7 @@ def test_topics_are_published_together(rig: Rig, store: MemoryStore, clock: Manu
                     raise errors.StorageUnavailable(operation="put", path=path, reason="down")
 
     rig.publish_to(store.view(Recorded()))
-    topics = [rig.partition_table.topic(name) for name in names]
+    topics = [rig.led_partitions.topic(name) for name in names]
     outcomes = rig.publisher.publish_together(topics)
     assert [type(each) for each in outcomes] == [
         type(None),
@@ -376,7 +376,7 @@ def test_a_request_is_kept_until_the_topic_is_begun_after_it(
                 assert gate.wait(30)
 
     rig.publish_to(store.view(Gate()))
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     with Workers() as workers:
         loop = publishing(rig, workers=workers)
         rig.append(["a"])
@@ -384,7 +384,7 @@ def test_a_request_is_kept_until_the_topic_is_begun_after_it(
         loop.tick()
         assert begun.wait(30)
         rig.append(["b"])
-        rig.partition_table.backlog.request(topic)
+        rig.led_partitions.backlog.request(topic)
         loop.tick()
         gate.set()
         loop.wait()
@@ -402,7 +402,7 @@ def test_a_request_for_a_topic_without_new_records_ends(
 ) -> None:
     """Records that come later wait for the interval, as others do."""
     loop = publishing(rig)
-    rig.partition_table.backlog.request(rig.partition_table.topic("t"))
+    rig.led_partitions.backlog.request(rig.led_partitions.topic("t"))
     loop.tick()
     rig.append(["a"])
     loop.tick()
@@ -454,7 +454,7 @@ def test_the_interval_stretches_with_the_work() -> None:
 
 def test_the_work_of_a_topic_is_that_of_its_partitions(rig: Rig, clock: ManualClock) -> None:
     """One topic of many partitions stretches the interval as many topics do."""
-    table = rig.partition_table
+    table = rig.led_partitions
     assert table.backlog.waiting_objects == 0
     rig.create("wide", 20)
     for number in range(20):
@@ -519,7 +519,7 @@ def test_a_topic_of_many_partitions_takes_turns(
     loop.tick()
     rig.append(["b"], topic="wide", partition=1)
     rig.append(["u"], topic="u")
-    rig.partition_table.backlog.request(rig.partition_table.topic("u"))
+    rig.led_partitions.backlog.request(rig.led_partitions.topic("u"))
     loop.tick()
     loop.tick()
     assert commits.topics[0] == commits.topics[-1] == "wide"
@@ -584,7 +584,7 @@ def test_a_topic_of_many_partitions_is_light_by_its_turns(
 ) -> None:
     """A turn costs what one of another topic may cost, so it is published with the others."""
     fill_wide(rig)
-    size = rig.partition_table.topic("wide").unpublished_bytes
+    size = rig.led_partitions.topic("wide").unpublished_bytes
     loop = publishing(rig, workers=None)
     beside: list[str] = []
     monkeypatch.setattr(loop, "_publish_beside", lambda topic: beside.append(topic.name))
@@ -621,7 +621,7 @@ def test_topics_of_some_partitions_are_published_together_up_to_a_number(
 
 def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock) -> None:
     """A topic's wait begins with its oldest record, and again when it is published."""
-    table, backlog = rig.partition_table, rig.partition_table.backlog
+    table, backlog = rig.led_partitions, rig.led_partitions.backlog
     rig.append(["a"])
     clock.advance(0.6)
     rig.append(["b"], topic="u")

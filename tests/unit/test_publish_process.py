@@ -108,14 +108,14 @@ class Puts(NoFaults):
 
 def publish(rig: Rig) -> list[Exception | None]:
     """Publishes all topics together, and returns why one was not."""
-    return rig.publisher.publish_together([rig.partition_table.topic(name) for name in TOPICS])
+    return rig.publisher.publish_together([rig.led_partitions.topic(name) for name in TOPICS])
 
 
 def loop_of(rig: Rig) -> PublishLoop:
     """Returns what publishes the topics of the rig each second."""
     return PublishLoop(
         rig.publisher,
-        rig.partition_table,
+        rig.led_partitions,
         settings=PublisherSettings(interval_seconds=1.0),
         check_leadership=lambda: None,
         on_published=lambda: None,
@@ -141,7 +141,7 @@ def check(rig: Rig, rounds: int = 1) -> None:
         values = [(2 * number, b"k") for number in range(2 * rounds)]
         rows = rows_of_table(rig.store, rig.clock, name, 1)
         assert rows == sorted([*values, *((offset + 1, None) for offset, _ in values)])
-        assert not rig.partition_table.topic(name).waiting
+        assert not rig.led_partitions.topic(name).waiting
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
@@ -268,11 +268,11 @@ def test_offsets_without_rows_are_published_together(rig: Rig, *, has_process: b
     path = write_manifest(rig.store, batch, rig.clock).path
     rig.broker.staged.append(AppendStaged(manifest=path))
     fill(rig)
-    topics = [rig.partition_table.topic(name) for name in (*TOPICS, "m")]
+    topics = [rig.led_partitions.topic(name) for name in (*TOPICS, "m")]
     assert rig.publisher.publish_together(topics) == [None] * len(topics)
     check(rig)
-    assert rig.partition_table.topic("m").table.refresh().ends == (9, 9)
-    assert not rig.partition_table.topic("m").waiting
+    assert rig.led_partitions.topic("m").table.refresh().ends == (9, 9)
+    assert not rig.led_partitions.topic("m").waiting
 
 
 def test_a_process_is_started_once_many_files_wait(rig: Rig, clock: ManualClock) -> None:
@@ -293,7 +293,7 @@ def test_a_process_is_started_once_many_files_wait(rig: Rig, clock: ManualClock)
     rig.create("wide", 4)
     for number in range(4):
         rig.append(["a"], topic="wide", partition=number)
-    assert rig.publisher.publish_together([rig.partition_table.topic("wide")]) == [None]
+    assert rig.publisher.publish_together([rig.led_partitions.topic("wide")]) == [None]
     assert started[0].asked == [WriteTogether, PutAll]
     rig.append(["b"])
     assert publish(rig) == [None] * 3
@@ -339,10 +339,10 @@ def test_the_interval_stretches_less_with_a_process(
     for _ in range(50):
         loop._pace.note(900, 900 * 0.2 / 3)
     fill(rig)
-    assert rig.partition_table.backlog.waiting_objects == 9
+    assert rig.led_partitions.backlog.waiting_objects == 9
     clock.advance(2.0)
     loop.tick()
-    assert bool(rig.partition_table.backlog.waiting()) is not has_process
+    assert bool(rig.led_partitions.backlog.waiting()) is not has_process
     clock.advance(1.5)
     loop.tick()
     check(rig)
@@ -413,7 +413,7 @@ def test_an_entry_that_cannot_be_read_is_named_by_the_broker(
         rig.create(name, 2)
     Workers(rig)
     fill(rig)
-    topic = rig.partition_table.topic("u")
+    topic = rig.led_partitions.topic("u")
     located = topic.partitions[0].unpublished[0]
     flip(store, f"wal/1/{located.at.epoch:010d}/{located.at.sequence:020d}", located.origin)
     outcomes = publish(rig)
@@ -468,7 +468,7 @@ def test_a_broker_of_very_many_partitions_has_a_process_before_they_are_busy(
     rig.publisher.process = process
     loop = loop_of(rig)
     rig.create("wide", 13)
-    assert rig.partition_table.partition_count == 6 + 13
+    assert rig.led_partitions.partition_count == 6 + 13
     for _ in range(9):
         loop.tick()
         clock.advance(1.0)

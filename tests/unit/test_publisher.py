@@ -70,7 +70,7 @@ def rig(store: MemoryStore, clock: ManualClock, pool: Executor | None) -> Rig:
 
 def publish_once(rig: Rig) -> tuple[int, int]:
     """The rows and files of one commit."""
-    published = rig.publisher.publish(rig.partition_table.topic("t"))
+    published = rig.publisher.publish(rig.led_partitions.topic("t"))
     return published.rows, published.files
 
 
@@ -84,7 +84,7 @@ def faulty(rig: Rig, *script: Fault) -> None:
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
     rig.publish_to(rig.store.view(faults))
-    for topic in rig.partition_table.topics():
+    for topic in rig.led_partitions.topics():
         topic.table.store = topic.table.log_reader.store = rig.publisher._store
 
 
@@ -98,7 +98,7 @@ def files(store: Store) -> list[str]:
 
 def test_nothing_is_due_without_records(rig: Rig) -> None:
     """A topic without new records is not due, and publishing it does nothing."""
-    assert rig.partition_table.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert rig.led_partitions.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
     before = paths(rig.store, LOG)
     assert publish_once(rig) == (0, 0)
     assert paths(rig.store, LOG) == before
@@ -106,15 +106,15 @@ def test_nothing_is_due_without_records(rig: Rig) -> None:
 
 def test_old_records_and_large_backlogs_are_due(rig: Rig, clock: ManualClock) -> None:
     """A topic is due after the interval, or when enough bytes are unpublished."""
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     rig.append(["a"])
-    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
-    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1) == [topic]
+    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
+    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1) == [topic]
     clock.advance(1.0)
     rig.append(["b"], partition=1)
-    assert rig.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
+    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
     rig.publish()
-    assert rig.partition_table.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert rig.led_partitions.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
 
 
 def test_records_from_the_future_are_due(store: MemoryStore) -> None:
@@ -124,7 +124,7 @@ def test_records_from_the_future_are_due(store: MemoryStore) -> None:
     first.create()
     first.append(["a"])
     second = Rig(store, ours)
-    assert len(second.partition_table.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
+    assert len(second.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
 
 
 # ------------------------------------------------------------------------------ one commit
@@ -138,7 +138,7 @@ def test_a_commit_has_all_unpublished_records(rig: Rig) -> None:
     assert table(rig) == [(0, b"0a"), (1, b"0b"), (2, b"2a"), (3, b"2b")]
     assert table(rig, 1) == [(0, b"1a"), (1, b"1b")]
     snapshot = TopicTable(rig.store, "t", clock=rig.clock).refresh()
-    assert (snapshot.ends, rig.partition_table.backlog.unpublished_bytes) == ((4, 2), 0)
+    assert (snapshot.ends, rig.led_partitions.backlog.unpublished_bytes) == ((4, 2), 0)
 
 
 def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
@@ -148,7 +148,7 @@ def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
     for number in range(6):
         rig.append([b"%d" % number * 100])
     commits = []
-    while any(each.unpublished for each in rig.partition_table.topic("t").partitions.values()):
+    while any(each.unpublished for each in rig.led_partitions.topic("t").partitions.values()):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 6
     assert len(commits) > 1
@@ -195,7 +195,7 @@ def test_a_put_that_hangs_keeps_no_memory_from_other_topics(rig: Rig, store: Mem
     )
 
     def written(name: str) -> WrittenRun:
-        topic = rig.partition_table.topic(name)
+        topic = rig.led_partitions.topic(name)
         entries = tuple(topic.partition(0).unpublished)
         return WrittenRun(
             Run(topic=name, topic_id=topic.topic_id, partition=0, first=0, entries=entries)
@@ -231,7 +231,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
         rig = rig.successor()
     written = watch_files(rig, monkeypatch, lambda batch: batch.nbytes)
     commits = []
-    while any(each.unpublished for each in rig.partition_table.topic("t").partitions.values()):
+    while any(each.unpublished for each in rig.led_partitions.topic("t").partitions.values()):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 4_000
     assert max(rows for rows, _ in commits) * 4_000 <= 4 << 20
@@ -340,7 +340,7 @@ def values(partition: int) -> list[Row]:
 def turns(rig: Rig, *, between: Callable[[], object] = lambda: None) -> int:
     """Publishes topic t until it commits, and returns the number of turns."""
     for turn in range(1, 100):
-        if rig.publisher.publish(rig.partition_table.topic("t")).rows:
+        if rig.publisher.publish(rig.led_partitions.topic("t")).rows:
             return turn
         assert rows_of_table(rig.store, rig.clock) == []
         between()
@@ -356,15 +356,15 @@ def test_other_topics_are_published_during_a_large_batch(
 
     def other() -> None:
         rig.append([f"{len(waits)}"], topic="u")
-        assert rig.publisher.publish(rig.partition_table.topic("u")).rows == 1
+        assert rig.publisher.publish(rig.led_partitions.topic("u")).rows == 1
         waits.append(len(files(store)))
 
     assert turns(rig, between=other) == 10
     assert waits == list(range(1, 10))
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    found = rig.partition_table.topic("t").table
+    found = rig.led_partitions.topic("t").table
     assert not found.open_preparations
-    assert rig.publisher.publish(rig.partition_table.topic("t")).rows == 0
+    assert rig.publisher.publish(rig.led_partitions.topic("t")).rows == 0
 
 
 def test_two_leaders_write_large_batches_of_one_topic_at_once(
@@ -377,13 +377,13 @@ def test_two_leaders_write_large_batches_of_one_topic_at_once(
     rigs[0].create("t", 2)
     rigs[1].reconciler.tick()
     for rig in rigs:
-        (own,) = rig.partition_table.topic("t").partitions
+        (own,) = rig.led_partitions.topic("t").partitions
         sections = [(own, [SECTION + f"{number}"]) for number in range(5)]
         rig.append_staged(sections, batch=1, query=f"q{own}")
     rows = [0, 0]
     for _ in range(20):
         for number, rig in enumerate(rigs):
-            rows[number] += rig.publisher.publish(rig.partition_table.topic("t")).rows
+            rows[number] += rig.publisher.publish(rig.led_partitions.topic("t")).rows
     assert rows == [5, 5]
 
 
@@ -468,7 +468,7 @@ def test_an_error_in_a_large_batch(
         publish_once(rig)
     assert len(files(store)) == (4 if is_kept else 0)
     rig.publish_to(store)
-    for topic in rig.partition_table.topics():
+    for topic in rig.led_partitions.topics():
         topic.table.store = topic.table.log_reader.store = store
     assert turns(rig) == (6 if is_kept else 10)
     assert len(files(store)) == 10
@@ -498,12 +498,12 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     with pytest.raises(errors.OutcomeUnknown):
         publish_once(rig)
     rig.publish_to(store)
-    for topic in rig.partition_table.topics():
+    for topic in rig.led_partitions.topics():
         topic.table.store = topic.table.log_reader.store = store
     publish_once(rig)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    assert not any(each.unpublished for each in rig.partition_table.topic("t").partitions.values())
+    assert not any(each.unpublished for each in rig.led_partitions.topic("t").partitions.values())
 
 
 @pytest.mark.parametrize("ends_by", ["a renewal", "a full disk", "a deletion"])
@@ -535,10 +535,10 @@ def test_files_of_a_commit_that_may_have_landed_stay(
     if ends_by == "a renewal":
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
         rig.publish_to(store)
-        for topic in rig.partition_table.topics():
+        for topic in rig.led_partitions.topics():
             topic.table.store = topic.table.log_reader.store = store
     if ends_by == "a deletion":
-        rig.publisher.remove_topic(rig.partition_table.topic("t"))
+        rig.publisher.remove_topic(rig.led_partitions.topic("t"))
     else:
         assert publish_once(rig) == (0, 0)
     assert len(files(store)) == 10
@@ -596,7 +596,7 @@ def test_a_topic_is_deleted_although_files_of_its_large_batch_cannot_be(
 ) -> None:
     """If the store refuses to remove them, the sweeper does, and the topic is deleted."""
     rig = large(store, clock)
-    rig.publisher.publish(rig.partition_table.topic("t"))
+    rig.publisher.publish(rig.led_partitions.topic("t"))
     faulty(rig, Fault(operation="delete", error=errors.RootNotWritable(root="r", reason="403")))
     rig.broker.topics.delete("t")
     assert TopicTable(store, "t", clock=clock).refresh().topic_id is None
@@ -652,7 +652,7 @@ def test_partitions_may_be_added_right_after_a_commit(
 
     monkeypatch.setattr(TopicTable, "commit", widened)
     assert publish_once(rig) == (1, 1)
-    partitions = rig.partition_table.topic("t").partitions
+    partitions = rig.led_partitions.topic("t").partitions
     assert [each.published for each in partitions.values()] == [1, 0, 0]
 
 
@@ -661,7 +661,7 @@ def test_partitions_may_be_added_right_after_a_commit(
 
 def damage_entry(rig: Rig, number: int) -> None:
     """Flips a byte of an unpublished entry of partition 0."""
-    located = list(rig.partition_table.topic("t").partition(0).unpublished)[number]
+    located = list(rig.led_partitions.topic("t").partition(0).unpublished)[number]
     path = f"wal/1/0000000001/{located.at.sequence:020d}"
     flip(rig.store, path, located.origin + located.entry.start + located.entry.length - 20)
 
@@ -710,7 +710,7 @@ def test_a_commit_that_is_refused_leaves_no_files(rig: Rig) -> None:
 def test_nothing_is_written_for_a_table_that_is_held_back(rig: Rig) -> None:
     """While a table cannot be written, each new try costs a look at it and no files."""
     rig.append(["a"])
-    rig.partition_table.topic("t").held_back = "it was foreign"
+    rig.led_partitions.topic("t").held_back = "it was foreign"
     upgrade = b'{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}\n'
     rig.store.put(f"{LOG}/{1:020d}.json", upgrade)
     for _ in range(3):
@@ -724,14 +724,14 @@ def test_a_request_for_one_topic_hurries_no_other(rig: Rig) -> None:
     rig.create("other", 1)
     rig.append(["a"])
     rig.append(["b"], topic="other")
-    topic = rig.partition_table.topic("t")
-    backlog = rig.partition_table.backlog
+    topic = rig.led_partitions.topic("t")
+    backlog = rig.led_partitions.backlog
     backlog.request(topic)
     for _ in range(2):
         assert backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
     rig.publisher.publish(topic)
     rig.append(["c"])
-    assert rig.partition_table.backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
+    assert rig.led_partitions.backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
 
 
 class CountingPool(ThreadPoolExecutor):
@@ -781,7 +781,7 @@ def test_files_of_many_partitions_are_put_together(
         return put_all_new(objects)
 
     monkeypatch.setattr(rig.store, "put_all_new", note)
-    assert rig.publisher.publish(rig.partition_table.topic("wide")).files == 8
+    assert rig.publisher.publish(rig.led_partitions.topic("wide")).files == 8
     assert put == [4, 3]  # and the large file alone
     for partition in range(8):
         rows = rows_of_table(rig.store, rig.clock, "wide", partition)
@@ -809,7 +809,7 @@ def test_a_missing_object_is_named(rig: Rig) -> None:
     """An object that is missing before its records are in the table is an error that names it."""
     appended = rig.append(["a"])
     assert appended.base_offset == 0
-    (located,) = rig.partition_table.topic("t").partition(0).unpublished
+    (located,) = rig.led_partitions.topic("t").partition(0).unpublished
     path = f"wal/1/0000000001/{located.at.sequence:020d}"
     rig.store.delete([path])
     with pytest.raises(errors.MissingObject) as missing:
@@ -820,12 +820,12 @@ def test_a_missing_object_is_named(rig: Rig) -> None:
 def test_entries_that_a_predecessor_published_may_be_unreadable(rig: Rig) -> None:
     """An object may be missing without an error if all of it is in the table by now."""
     rig.append(["a"])
-    (located,) = rig.partition_table.topic("t").partition(0).unpublished
+    (located,) = rig.led_partitions.topic("t").partition(0).unpublished
     successor = rig.successor()
     rig.publish()
     rig.store.delete([f"wal/1/0000000001/{located.at.sequence:020d}"])
-    successor.publisher.publish(successor.partition_table.topic("t"))
-    assert successor.partition_table.topic("t").partition(0).unpublished == []
+    successor.publisher.publish(successor.led_partitions.topic("t"))
+    assert successor.led_partitions.topic("t").partition(0).unpublished == []
     assert table(successor) == [(0, b"a")]
 
 
@@ -839,7 +839,7 @@ def test_a_batch_that_a_predecessor_published_may_be_unreadable_in_part(
     rig.publish()
     name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
     rig.store.delete([f"staging/{name}"])
-    topic = successor.partition_table.topic("t")
+    topic = successor.led_partitions.topic("t")
     if is_together:
         assert successor.publisher.publish_together([topic]) == [None]
     else:
@@ -864,7 +864,7 @@ def test_a_corrupt_staged_file_stops_its_batch(rig: Rig) -> None:
 @pytest.mark.parametrize("is_together", [False, True])
 def test_a_batch_behind_an_unreadable_one_is_whole(rig: Rig, *, is_together: bool) -> None:
     """A batch is not added in part if an entry before one of its parts cannot be read."""
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     rig.append_staged([(1, ["a"])], batch=1)
     (name,) = [name for name in paths(rig.store, "staging") if "manifest" not in name]
     rig.append(["b"])
@@ -901,11 +901,11 @@ def test_a_batch_with_a_part_in_a_blocked_partition_waits(
     if is_restarted:
         rig = rig.successor()
     else:
-        topic = rig.partition_table.topic("t")
+        topic = rig.led_partitions.topic("t")
         reason = errors.ForeignTable(topic="t", reason="its txn was moved")
-        rig.partition_table.backlog.block(topic, topic.partition(0), reason, end=2)
+        rig.led_partitions.backlog.block(topic, topic.partition(0), reason, end=2)
         topic.table = TopicTable(store, "t", clock=rig.clock)
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     for _ in range(2):
         with pytest.raises((errors.MissingObject, errors.ForeignTable)):
             rig.publisher.publish(topic)
@@ -924,7 +924,7 @@ def test_an_unreadable_part_of_a_batch_costs_files_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, *, is_together: bool
 ) -> None:
     """While an entry stays unreadable, no file is written again that could not be committed."""
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
     name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
     flip(rig.store, f"staging/{name}", 100)
@@ -951,7 +951,7 @@ def test_a_topic_with_an_unreadable_entry_may_be_deleted_meanwhile(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that ends after its topic finds nothing to publish, and leaves nothing."""
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
     name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
     flip(rig.store, f"staging/{name}", 100)
@@ -993,7 +993,7 @@ def test_a_table_that_is_set_back_is_named(rig: Rig, store: MemoryStore) -> None
     """A table from which another engine has removed records, by a restore, is an error."""
     rig.append(["a"])
     rig.publish()
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     (file,) = TopicTable(store, "t", clock=rig.clock).refresh().files[0]
     app_id = end_app_id(topic.topic_id, 0)
     actions = [
@@ -1013,7 +1013,7 @@ def test_nothing_is_published_before_it_is_durable(
 ) -> None:
     """The table is synced first, because the WAL is trimmed by the published ends."""
     sync = TopicTable.sync
-    partition = rig.partition_table.topic("t").partition(0)
+    partition = rig.led_partitions.topic("t").partition(0)
     for failing in range(10):
         rig.append(["a"])
         before, calls = partition.published, itertools.count()
@@ -1083,7 +1083,7 @@ def test_an_ambiguous_put_doubles_nothing(rig: Rig, moment: str, prefix: str) ->
     faulty(rig, Fault(operation="put_new", error=error, moment=moment, prefix=prefix))  # type: ignore[arg-type]
     publish_once(rig)
     assert table(rig) == [(0, b"a"), (1, b"b")]
-    assert rig.partition_table.topic("t").partition(0).published == 2
+    assert rig.led_partitions.topic("t").partition(0).published == 2
 
 
 def test_a_commit_of_unknown_outcome_is_looked_for(rig: Rig) -> None:
@@ -1147,7 +1147,7 @@ def test_losing_to_another_engine_loses_nothing(rig: Rig, store: MemoryStore) ->
 def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStore) -> None:
     """Files that were written for a deleted topic are removed, and the broker continues."""
     rig.append(["a"])
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     real = rig.publisher._runs._write_file
 
     def deleting(*args: object, **options: object) -> object:
@@ -1158,14 +1158,14 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
     rig.publisher._runs._write_file = deleting  # type: ignore[method-assign,assignment]
     rig.publisher.publish(topic)
     assert files(store) == []
-    assert (topic.unpublished_bytes, rig.partition_table.backlog.unpublished_bytes) == (0, 0)
+    assert (topic.unpublished_bytes, rig.led_partitions.backlog.unpublished_bytes) == (0, 0)
 
 
 def test_a_table_of_several_leaders_is_read_before_a_commit(rig: Rig, store: MemoryStore) -> None:
     """Others have committed since our last commit, so it would lose its race each time."""
-    topic = rig.partition_table.topic("t")
-    rig.partition_table.resignations.begin(topic, 1)
-    assert rig.partition_table.resignations.complete(topic, 1)
+    topic = rig.led_partitions.topic("t")
+    rig.led_partitions.resignations.begin(topic, 1)
+    assert rig.led_partitions.resignations.complete(topic, 1)
     rig.append(["a"])
     TopicTable(rig.store, "t", clock=rig.clock).commit(
         lambda _: TableChange(txns={end_app_id(topic.topic_id, 1): 7})

@@ -215,7 +215,7 @@ def test_a_stream_of_another_engine_may_pause_for_twenty_minutes(
 
     With 1,000 versions and ten minutes, the earlier ones were gone. 4 seconds.
     """
-    first = rig.partition_table.topic("t").table.snapshot.version + 1
+    first = rig.led_partitions.topic("t").table.snapshot.version + 1
     for number in range(1_010):
         rig.append([f"{number}"])
         rig.publish()

@@ -453,12 +453,12 @@ def test_files_are_confirmed_in_parallel(slow: DelayedStore) -> None:
         rig.create(f"t{number}")
         fill(rig, 1, 1, topic=f"t{number}")
     rig.publish()
-    for topic in rig.partition_table.topics():
+    for topic in rig.led_partitions.topics():
         topic.table.store = topic.table.log_reader.store = slow
     rig.confirmer._store = slow
     rig.confirmer.confirm()
     assert slow.most_at_once >= 8
-    assert rig.partition_table.backlog.unconfirmed_count == 0
+    assert rig.led_partitions.backlog.unconfirmed_count == 0
 
 
 def test_a_backlog_is_read_in_parallel(slow: DelayedStore) -> None:
@@ -486,7 +486,7 @@ def test_read_ahead_is_bounded(
     rig = Rig(store, clock)
     rig.create("t")
     fill(rig, 1, 6)
-    partition = rig.partition_table.topic("t").partition(0)
+    partition = rig.led_partitions.topic("t").partition(0)
     entries = list(partition.unpublished)
     path = object_path(entries[2].at)
     monkeypatch.setattr(
@@ -529,7 +529,7 @@ def test_commits_of_many_topics_are_checked_in_parallel() -> None:
     for number in range(20):
         fill(rig, 1, 1, topic=f"t{number}")
     store.most_probes = 0
-    topics = rig.partition_table.topics()
+    topics = rig.led_partitions.topics()
     assert rig.publisher.publish_together(topics) == [None] * 20
     assert store.most_probes >= 8
     assert rows_of_table(store, SystemClock(), "t19") == [(0, b"0")]

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage.maintenance import file_compaction, log_compaction, restoring, retention
+from sparklog.storage.maintenance import file_compaction, key_compaction, restoring, retention
 from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
@@ -91,8 +91,8 @@ def put_in_order(table: TopicTable, border: int = 15) -> None:
 
 def compact_keys(table: TopicTable) -> None:
     """The last record of each key stays."""
-    for each in log_compaction.choose(table, everything=True):
-        log_compaction.compact(table, each)
+    for each in key_compaction.choose(table, everything=True):
+        key_compaction.compact(table, each)
 
 
 def delete(table: TopicTable) -> None:

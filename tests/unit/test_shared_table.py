@@ -96,13 +96,13 @@ def test_a_partition_that_is_blocked_just_now_does_not_move(
 ) -> None:
     """The others do, and it is served again later moves permitting."""
     first, _ = two(store, clock)
-    bad, good = sorted(first.partition_table.topic("t").partitions)
-    topic, finish = first.partition_table.topic("t"), first.handovers._finish_appends
+    bad, good = sorted(first.led_partitions.topic("t").partitions)
+    topic, finish = first.led_partitions.topic("t"), first.handovers._finish_appends
 
     def finish_and_block() -> None:
         finish()
         damage = errors.ForeignTable(topic="t", reason="another engine has moved its txn")
-        first.partition_table.backlog.block(topic, topic.partitions[bad], damage, end=0)
+        first.led_partitions.backlog.block(topic, topic.partitions[bad], damage, end=0)
 
     monkeypatch.setattr(first.handovers, "_finish_appends", finish_and_block)
     assert first.handovers.move({("t", bad): 2, ("t", good): 2}) == 1
@@ -116,7 +116,7 @@ def test_a_refusal_ends_when_its_partition_has_moved(
 ) -> None:
     """A data file that is missing stops the table of its leader only."""
     first, second = two(store, clock)
-    topic = first.partition_table.topic("t")
+    topic = first.led_partitions.topic("t")
     bad, good = sorted(topic.partitions)
     first.append(["lost"], partition=bad)
     first.publish()
@@ -184,7 +184,7 @@ def test_a_creator_ends_a_topic_that_another_has_deleted(
     for each in members:
         topic = each.broker.topics
         if topic.exists("u"):
-            each.partition_table.remove_topic(each.partition_table.topic("u"))
+            each.led_partitions.remove_topic(each.led_partitions.topic("u"))
     pass_time(members, clock)
     assert TopicTable(store, "u", clock=clock).refresh().topic_id is None
     first.create("u", 1)
@@ -203,7 +203,7 @@ def test_a_later_version_is_not_taken_for_durable(
 ) -> None:
     """Another thread may read on while tables are made durable together."""
     first, second = two(store, clock)
-    table, sync = first.partition_table.topic("t").table, store.sync_files
+    table, sync = first.led_partitions.topic("t").table, store.sync_files
     second.append(["a"], partition=led_by(second))
     second.publish()
     table.refresh()

@@ -146,7 +146,7 @@ def rows(members: Sequence[Rig]) -> dict[int, list[bytes | None]]:
     """The values of each partition, as its leader serves them."""
     found = {}
     for rig in members:
-        for number in rig.partition_table.topic("t").partitions:
+        for number in rig.led_partitions.topic("t").partitions:
             found[number] = [value for _, value in rig.read(partition=number)]
     return dict(sorted(found.items()))
 
@@ -167,7 +167,7 @@ def move(first: Rig, second: Rig, *numbers: int) -> None:
 
 
 def _led(rig: Rig) -> list[int]:
-    return sorted(rig.partition_table.topic("t").partitions)
+    return sorted(rig.led_partitions.topic("t").partitions)
 
 
 def recreate(members: Members, partitions: int) -> None:
@@ -296,7 +296,7 @@ def test_rows_for_a_deleted_topic_go_with_it(
         assert "batch 0 of q for topic t are not written" in caplog.text
         caplog.clear()
     assert rows(members) == {number: [] for number in PARTITIONS}
-    leader = next(rig for rig in members if rig.partition_table.topic("u").partitions)
+    leader = next(rig for rig in members if rig.led_partitions.topic("u").partitions)
     assert leader.read("u", partition=0) == [(0, b"a")]
 
 
@@ -326,7 +326,7 @@ def test_a_deleted_topic_takes_its_rows_along(
     found = {
         number: [value for _, value in rig.read(partition=number, topic="u")]
         for rig in members
-        for number in rig.partition_table.topic("u").partitions
+        for number in rig.led_partitions.topic("u").partitions
     }
     assert found == {number: [b"a"] for number in PARTITIONS}
     ranges = {"t": {0: (0, 1)}, "u": {0: (0, 1)}}
@@ -377,7 +377,7 @@ def test_one_leader_may_get_everything(members: Members, driver: Driver) -> None
     driver.commit(_everywhere("x"))
     assert rows([second]) == _each_once(b"a")
     driver.commit(_everywhere("b"), batch=1)  # it is whole now
-    assert second.partition_table.topic("t").spark_batches.newest("q") == 1
+    assert second.led_partitions.topic("t").spark_batches.newest("q") == 1
     assert rows([second]) == _each_once(b"a", b"b")
 
 
@@ -393,8 +393,8 @@ def test_a_successor_remembers_parts(
     first.wal_cleaner.checkpoint()
     again = Rig(store, clock, broker=1, options=MEMBER)
     assert again.read(partition=number) == [(0, b"a")]
-    assert again.partition_table.topic("t").spark_batches.begun("q") == 0
-    assert again.partition_table.topic("t").spark_batches.newest("q") == -1
+    assert again.led_partitions.topic("t").spark_batches.begun("q") == 0
+    assert again.led_partitions.topic("t").spark_batches.newest("q") == -1
     driver.rigs[1] = again
     driver.commit(_everywhere("x"))
     assert rows([again, second]) == _each_once(b"a")
@@ -534,7 +534,7 @@ def test_a_part_is_not_appended_blindly(
     driver.store.delete(["staging/q/0/manifest.json"])
     move(first, second, 2, 3)
     late = driver.decide({2: "late"})
-    table = second.partition_table.topic("t").table
+    table = second.led_partitions.topic("t").table
     failure = errors.StorageUnavailable(operation="get", path="x", reason="no network")
 
     def refuse() -> None:
@@ -542,7 +542,7 @@ def test_a_part_is_not_appended_blindly(
 
     with monkeypatch.context() as outage:
         outage.setattr(table, "refresh", refuse)
-        second.partition_table.topic("t").spark_batches._newest.clear()
+        second.led_partitions.topic("t").spark_batches._newest.clear()
         with pytest.raises(errors.StorageUnavailable):
             second.broker.staged.append(AppendStaged(manifest=late))
     assert second.broker.staged.append(AppendStaged(manifest=late)).skipped
@@ -720,7 +720,7 @@ def test_the_table_names_the_newest_batch_that_was_begun(members: Members, drive
     for rig in members:
         rig.publish()
     known = MetadataStore(driver.store, clock=driver.clock).reload().topics["t"]
-    table = members[0].partition_table.topic("t").table
+    table = members[0].led_partitions.topic("t").table
     table.refresh()
     found = [(batch_id, kind) for batch_id, kind, _ in table.batches(known.topic_id)]
     assert found == [(BatchId("q", 4), BatchKind.NUMBERED_PART)]

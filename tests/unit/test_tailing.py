@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 
 from sparklog import errors
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.tailing import Tail
 from sparklog.broker.log.topic import Topic
 from tests.support.tables import no_table
 
 
 class Log:
-    """A partition table with one topic, whose records are the numbers of their offsets."""
+    """Led partitions of one topic, whose records are the numbers of their offsets."""
 
     def __init__(self, partitions: int) -> None:
-        self.table = PartitionTable(1)
+        self.table = LedPartitions(1)
         self.topic = Topic("t", "id", {}, no_table())
         for number in range(partitions):
             added = Partition(number, leader_epoch=0, start=0, published=0)

@@ -41,6 +41,7 @@ from tests.support.brokers import (
     flip,
     open_ids,
     paths,
+    registration,
     rows_of_root,
     rows_of_table,
 )
@@ -70,13 +71,10 @@ def register(
     return takeover.acquire(
         store,
         meta,
-        broker=broker,
-        flight=f"h:{broker}",
+        broker,
+        registration(broker, process=this_process(), is_member=is_member),
         clock=clock,
-        dead_after_seconds=5.0,
-        process=this_process(),
         take_over=take_over,
-        is_member=is_member,
     )
 
 
@@ -134,12 +132,9 @@ def test_silent_members_are_waited_for_together(store: MemoryStore, clock: Manua
         takeover.acquire(
             store,
             MetadataStore(store, clock=clock),
-            broker=broker,
-            flight=f"h:{broker}",
+            broker,
+            registration(broker, process=Process(host="elsewhere", pid=broker), is_member=True),
             clock=clock,
-            dead_after_seconds=5.0,
-            process=Process(host="elsewhere", pid=broker),
-            is_member=True,
         )
     began = clock.monotonic()
     found = acquire(store, clock, 9)
@@ -191,10 +186,9 @@ def test_a_broker_that_wakes_in_a_removed_epoch_is_fenced(clock: ManualClock) ->
         takeover.acquire(
             store,
             meta,
-            broker=broker,
-            flight=f"h:{broker}",
+            broker,
+            registration(broker),
             clock=clock,
-            dead_after_seconds=5.0,
             take_over=True,
             choose_log=lambda: WalKind.SEGMENTS,
         )
@@ -324,7 +318,7 @@ def test_a_table_whose_folder_does_not_answer_stops_no_other(rig: Rig, is_trimme
     second = rig.successor(broker=2, store=rig.store.view(faults))
     assert second.append(["b"]).base_offset == 1
     assert second.read() == [(0, b"a"), (1, b"b")]
-    topic = second.partition_table.topic("u")
+    topic = second.led_partitions.topic("u")
     assert topic.held_back is not None
     assert "EIO" in topic.held_back
     assert second.append(["b"], topic="u").base_offset == 1
@@ -536,7 +530,7 @@ def test_checkpoints_of_older_releases_are_restored(
             rig.append(["c"], producer_sequence=(1, 0, first + 1))
             rig.append_staged([(0, ["d"])], batch=first + 1)
             rig = rig.successor()
-    known = rig.partition_table.topic("t").partitions[0].producers.get(1)
+    known = rig.led_partitions.topic("t").partitions[0].producers.get(1)
     assert known is not None
     assert [each.base_sequence for each in known.recent] == [0, 1, 2, 3]
     assert [each.base_offset for each in known.recent] == [0, 2, 4, 6]
@@ -601,7 +595,7 @@ def test_a_corrupt_entry_stops_its_partition_only(rig: Rig, store: MemoryStore) 
     rig.append(["a"])
     rig.append(["b"])
     rig.append(["x"], topic="u")
-    located = list(rig.partition_table.topic("t").partition(0).unpublished)[1]
+    located = list(rig.led_partitions.topic("t").partition(0).unpublished)[1]
     path = object_path(located.at)
     flip(store, path, located.origin + located.entry.length - 20)
     successor = rig.successor()
@@ -643,14 +637,14 @@ def test_a_table_that_was_set_back_blocks_its_partition(rig: Rig, store: MemoryS
             broker.append(["c"])
         assert "t-0, offsets 0 to 1" in refused.value.reason
         with pytest.raises(errors.MissingObject) as missing:
-            broker.publisher.publish(broker.partition_table.topic("t"))
+            broker.publisher.publish(broker.led_partitions.topic("t"))
         assert missing.value.path == "t-0, offsets 0 to 1"
         broker.append(["y"], topic="u", partition=1)
-        broker.publisher.publish(broker.partition_table.topic("u"))
+        broker.publisher.publish(broker.led_partitions.topic("u"))
         broker.trim()
     store.put_new(lost, commit)
-    broker.partition_table.topic("t").held_back = "as the agent notes it"
-    broker.publisher.publish(broker.partition_table.topic("t"))
+    broker.led_partitions.topic("t").held_back = "as the agent notes it"
+    broker.publisher.publish(broker.led_partitions.topic("t"))
     assert broker.append(["c"]).base_offset == 2
     assert broker.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
     broker.publish()
@@ -674,7 +668,7 @@ def test_offsets_that_a_table_has_lost_are_not_reused(rig: Rig, store: MemorySto
         broker.append(["c"])
     store.put_new(lost, commit)
     with contextlib.suppress(errors.MissingObject):
-        broker.publisher.publish(broker.partition_table.topic("t"))
+        broker.publisher.publish(broker.led_partitions.topic("t"))
     assert rig.successor().append(["c"]).base_offset == 1
 
 
@@ -691,7 +685,7 @@ def test_offsets_continue_if_a_table_is_missing(
     store.delete([f"topics/t/{name}" for name in paths(store, "topics/t")])
     for offset in (3, 4):
         rig = rig.successor()
-        topic = rig.partition_table.topic("t")
+        topic = rig.led_partitions.topic("t")
         assert topic.held_back is not None
         assert topic.partition(0).published == (2 if is_trimmed else 0)
         assert rig.append(["d"]).base_offset == offset
@@ -706,7 +700,7 @@ def test_an_unknown_end_blocks_its_partition(rig: Rig, store: MemoryStore) -> No
     rig.append(["a"])
     rig.publish()
     with mock.patch.object(
-        rig.partition_table, "bounds", return_value=None
+        rig.led_partitions, "bounds", return_value=None
     ):  # as an earlier release wrote
         rig.trim()
     rig.append(["b"])
@@ -723,7 +717,7 @@ def test_an_unknown_end_blocks_its_partition(rig: Rig, store: MemoryStore) -> No
         rig.trim()
     for path, data in hidden.items():
         store.put_new(path, data)
-    rig.publisher.publish(rig.partition_table.topic("t"))
+    rig.publisher.publish(rig.led_partitions.topic("t"))
     assert rig.append(["c"]).base_offset == 2
     assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
 
@@ -740,7 +734,7 @@ def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualC
     rig.append(["b"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.partition_table.topic("t").table.store = rig.partition_table.topic(
+    rig.led_partitions.topic("t").table.store = rig.led_partitions.topic(
         "t"
     ).table.log_reader.store = store.view(ScriptedFaults(fault))
     with pytest.raises(SyncFailed):
@@ -751,8 +745,8 @@ def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualC
     assert second.append(["x"], topic="u").base_offset == 0
     assert second.append(["c"]).base_offset == 2
     with pytest.raises(errors.Corrupt):
-        second.publisher.publish(second.partition_table.topic("t"))
-    second.publisher.publish(second.partition_table.topic("u"))
+        second.publisher.publish(second.led_partitions.topic("t"))
+    second.publisher.publish(second.led_partitions.topic("u"))
     assert rows_of_table(store, clock, "u") == [(0, b"x")]
     store.delete([f"{LOG}/{3:020d}.json"])
     second.publish()
@@ -782,7 +776,7 @@ def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
     rig.append(["a"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.partition_table.topic("t").table.store = rig.partition_table.topic(
+    rig.led_partitions.topic("t").table.store = rig.led_partitions.topic(
         "t"
     ).table.log_reader.store = store.view(ScriptedFaults(fault))
     if when != "before the start":
@@ -792,7 +786,7 @@ def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
     if when == "before the start":
         successor = rig.successor()
     elif when == "before a look":
-        successor.partition_table.topic("t").table.refresh()
+        successor.led_partitions.topic("t").table.refresh()
     successor.publish()
     successor.trim()
     store.lose_unsynced(lambda _: True)
@@ -818,10 +812,10 @@ def test_an_error_in_one_table_does_not_affect_the_others(
     rig.append(["x"], topic="u")
     fault = Fault(operation="list_after", error=error, prefix="topics/t")
     second = rig.successor(store=store.view(ScriptedFaults(fault)))
-    reason = second.partition_table.topic("t").held_back
+    reason = second.led_partitions.topic("t").held_back
     assert reason is not None
     assert str(error) in reason
-    assert second.partition_table.topic("u").held_back is None
+    assert second.led_partitions.topic("u").held_back is None
     assert second.append(["b"]).base_offset == 1
     second.publish()  # it was out of sorts only once
     assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b")]
@@ -835,7 +829,7 @@ def test_a_torn_table_does_not_stop_the_start(rig: Rig, store: MemoryStore) -> N
     torn = f"{LOG}/{2:020d}.json"
     store.put(torn, b'{"add": {"pa')
     successor = rig.successor()
-    reason = successor.partition_table.topic("t").held_back
+    reason = successor.led_partitions.topic("t").held_back
     assert reason is not None
     assert torn in reason
     assert successor.append(["c"]).base_offset == 2
@@ -866,8 +860,8 @@ def test_a_foreign_table_does_not_stop_the_start(
         with contextlib.suppress(errors.ForeignTable):  # it sees what it has done
             TopicTable(store, "t", clock=clock).commit(lambda _: TableChange(properties=properties))
     successor = rig.successor()
-    assert successor.partition_table.topic("t").held_back is not None
-    assert successor.partition_table.topic("u").held_back is None
+    assert successor.led_partitions.topic("t").held_back is not None
+    assert successor.led_partitions.topic("u").held_back is None
     assert successor.append(["c"]).base_offset == 2
     with pytest.raises(errors.Corrupt):
         successor.publish()

@@ -46,7 +46,7 @@ def check(
 
 def _snapshot(rig: Rig, topic: str) -> TableSnapshot:
     """Returns the table as its broker has it."""
-    return rig.partition_table.topic(topic).table.refresh()
+    return rig.led_partitions.topic(topic).table.refresh()
 
 
 def check_table(root: Path, *, reads_all: bool = False) -> list[SliceReport]:
@@ -161,7 +161,7 @@ def test_entries_of_the_log(rig: Rig, store: MemoryStore) -> None:
     for text in ("a", "b", "c"):
         rig.append([text])
     assert [each.rows for each in check(store, rig.clock)] == [1, 1, 1]
-    located = rig.partition_table.topic("t").partition(0).unpublished[1]
+    located = rig.led_partitions.topic("t").partition(0).unpublished[1]
     flip(store, object_path(located.at), -10)
     reports = check(store, rig.clock)
     assert [bool(each.faults) for each in reports] == [False, True, False]

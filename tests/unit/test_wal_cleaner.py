@@ -36,6 +36,7 @@ from tests.support.brokers import (
     flip,
     open_ids,
     paths,
+    registration,
     rows_followed,
     rows_of_root,
     rows_of_table,
@@ -78,7 +79,7 @@ def bounds_of_all(rig: Rig) -> dict[str, tuple[Bounds, ...]]:
             )
             for each in topic.partitions.values()
         )
-        for topic in rig.partition_table.topics()
+        for topic in rig.led_partitions.topics()
     }
 
 
@@ -172,7 +173,7 @@ def test_an_unpublished_entry_keeps_its_object(rig: Rig) -> None:
     for pending in pending_appends:
         rig.broker.wait(pending)
     rig.append(["b"])
-    rig.publisher.publish(rig.partition_table.topic("t"))
+    rig.publisher.publish(rig.led_partitions.topic("t"))
     rig.append(["c"])
     rig.trim()
     assert objects(rig) == ["1", "3"]
@@ -268,10 +269,9 @@ def test_a_broker_that_is_about_to_be_replaced_closes_nothing(rig: Rig) -> None:
     third = takeover.acquire(
         rig.store,
         MetadataStore(rig.store, clock=rig.clock),
-        broker=2,
-        flight="h:2",
+        2,
+        registration(2),
         clock=rig.clock,
-        dead_after_seconds=5.0,
         take_over=True,
     )
     second.wal_cleaner.checkpoint()
@@ -518,8 +518,8 @@ def test_entries_published_meanwhile_are_not_needed_again(
     rig.publish()
     rig.writer.wait(pending)
     rig.confirmer.confirm()
-    assert rig.partition_table.backlog.needed(1, 1) == []
-    assert rig.partition_table.backlog.unpublished_bytes == 0
+    assert rig.led_partitions.backlog.needed(1, 1) == []
+    assert rig.led_partitions.backlog.unpublished_bytes == 0
     assert rig.successor().read() == [(0, b"a"), (1, b"b")]
 
 
@@ -530,7 +530,7 @@ def test_a_damaged_entry_is_not_carried(store: MemoryStore, clock: ManualClock) 
     for value in ("a", "b", "c"):
         rig.append([value])
     rig.wal_cleaner.checkpoint()
-    located = rig.partition_table.topic("t").partition(0).unpublished[1]
+    located = rig.led_partitions.topic("t").partition(0).unpublished[1]
     flip(store, object_path(located.at), located.origin + located.entry.length - 20)
     clock.advance(CARRY_SECONDS + 1)
     assert carry(rig) == 1
@@ -547,7 +547,7 @@ def test_a_damaged_entry_is_not_carried(store: MemoryStore, clock: ManualClock) 
 def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> None:
     """A checkpoint has the bounds of new, deleted, extended, moved and blocked partitions."""
     rig = Rig(store, clock)
-    table = rig.partition_table
+    table = rig.led_partitions
     topic, gone = rig.create("t", 2), rig.create("gone")
     assert table.bounds() == bounds_of_all(rig)
     rig.append(["a", "b"], partition=1)
@@ -574,7 +574,7 @@ def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> N
 
 def test_bounds_of_a_topic_that_is_being_created(rig: Rig) -> None:
     """A checkpoint between two steps of a creation does not keep its topic from the next one."""
-    table, topic = rig.partition_table, Topic("new", "id", {}, no_table("new"))
+    table, topic = rig.led_partitions, Topic("new", "id", {}, no_table("new"))
     snapshot = TableSnapshot(version=0, topic_id="id", partitions=2, ends=(0, 0), starts=(0, 0))
     known = TopicMetadata(topic_id="id", leaders=(1, 1), leader_epochs=(0, 0))
     metadata = rig.meta.reload()
@@ -590,7 +590,7 @@ def test_a_checkpoint_looks_only_at_changed_partitions(
 ) -> None:
     """Partitions without a change since the last checkpoint cost it nothing."""
     topic = rig.create("wide", 50)
-    rig.partition_table.bounds()
+    rig.led_partitions.bounds()
     rig.append(["a"], topic="wide", partition=7)
     rig.append(["b"], topic="wide", partition=7)
     looked_at: list[Partition] = []
@@ -601,7 +601,7 @@ def test_a_checkpoint_looks_only_at_changed_partitions(
         return bounds_of(partition)
 
     monkeypatch.setattr(Partition, "bounds", look)
-    assert rig.partition_table.bounds() == bounds_of_all(rig)
+    assert rig.led_partitions.bounds() == bounds_of_all(rig)
     assert looked_at == [topic.partitions[7]]
 
 
@@ -664,7 +664,7 @@ class Model:
             case "adopt":
                 self.append_staged(first, second)
             case "publish":
-                self.rig.publisher.publish(self.rig.partition_table.topic("t"))
+                self.rig.publisher.publish(self.rig.led_partitions.topic("t"))
             case "checkpoint":
                 self.rig.wal_cleaner.checkpoint()
             case "tick":
@@ -715,7 +715,7 @@ class Model:
         return list(enumerate(self.log[partition]))
 
     def check(self) -> None:
-        assert self.rig.partition_table.bounds() == bounds_of_all(self.rig)
+        assert self.rig.led_partitions.bounds() == bounds_of_all(self.rig)
         for partition in (0, 1):
             expected = self.expected(partition)
             assert self.rig.read(partition=partition) == expected
@@ -792,7 +792,7 @@ def test_a_start_deletes_no_epoch_that_was_just_closed(clock: ManualClock, close
     """Readers may have planned to read the newest ones; those beyond are long gone."""
     rig = Rig(MemoryStore(clock, is_local=True), clock, options=RigOptions(wal_cleaner=EAGER))
     for _ in range(closed):
-        rig.append(["a"]) if rig.partition_table.topics() else rig.create("t", 1)
+        rig.append(["a"]) if rig.led_partitions.topics() else rig.create("t", 1)
         rig.publish()
         rig.wal_cleaner.checkpoint()
         rig.wal_cleaner._close_inherited()
@@ -819,4 +819,4 @@ def test_only_old_commits_of_a_predecessor_are_confirmed_at_once(
         clock.advance(each)
     rig = rig.successor()
     rig.confirmer.confirm()
-    assert rig.partition_table.backlog.unconfirmed_count == len(seconds) - confirmed
+    assert rig.led_partitions.backlog.unconfirmed_count == len(seconds) - confirmed

@@ -455,7 +455,7 @@ def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
     message = whole.serialize()
     part = pa.ipc.read_record_batch(message, whole.schema).slice(0, 1)
     rig.broker.wait(rig.broker.append("t", 0, part))
-    (batch,) = rig.hot.run(rig.partition_table.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
+    (batch,) = rig.hot.run(rig.led_partitions.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
     (buffer,) = (each for each in batch.payload.column("value").buffers()[2:])
     while buffer.parent is not None:
         buffer = buffer.parent
@@ -630,7 +630,7 @@ def test_a_topic_may_be_deleted_while_its_records_are_flushed(
         blocked.go.clear()
         flushing = pool.submit(rig.broker.wait, stays)
         assert blocked.entered.wait(30)
-        rig.partition_table.remove_topic(rig.partition_table.topic("t"))
+        rig.led_partitions.remove_topic(rig.led_partitions.topic("t"))
         blocked.go.set()
         assert flushing.result(30)[0].base_offset == 0
         rig.broker.wait(gone)
@@ -683,7 +683,7 @@ def test_an_unbounded_append_is_queued(store: MemoryStore, clock: ManualClock, b
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
         rig.broker.wait(first)
-    append = rig.writer.preparer.prepare(rig.partition_table.topic("t"), 1, payload(["b"]), None)
+    append = rig.writer.preparer.prepare(rig.led_partitions.topic("t"), 1, payload(["b"]), None)
     with pytest.raises(errors.QueueFull):
         rig.writer.submit([append])
     pending = rig.writer.submit([append], is_bounded=False)
@@ -741,23 +741,21 @@ def test_a_large_staged_batch_holds_no_producer_back(
     large = [(partition, ["x" * 100_000]) for partition in (0, 1)]
     rig.append_staged(large, batch=1)
     assert (
-        rig.partition_table.backlog.staged_bytes
-        == rig.partition_table.topic("t").staged_bytes
+        rig.led_partitions.backlog.staged_bytes
+        == rig.led_partitions.topic("t").staged_bytes
         > 200_000
     )
-    assert rig.partition_table.backlog.unpublished_bytes < 10_000
+    assert rig.led_partitions.backlog.unpublished_bytes < 10_000
     assert rig.append(["a"]).base_offset == 1
     with pytest.raises(errors.QueueFull) as full:
         rig.append_staged(large, batch=2)
     assert full.value.setting == "publisher.staged_bytes"
     successor = rig.successor()
-    assert (
-        successor.partition_table.backlog.staged_bytes == rig.partition_table.backlog.staged_bytes
-    )
+    assert successor.led_partitions.backlog.staged_bytes == rig.led_partitions.backlog.staged_bytes
     successor.publish()
     assert (
-        successor.partition_table.backlog.staged_bytes,
-        successor.partition_table.backlog.unpublished_bytes,
+        successor.led_partitions.backlog.staged_bytes,
+        successor.led_partitions.backlog.unpublished_bytes,
     ) == (0, 0)
     assert not any(each.duplicate for each in successor.append_staged(large, batch=2))
 
@@ -777,7 +775,7 @@ def test_a_bound_may_be_reached(clock: ManualClock, bound: str, error: type[Exce
 
     def waiting_bytes(rig: Rig) -> int:
         """The bytes after one batch; no thread leads a flush for appends that are only queued."""
-        topic = rig.partition_table.topic("t")
+        topic = rig.led_partitions.topic("t")
         topic.held_back = "its table is torn"
         if "staged" in bound:
             rig.append_staged([(0, ["a"])], batch=1)
@@ -820,7 +818,7 @@ def test_a_held_back_topic_refuses_staged_batches_by_their_own_bound(
 ) -> None:
     """A large staged batch of a held back topic refuses no producer, and the reverse."""
     rig = rig_with(store, clock, topic_held_bytes=100_000, topic_held_staged_bytes=100_000)
-    rig.partition_table.topic("t").held_back = "its table is torn"
+    rig.led_partitions.topic("t").held_back = "its table is torn"
     rig.append_staged([(0, ["x" * 200_000])], batch=1)
     rig.append(["a"])
     with pytest.raises(errors.TopicHeldBack):
@@ -831,7 +829,7 @@ def test_space_that_is_freed_in_time_is_used(store: MemoryStore, clock: ManualCl
     """A caller that waits for space continues when the publisher has freed some."""
     rig = rig_with(store, clock, unpublished_bytes=1)
     rig.append(["a"])
-    append = rig.writer.preparer.prepare(rig.partition_table.topic("t"), 0, payload(["b"]), None)
+    append = rig.writer.preparer.prepare(rig.led_partitions.topic("t"), 0, payload(["b"]), None)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rig.writer.submit, [append], timeout_seconds=30)
         rig.publish()
@@ -844,7 +842,7 @@ def test_a_held_back_topic_refuses_alone(store: MemoryStore, clock: ManualClock)
     """A topic whose table cannot be written accepts a bounded number of bytes, then refuses."""
     rig = rig_with(store, clock, topic_held_bytes=1)
     rig.create("u")
-    topic = rig.partition_table.topic("t")
+    topic = rig.led_partitions.topic("t")
     topic.held_back = "its table is torn"
     rig.append(["a"])
     with pytest.raises(errors.TopicHeldBack) as refused:
@@ -1047,7 +1045,7 @@ def test_no_thread_misses_its_ack() -> None:
 
         def submit(value: str) -> PendingAppend:
             append = rig.writer.preparer.prepare(
-                rig.partition_table.topic("t"), thread % 2, payload([value]), None
+                rig.led_partitions.topic("t"), thread % 2, payload([value]), None
             )
             return rig.writer.submit([append], timeout_seconds=30)
 

@@ -63,7 +63,7 @@ class Loading:
         if partition is None:
             # Another broker has just created the topic, and this one will soon see it. Clients
             # wait for that, while they would repeat any other error at once.
-            is_shared = len(self._broker.members()) > 1
+            is_shared = len(self._broker.members.up()) > 1
             return GroupError.COORDINATOR_LOAD_IN_PROGRESS if is_shared else None
         leader_epoch = self._known.topic.led().get(partition)
         if leader_epoch is None:

@@ -65,7 +65,7 @@ def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
     """Returns the leader of a partition if it is another broker, and up."""
     with suppress(errors.Invalid):
         leader = Leader(*broker.partitions.leader_of(topic, number))
-        if leader.broker != broker.broker_id and leader.broker in broker.members():
+        if leader.broker != broker.broker_id and leader.broker in broker.members.up():
             return leader
     return None
 

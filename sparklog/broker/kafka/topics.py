@@ -69,7 +69,7 @@ def topic_fields(
         statuses: the partitions from `first` on.
     """
 
-    members = broker.members()
+    members = broker.members.up()
 
     def partition(index: int) -> Fields:
         status = statuses[index]
@@ -119,7 +119,8 @@ def nodes(broker: Broker, host: str, port: int, *, with_gone: bool = False) -> l
     `with_gone`: and those that did so until a moment ago.
     """
     found = []
-    for number, known in (broker.known_members() if with_gone else broker.members()).items():
+    members = broker.members.up_or_just_gone() if with_gone else broker.members.up()
+    for number, known in members.items():
         address = f"{host}:{port}" if number == broker.broker_id else known.kafka
         its_host, _, its_port = address.rpartition(":")
         if its_host:

@@ -50,7 +50,7 @@ class Backlog:
         *,
         clock: Clock,
     ) -> None:
-        """`lock`: the one of the `PartitionTable`; `find`: returns a topic by its id."""
+        """`lock`: the one of the `LedPartitions`; `find`: returns a topic by its id."""
         self._lock = lock
         self._changes = changes
         self._find = find

@@ -1,6 +1,6 @@
 """Partitions whose bounds or states have changed since the last checkpoint.
 
-The lock of the `PartitionTable` guards all of it.
+The lock of the `LedPartitions` guards all of it.
 """
 
 from __future__ import annotations

@@ -109,10 +109,10 @@ class _Encoded:
 
 
 class StateEncoder:
-    """Encodes snapshots of one partition table, in order. Encodes only changed blocks again.
+    """Encodes a broker's snapshots, in their order. Encodes only changed blocks again.
 
-    Works without the table's lock, in many small steps: a single call of the encoder would block
-    all threads of the process for its whole duration.
+    Works without the lock of the led partitions, in many small steps: a single call of the encoder
+    would block all threads of the process for its whole duration.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
@@ -41,7 +41,7 @@ class Confirmer:
     def __init__(
         self,
         store: Store,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         publisher: Publisher,
         *,
         clock: Clock,
@@ -55,7 +55,7 @@ class Confirmer:
         self._after_seconds = after_seconds
         self._store_now_us = store_now_us
         self._began = clock.monotonic()
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._publisher = publisher
         self._clock = clock
         self._published_ends: dict[str, deque[tuple[float, dict[int, int]]]] = {}
@@ -71,7 +71,7 @@ class Confirmer:
         keeps its rows, and the other topics continue. If its files are missing, the topic is not
         published any further, or the unconfirmed entries would grow without bound.
         """
-        topics = self._partition_table.backlog.unconfirmed()
+        topics = self._led_partitions.backlog.unconfirmed()
         topic_ids = {topic.topic_id for topic in topics}
         self._failure_log.retain(topic_ids)
         # The partition with the missing file may have moved to another broker.
@@ -106,7 +106,7 @@ class Confirmer:
     def _ends_to_confirm(self, topic: Topic) -> tuple[float, dict[int, int]]:
         """Returns a time long enough ago, and the published ends of the partitions before it."""
         ends = {each.number: each.published for each in topic.partitions.values()}
-        is_crowded = self._partition_table.backlog.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
+        is_crowded = self._led_partitions.backlog.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
         now = self._clock.monotonic()  # the commits up to these ends are all older
         samples = self._published_ends.get(topic.topic_id)
         if samples is None:
@@ -135,7 +135,7 @@ class Confirmer:
 
     def _confirm(self, topic: Topic) -> None:
         until, ends = self._ends_to_confirm(topic)
-        ranges = self._partition_table.backlog.unconfirmed_ranges(topic, ends)
+        ranges = self._led_partitions.backlog.unconfirmed_ranges(topic, ends)
         if not ranges:
             return
         table = topic.table
@@ -153,7 +153,7 @@ class Confirmer:
                 self._published_ends.pop(topic.topic_id, None)
                 return
         seen = {number: end for number, (_, end) in ranges.items()}
-        self._partition_table.backlog.advance_confirmed(topic, seen)
+        self._led_partitions.backlog.advance_confirmed(topic, seen)
 
     def _missing(
         self, topic: Topic, snapshot: TableSnapshot, ranges: Mapping[int, tuple[int, int]]
@@ -223,7 +223,7 @@ class Confirmer:
         first, last = file.first, file.last
         if first is None or last is None:
             return None
-        found = self._partition_table.backlog.unconfirmed_in(partition, first, last + 1)
+        found = self._led_partitions.backlog.unconfirmed_in(partition, first, last + 1)
         joined = join_tail(first, found)
         is_whole = (
             joined

@@ -34,7 +34,7 @@ _PRODUCERS_FORGOTTEN = 2_000  # expired producers that a checkpoint drops at mos
 class Duplicates:
     """The producers and Spark batches that all partitions of a broker remember.
 
-    The lock of the `PartitionTable` guards all of it.
+    The lock of the `LedPartitions` guards all of it.
     """
 
     def __init__(self, changes: CheckpointChanges, *, clock: Clock) -> None:

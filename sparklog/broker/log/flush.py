@@ -21,8 +21,8 @@ from sparklog.broker.log.appends import (
     PendingAppend,
 )
 from sparklog.broker.log.hot_tail import HotRecords
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.producer_state import (
     ProducerSequence,
     ProducerState,
@@ -68,7 +68,7 @@ class Flush:
 
     def __init__(
         self,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         refusals: Refusals,
         *,
         bounds: WriterLimits,
@@ -83,7 +83,7 @@ class Flush:
         self.is_done = False
         self.failure: BaseException | None = None
         """The error of a flush that is done and does not count."""
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._refusals = refusals
         self._bounds = bounds
         self._now_seconds = now_seconds
@@ -141,7 +141,7 @@ class Flush:
         A copy behind the resignation of its partition would be taken for the original by the next
         leader, although nothing of ours keeps it.
         """
-        if not self._partition_table.backlog.may_carry(carry.located):
+        if not self._led_partitions.backlog.may_carry(carry.located):
             return
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
@@ -165,7 +165,7 @@ class Flush:
             )
 
     def _append(self, append: Append) -> AppendResult:
-        topic = self._partition_table.by_id(append.topic_id)
+        topic = self._led_partitions.by_id(append.topic_id)
         if topic is None:
             raise errors.UnknownTopic(topic=append.topic)
         if topic.in_doubt is not None:

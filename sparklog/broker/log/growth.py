@@ -6,7 +6,7 @@ its partitions a share of the bytes that it lacks, and a partition checks the wa
 grown by that share: before that, the sum cannot be reached. The shares add up to half of the
 missing bytes, so each round of n checks halves them.
 
-Pure, and without a lock: `PartitionTable.lock` guards it.
+Pure, and without a lock: `LedPartitions.lock` guards it.
 """
 
 from __future__ import annotations

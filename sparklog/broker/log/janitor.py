@@ -35,13 +35,12 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.backoff import FailureLog, RetrySchedule
 from sparklog.broker.counts import UpkeepCounts
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage.maintenance import file_compaction, log_compaction, retention
-from sparklog.storage.maintenance import sweeping as maintenance
+from sparklog.storage.maintenance import file_compaction, key_compaction, retention, sweeping
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
@@ -103,7 +102,7 @@ class Janitor:
     def __init__(
         self,
         store: Store,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         settings: JanitorSettings,
         *,
         clock: Clock,
@@ -131,7 +130,7 @@ class Janitor:
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._settings = settings
         self._clock = clock
         self._open_table = open_table
@@ -152,7 +151,7 @@ class Janitor:
         self._ready: dict[str, None] = {}
         """Ids of the topics to look at next, in order."""
         self._topics_version = -1
-        """The version of the partition table's topics that `_rotation` has."""
+        """`LedPartitions.topics_version` as of `_rotation`."""
         self._failure: BaseException | None = None
         self._cleared: set[str] = set()
         """Folders of deleted topics whose tables are empty."""
@@ -188,7 +187,7 @@ class Janitor:
         while self._ready:
             topic_id = next(iter(self._ready))
             del self._ready[topic_id]
-            topic = self._partition_table.by_id(topic_id)
+            topic = self._led_partitions.by_id(topic_id)
             if topic is not None:
                 self._look_at(topic, is_over, should_stop)
             if is_over():
@@ -202,10 +201,10 @@ class Janitor:
 
     def _choose_topics(self) -> None:
         """Adds the topics to look at in this tick to those that are left from the last one."""
-        version = self._partition_table.topics_version
+        version = self._led_partitions.topics_version
         if version != self._topics_version:
             self._topics_version = version
-            topics = {topic.topic_id: topic for topic in self._partition_table.topics()}
+            topics = {topic.topic_id: topic for topic in self._led_partitions.topics()}
             for gone in self._topics.keys() - topics.keys():
                 del self._topics[gone]
             known = set(self._rotation)
@@ -215,7 +214,7 @@ class Janitor:
             self._cleared -= present
             self._emptied -= present
         enough = max(self._settings.compact_files // 4, 1)
-        for topic_id, count in self._partition_table.backlog.take_commits().items():
+        for topic_id, count in self._led_partitions.backlog.take_commits().items():
             state = self._topics.get(topic_id)
             if state is not None:
                 state.commits += count
@@ -296,10 +295,10 @@ class Janitor:
         It counts as busy right after it has got partitions, too, because their clients come with
         what they could not send meanwhile.
         """
-        now, written = self._clock.monotonic(), self._partition_table.backlog.written_bytes
+        now, written = self._clock.monotonic(), self._led_partitions.backlog.written_bytes
         seconds = max(now - self._measured_at, 1e-3)
         rate = (written - self._measured_bytes) / seconds
-        is_new = now - self._partition_table.taken_seconds < BUSY_AFTER_TAKEOVER_SECONDS
+        is_new = now - self._led_partitions.taken_seconds < BUSY_AFTER_TAKEOVER_SECONDS
         self._is_busy = is_new or rate > _BUSY_BYTES_PER_SECOND
         self._measured_at, self._measured_bytes = now, written
 
@@ -313,7 +312,7 @@ class Janitor:
         now = self._clock.monotonic()
         if self._removed_files is not None and now >= self._share_due:
             self._share_due = now + SWEEP_EVERY_SECONDS
-            counts = (topic.table.removed_count for topic in self._partition_table.topics())
+            counts = (topic.table.removed_count for topic in self._led_partitions.topics())
             self._removed_files.files = removed_files.fair_number(counts)
 
     def _try_settle_doubts(self) -> None:
@@ -375,9 +374,7 @@ class Janitor:
         """Advances the log starts to those of the table, whichever process moved them."""
         snapshot = table.snapshot
         topic = (
-            self._partition_table.by_id(snapshot.topic_id)
-            if snapshot.topic_id is not None
-            else None
+            self._led_partitions.by_id(snapshot.topic_id) if snapshot.topic_id is not None else None
         )
         if topic is not None and any(
             start > topic.partitions[number].start
@@ -385,7 +382,7 @@ class Janitor:
             if number in topic.partitions
         ):
             table.sync()
-            self._partition_table.advance_start(topic, snapshot.starts)
+            self._led_partitions.advance_start(topic, snapshot.starts)
 
     def _follow_starts(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         """Learns the log starts that the owner of a table has set.
@@ -406,7 +403,7 @@ class Janitor:
         ):
             return
         state.seen_keys_version = snapshot.version
-        passes = log_compaction.choose(
+        passes = key_compaction.choose(
             table,
             compact_files=self._settings.compact_files,
             target_bytes=self._settings.compact_target_bytes,
@@ -415,7 +412,7 @@ class Janitor:
         for each in passes:
             if should_stop():
                 return
-            log_compaction.compact(
+            key_compaction.compact(
                 table, each, should_stop=should_stop, on_commit=self._counts.add_merged
             )
         if is_settling:
@@ -429,9 +426,9 @@ class Janitor:
             return
         if is_due:
             state.due["sweep"] = now + SWEEP_EVERY_SECONDS
-        maintenance.sweep_replaced(table, is_retained=not is_short)
+        sweeping.sweep_replaced(table, is_retained=not is_short)
         if is_due:
-            maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
+            sweeping.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
@@ -452,17 +449,17 @@ class Janitor:
         if topic_id is None:
             return
         self._update_starts(table)
-        maintenance.note_gaps(table)
+        sweeping.note_gaps(table)
         now = self._clock.monotonic()
-        if maintenance.checkpoint_due(table, every=self._settings.table_checkpoint_every):
+        if sweeping.checkpoint_due(table, every=self._settings.table_checkpoint_every):
             try:
                 table.checkpoint()
             except errors.StorageFull:
                 state.due["sweep"] = state.due["retention"] = 0.0
                 raise
             # First checks merged files, while the Delta log still names the files they replaced.
-            maintenance.sweep_replaced(table)
-            maintenance.clean_log(
+            sweeping.sweep_replaced(table)
+            sweeping.clean_log(
                 table,
                 most_versions=self._log_versions(),
                 needed_seconds=self._settings.removed_file_grace_seconds,
@@ -477,7 +474,7 @@ class Janitor:
                 compact_files=self._settings.compact_files,
                 target_bytes=self._settings.compact_target_bytes,
                 settled_before_us=self._settled_before_us() if is_settling else None,
-                borders=log_compaction.borders(table, snapshot),
+                borders=key_compaction.borders(table, snapshot),
                 span_us=retention.span_us(snapshot.config),
             )
             for together in file_compaction.together(groups):
@@ -516,7 +513,7 @@ class Janitor:
             table,
             found,
             target_bytes=self._settings.compact_target_bytes,
-            border=log_compaction.borders(table, snapshot)[found.partition],
+            border=key_compaction.borders(table, snapshot)[found.partition],
             should_stop=should_stop,
         )
         self._counts.add_merged(files)
@@ -577,7 +574,7 @@ class Janitor:
         The controller removes the files.
         """
         if name not in self._cleared:
-            if maintenance.is_emptied(self._store, name):
+            if sweeping.is_emptied(self._store, name):
                 self._cleared.add(name)
                 self._emptied.add(name)
                 return
@@ -589,11 +586,11 @@ class Janitor:
         if not self._is_controller():
             return
         grace_seconds = self._settings.orphan_grace_seconds
-        maintenance.sweep_replaced(table, is_retained=False)
-        maintenance.sweep_orphans(table, grace_seconds=grace_seconds)
-        has_rested = maintenance.has_rested(table, grace_seconds=grace_seconds)
-        if has_rested and not maintenance.has_files(table):
-            maintenance.note_emptied(table)
+        sweeping.sweep_replaced(table, is_retained=False)
+        sweeping.sweep_orphans(table, grace_seconds=grace_seconds)
+        has_rested = sweeping.has_rested(table, grace_seconds=grace_seconds)
+        if has_rested and not sweeping.has_files(table):
+            sweeping.note_emptied(table)
             self._emptied.add(name)
 
     def _sweep_staging(self, should_stop: Callable[[], bool]) -> None:
@@ -615,7 +612,7 @@ class Janitor:
         batch_id = batch.batch_id
         if receipt is not None:
             is_over = self._has_received(topics, receipt)
-            return is_over and not self._partition_table.backlog.is_staged(batch_id)
+            return is_over and not self._led_partitions.backlog.is_staged(batch_id)
         gone = batch.topics_gone(manifest.destinations(topics))
         sections = [each for each in batch.sections if each.topic not in gone]
         if any(self._is_led_elsewhere(topics, each) for each in sections):
@@ -629,7 +626,7 @@ class Janitor:
             or not sections  # their topics were deleted
         )
         # Checked last: a batch that is appended after this check is not over.
-        return is_over and not self._partition_table.backlog.is_staged(batch_id)
+        return is_over and not self._led_partitions.backlog.is_staged(batch_id)
 
     def _have(
         self,
@@ -646,7 +643,7 @@ class Janitor:
             topic = self._ours(known) if known is not None else None
             partition = topic.partitions.get(section.partition) if topic is not None else None
             if partition is not None:
-                found = self._partition_table.batches([partition], batch_id)
+                found = self._led_partitions.batches([partition], batch_id)
                 if any(not each.kind.is_part for each in found.values()):
                     return True
         return False
@@ -671,7 +668,7 @@ class Janitor:
         return topic is None or section.partition not in topic.partitions
 
     def _ours(self, known: TopicMetadata) -> Topic | None:
-        return self._partition_table.by_id(known.topic_id)
+        return self._led_partitions.by_id(known.topic_id)
 
     def _sweep_temporaries(self) -> None:
         older_than_us = self._clock.now_us() - round(TEMPORARY_KEPT_SECONDS * 1e6)

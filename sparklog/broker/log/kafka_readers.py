@@ -20,8 +20,8 @@ from sparklog import errors, limits
 from sparklog.broker.counts import Budget
 from sparklog.broker.log.batch_cache import KEPT_SECONDS, BatchCache, EncodedBatch, TopicPartition
 from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.readers import LogReader, check_range
 from sparklog.broker.log.tailing import ReadBatch
 from sparklog.broker.log.topic import Topic
@@ -56,10 +56,10 @@ class KafkaReader:
     """Reads the partitions that this broker leads. Thread-safe."""
 
     def __init__(
-        self, reader: LogReader, partition_table: PartitionTable, hot: HotTail, *, clock: Clock
+        self, reader: LogReader, led_partitions: LedPartitions, hot: HotTail, *, clock: Clock
     ) -> None:
         self._reader = reader
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._hot = hot
         self._cache = BatchCache(limit_bytes=AHEAD_BYTES, clock=clock)
         self._cursors = _Cursors(clock)
@@ -99,7 +99,7 @@ class KafkaReader:
 
         Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange`.
         """
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         partition = topic.partition(number)
         end = partition.end
         check_range(topic, partition, offset, end)
@@ -153,7 +153,7 @@ class KafkaReader:
         try:
             for name, number, offset in places:
                 with contextlib.suppress(errors.UnknownTopic):
-                    topic = self._partition_table.topic(name)
+                    topic = self._led_partitions.topic(name)
                     key = topic.topic_id, number, offset
                     lock = self._encoding.setdefault(key, threading.Lock())
                     if lock.acquire(blocking=False):

@@ -1,6 +1,6 @@
 """A partition that this broker leads: its offsets, and its entries that readers and publisher need.
 
-The lock of the `PartitionTable` guards every change. Offsets may be read without it.
+The lock of the `LedPartitions` guards every change. Offsets may be read without it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Partition:
         """When this running broker received the partition from another, in monotonic seconds."""
 
     def move(self, event: PartitionEvent) -> None:
-        """Enters the state that follows the event. Requires the partition table's lock."""
+        """Enters the state that follows the event. Requires the lock of the led partitions."""
         self.state = after(self.state, event)
         is_blocked = self.state is PartitionState.BLOCKED
         assert is_blocked == (self.blocked is not None), f"{self.state.name}: {self.blocked}"

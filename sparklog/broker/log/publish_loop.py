@@ -14,7 +14,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, RetrySchedule
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
@@ -64,7 +64,7 @@ class PublishLoop:
     def __init__(
         self,
         publisher: Publisher,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         *,
         settings: PublisherSettings,
         check_leadership: Callable[[], None],
@@ -80,7 +80,7 @@ class PublishLoop:
         without them the caller does. `share` is as in `PublishPace`, without a publishing process.
         """
         self._publisher = publisher
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._on_published = on_published
         self._settings = settings
         self._check_leadership = check_leadership
@@ -96,9 +96,9 @@ class PublishLoop:
     def tick(self) -> None:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
         self._publisher.warm_up()
-        waiting = self._partition_table.backlog.waiting_objects
+        waiting = self._led_partitions.backlog.waiting_objects
         share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
-        due = self._partition_table.backlog.due(
+        due = self._led_partitions.backlog.due(
             interval_seconds=self._pace.interval_seconds(waiting, share),
             publish_bytes=self._settings.publish_bytes,
         )
@@ -114,7 +114,7 @@ class PublishLoop:
             self.wait()
             left = [
                 topic
-                for topic in self._partition_table.backlog.waiting()
+                for topic in self._led_partitions.backlog.waiting()
                 if topic.waiting and topic.topic_id not in failed
             ]
             if not left:
@@ -207,17 +207,15 @@ class PublishLoop:
             reason = str(explained) or repr(explained)
             if topic.held_back != reason:
                 _log.error("cannot publish", topic=topic.name, reason=reason)
-            self._partition_table.backlog.hold_back(topic, reason)
+            self._led_partitions.backlog.hold_back(topic, reason)
             self._backoff.failed(topic.topic_id)
-            self._backoff.retain(
-                {each.topic_id for each in self._partition_table.backlog.waiting()}
-            )
+            self._backoff.retain({each.topic_id for each in self._led_partitions.backlog.waiting()})
             return False
         if not self._publisher.is_writing(topic):  # else nothing is committed yet
             self._backoff.succeeded(topic.topic_id)
         if topic.held_back is not None:
             _log.info("the topic is published again", topic=topic.name)
-            self._partition_table.backlog.hold_back(topic, None)
+            self._led_partitions.backlog.hold_back(topic, None)
         return True
 
     def _explain(self, topic: Topic, error: Exception) -> None:
@@ -235,7 +233,7 @@ class PublishLoop:
         partition = topic.partitions.get(error.partition)
         if partition is None:
             return  # another broker leads it now, and writes the table
-        self._partition_table.backlog.block(topic, partition, moved, end=error.end)
+        self._led_partitions.backlog.block(topic, partition, moved, end=error.end)
         raise moved from error
 
 

@@ -32,8 +32,8 @@ from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import run_choice
 from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.broker.log.table_commit import TableCommit
@@ -85,7 +85,7 @@ class Publisher:
     def __init__(
         self,
         store: Store,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         hot: HotTail,
         *,
         clock: Clock,
@@ -97,8 +97,8 @@ class Publisher:
     ) -> None:
         """`pool` writes the files of a large commit in parallel, `process` those of light ones."""
         self._store = store
-        self._partition_table = partition_table
-        self._backlog = partition_table.backlog
+        self._led_partitions = led_partitions
+        self._backlog = led_partitions.backlog
         self._clock = clock
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
@@ -136,7 +136,7 @@ class Publisher:
     def warm_up(self) -> None:
         """Starts the publishing process, where there may be one, if it may get work at any time."""
         if self.process is not None and not self.process.is_started:
-            self.process.look(partitions=self._partition_table.partition_count)
+            self.process.look(partitions=self._led_partitions.partition_count)
 
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state and the uncommitted files of a deleted topic."""
@@ -229,7 +229,7 @@ class Publisher:
         process = self.process
         if process is None:
             return None
-        process.look(self._partition_table.backlog.waiting_objects)
+        process.look(self._led_partitions.backlog.waiting_objects)
         return process if process.is_ready else None
 
     def _begin_light(self, topic: Topic) -> TableCommit | None:
@@ -364,7 +364,7 @@ class Publisher:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
             pending.preparation = preparations.prepare(
-                topic.table, topic.topic_id, self._partition_table.broker
+                topic.table, topic.topic_id, self._led_partitions.broker
             )
             pending.renewed_at = self._clock.monotonic()
         return pending
@@ -419,7 +419,7 @@ class Publisher:
     def _suspend(self, pending: TableCommit, *, keep: bool) -> None:
         """Keeps the written files for the next turn, or removes them."""
         topic = pending.topic
-        if keep and self._partition_table.by_id(topic.topic_id) is topic:
+        if keep and self._led_partitions.by_id(topic.topic_id) is topic:
             self._pending[topic.topic_id] = pending
             self._backlog.request(topic)  # its next turn needs no interval
         else:
@@ -427,7 +427,7 @@ class Publisher:
 
     def set_refusal(self, topic: Topic, error: Exception | None) -> None:
         """Stops publishing the topic with `error`, unless it is deleted; None allows it again."""
-        if error is None or self._partition_table.by_id(topic.topic_id) is not topic:
+        if error is None or self._led_partitions.by_id(topic.topic_id) is not topic:
             self._refused.pop(topic.topic_id, None)
         else:
             self._refused[topic.topic_id] = error
@@ -549,7 +549,7 @@ class Publisher:
         newest = [found for each in partitions if each for found in each.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
         is_quiet = self._clock.now_us() - newest_us > PUBLISH_QUIET_SECONDS * 1e6
-        return is_quiet or self._partition_table.backlog.unpublished_bytes > PUBLISH_PRESSED_BYTES
+        return is_quiet or self._led_partitions.backlog.unpublished_bytes > PUBLISH_PRESSED_BYTES
 
     def _discard(self, pending: TableCommit) -> None:
         """Removes files that no commit has or will have.
@@ -562,8 +562,8 @@ class Publisher:
     # -------------------------------------------------------------------------- committing
 
     def _apply_snapshot(self, topic: Topic, snapshot: TableSnapshot) -> None:
-        """Advances the partition table to the table's version, whichever broker committed it."""
-        if self._partition_table.by_id(topic.topic_id) is not topic:
+        """Advances the topic's partitions to the table's version, whichever broker committed it."""
+        if self._led_partitions.by_id(topic.topic_id) is not topic:
             return  # deleted meanwhile
         if snapshot.partitions < topic.count:
             snapshot = topic.table.refresh()  # partitions were added since
@@ -587,7 +587,7 @@ class Publisher:
         ]
         for partition, end in moved:
             if partition.blocked is not None:
-                if self._partition_table.backlog.reconnect(topic, partition, end):
+                if self._led_partitions.backlog.reconnect(topic, partition, end):
                     _log.info(
                         "the partition is unblocked: its table and log connect again",
                         topic=topic.name,
@@ -609,8 +609,8 @@ class Publisher:
         topic.last_read = snapshot
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
         topic.table.sync()
-        self._partition_table.backlog.advance_published(topic, moved)
-        self._partition_table.advance_start(topic, snapshot.starts)
+        self._led_partitions.backlog.advance_published(topic, moved)
+        self._led_partitions.advance_start(topic, snapshot.starts)
 
 
 def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located, ...]) -> Run:

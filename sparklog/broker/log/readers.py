@@ -19,8 +19,8 @@ from sparklog import arrow, errors, limits
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.topic import Topic
 from sparklog.formats import flight_messages
@@ -60,11 +60,11 @@ class LogReader:
     def __init__(
         self,
         store: Store,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         hot: HotTail,
     ) -> None:
         self._store = store
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._hot = hot
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
 
@@ -148,7 +148,7 @@ class LogReader:
         return run if run and run[0].source is ReadSource.FILES else []
 
     def _topic(self, name: str, topic_id: str | None) -> Topic:
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         if topic_id is not None and topic.topic_id != topic_id:
             raise errors.TopicChanged(topic=name, expected=topic_id, found=topic.topic_id)
         return topic
@@ -312,7 +312,7 @@ class LogReader:
         the reason of a blocked partition if its records from `start` on are known nowhere.
         """
         number = partition.number
-        tail, published, blocked = self._partition_table.backlog.view(partition, start, enough)
+        tail, published, blocked = self._led_partitions.backlog.view(partition, start, enough)
         until = min(end, max(published, tail[-1].entry.end if tail else 0))
         if until <= start and blocked is not None:
             raise blocked.with_traceback(None)  # later records are in neither table nor log
@@ -388,10 +388,10 @@ class LogReader:
             is_quick = 0 < size <= limits.FLIGHT_FREE_ROWS_BYTES
             return self._next_of(topic, partition, hot, start, end, projection), is_quick
 
-        return Tail(self._partition_table, partitions, offsets, next_batches, notify)
+        return Tail(self._led_partitions, partitions, offsets, next_batches, notify)
 
     def _is_gone(self, topic: Topic) -> bool:
-        return self._partition_table.by_id(topic.topic_id) is not topic
+        return self._led_partitions.by_id(topic.topic_id) is not topic
 
     # -------------------------------------------------------------------------- timestamps
 
@@ -402,7 +402,7 @@ class LogReader:
 
         -1 if no record is that late. As in Kafka's `ListOffsets`, the least *offset* counts.
         """
-        topic = self._partition_table.topic(request.topic)
+        topic = self._led_partitions.topic(request.topic)
         return flight_messages.Offsets(
             offsets={
                 number: self._offset_for_time(topic, topic.partition(number), timestamp_us)
@@ -433,7 +433,7 @@ class LogReader:
 
         (-1, -1) if there is no record. As in Kafka's `ListOffsets` for the timestamp -3 (KIP-734).
         """
-        topic = self._partition_table.topic(name)
+        topic = self._led_partitions.topic(name)
         partition = topic.partition(number)
         projection = _Projection(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
 

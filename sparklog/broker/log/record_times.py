@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from sparklog import errors
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.readers import LogReader
 
 _RECORD_TIMES_REMEMBERED = 65_536
@@ -27,9 +27,9 @@ _COLUMNS: Final = ("offset", "timestamp")
 class RecordTimes:
     """Looks up when the first record at or after an offset was made. One caller at a time."""
 
-    def __init__(self, reader: LogReader, partition_table: PartitionTable) -> None:
+    def __init__(self, reader: LogReader, led_partitions: LedPartitions) -> None:
         self._reader = reader
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._known: OrderedDict[RecordKey, int] = OrderedDict()
         """In µs since the Unix epoch, the least recently used first."""
 
@@ -40,11 +40,11 @@ class RecordTimes:
             self._known.move_to_end(key)
             return found
         _, topic_id, number, offset = key
-        topic = self._partition_table.by_id(topic_id)
+        topic = self._led_partitions.by_id(topic_id)
         partition = topic.partitions.get(number) if topic is not None else None
         if partition is None:
             return None
-        waiting = self._partition_table.backlog.unpublished_in(partition, offset, offset + 1)
+        waiting = self._led_partitions.backlog.unpublished_in(partition, offset, offset + 1)
         if not waiting or waiting[0].entry.base_offset > offset:
             return None
         entry = waiting[0].entry
@@ -59,7 +59,7 @@ class RecordTimes:
         """
         topic, topic_id, number, offset = key
         with contextlib.suppress(errors.SparklogError, OSError, pa.ArrowException):
-            partition = self._partition_table.topic(topic).partition(number)
+            partition = self._led_partitions.topic(topic).partition(number)
             start = max(offset, partition.start)
             batches = self._reader.read(
                 topic, number, start, partition.end,

@@ -18,8 +18,13 @@ from dataclasses import dataclass
 import msgspec
 
 from sparklog import errors
+from sparklog.broker.log.led_partitions import (
+    Block,
+    InheritedPartition,
+    InheritedTopic,
+    LedPartitions,
+)
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import Block, InheritedPartition, InheritedTopic, PartitionTable
 from sparklog.broker.log.takeover import Taken
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
@@ -42,26 +47,26 @@ from sparklog.storage.table.together import sync_all
 from sparklog.storage.table.topic_table import OpenTable, TopicTable
 
 
-def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> PartitionTable:
+def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> LedPartitions:
     """Returns the state of every partition that this broker leads.
 
     Reads the table of every topic, and raises, as `restore` does.
     """
     metadata, broker = taken.metadata, taken.leadership.broker
-    partition_table = PartitionTable(broker, clock=clock)
+    led_partitions = LedPartitions(broker, clock=clock)
     for name, known in metadata.topics.items():
-        partition_table.add_topic(Topic(name, known.topic_id, known.config, open_table(name)))
+        led_partitions.add_topic(Topic(name, known.topic_id, known.config, open_table(name)))
     led = {
         name: [number for number, leader in enumerate(known.leaders) if leader == broker]
         for name, known in metadata.topics.items()
     }
-    restore(store, partition_table, taken, led)
-    return partition_table
+    restore(store, led_partitions, taken, led)
+    return led_partitions
 
 
 def restore(
     store: Store,
-    partition_table: PartitionTable,
+    led_partitions: LedPartitions,
     taken: Taken,
     wanted: Mapping[str, Iterable[int]],
     *,
@@ -89,7 +94,7 @@ def restore(
         name: topic
         for name in wanted
         # One that was created again under the name is another one.
-        if (topic := partition_table.by_id(metadata.topics[name].topic_id)) is not None
+        if (topic := led_partitions.by_id(metadata.topics[name].topic_id)) is not None
     }
     refusals = refresh_all(store, [topic.table for topic in topics.values()])
     tables = {
@@ -105,7 +110,7 @@ def restore(
         _inherited(topic, metadata.topics[name], tables[name], pasts[name])
         for name, topic in topics.items()
     ]
-    return partition_table.inherit(
+    return led_partitions.inherit(
         inherited, logs.states(metadata, pasts), version=metadata.version, now_seconds=now_seconds
     )
 

@@ -32,7 +32,7 @@ class Resignations:
         *,
         clock: Clock,
     ) -> None:
-        """`lock`: the one of the `PartitionTable`; `find`: returns a topic by its id."""
+        """`lock`: the one of the `LedPartitions`; `find`: returns a topic by its id."""
         self._lock = lock
         self._changes = changes
         self._backlog = backlog

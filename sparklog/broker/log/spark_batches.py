@@ -15,7 +15,7 @@
   remembers decides. So parts are forgotten by their age alone, and a partition that remembers too
   many refuses new ones. A part is refused if its manifest is so old that it may be forgotten.
 
-The lock of the partition table guards all of it.
+The lock of the led partitions guards all of it.
 """
 
 from __future__ import annotations

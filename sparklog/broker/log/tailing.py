@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from sparklog import errors
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.topic import Topic
 
 
@@ -48,20 +48,20 @@ class Place(NamedTuple):
 class Tail:
     """The records of some partitions as they are appended, without end.
 
-    One thread at a time uses it. `notify` is called in any thread, under the partition table's
-    lock, when a partition of a tail that is at its end has grown, or its topic is deleted: it must
-    not block. It may be called more than once for the same growth.
+    One thread at a time uses it. `notify` is called in any thread, under the lock of
+    the led partitions, when a partition of a tail that is at its end has grown, or its topic is
+    deleted: it must not block. It may be called more than once for the same growth.
     """
 
     def __init__(
         self,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         partitions: Sequence[tuple[Topic, Partition]],
         offsets: Sequence[int],
         next_batches: NextBatches,
         notify: Callable[[], None],
     ) -> None:
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._partitions = partitions
         self._offsets = list(offsets)
         self._next_batches = next_batches
@@ -79,13 +79,13 @@ class Tail:
         self.read: Place | None = None
         """The place of the batch that `next` has returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
-        self._growths = partition_table.growths.follow(
+        self._growths = led_partitions.growths.follow(
             [partition for _, partition in partitions], self._followers
         )
 
     def close(self) -> None:
         """Follows the partitions no longer."""
-        self._partition_table.growths.unfollow(self._growths, self._followers)
+        self._led_partitions.growths.unfollow(self._growths, self._followers)
         self._batches = None
 
     def place(self) -> Place | None:
@@ -102,7 +102,7 @@ class Tail:
             index = self._ready.popleft()
             self._queued.discard(index)  # before its end is read: later records queue it again
             topic, partition = self._partitions[index]
-            if self._partition_table.by_id(topic.topic_id) is not topic:
+            if self._led_partitions.by_id(topic.topic_id) is not topic:
                 raise errors.UnknownTopic(topic=topic.name)
             if topic.partitions.get(partition.number) is not partition:
                 topic.partition(partition.number)  # raises `NotLeader`, unless it is back

@@ -26,8 +26,8 @@ which gives up as soon as it finds the later registration, and never fences a la
 each fenced the other, none would serve.
 
 Members of a cluster lead a root together. While it serves, a member may get partitions of another
-one that has died: its controller has fenced that one's log (`broker/controller.py`), and each
-successor reads the log once the metadata names it as the leader (`read_inherited`).
+one that has died: the controller has fenced that one's log (`broker/failover/controller.py`), and
+each successor reads the log once the metadata names it as the leader (`read_inherited`).
 
 A broker leaves an older epoch later (`leave_epochs`), when all its entries are published and the
 new WAL has a checkpoint of the states that were taken over. The epoch is closed with that.
@@ -73,9 +73,7 @@ from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
-    Membership,
 )
-from sparklog.storage.metadata.processes import Process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import WalKind
@@ -114,16 +112,10 @@ class Taken:
 def acquire(
     store: Store,
     meta: MetadataStore,
-    *,
     broker: int,
-    flight: str,
+    registration: BrokerRegistration,
+    *,
     clock: Clock,
-    dead_after_seconds: float,
-    kafka: str = "",
-    rack: str = "",
-    is_member: bool = False,
-    kind: BrokerKind = BrokerKind.STANDING,
-    process: Process | None = None,
     take_over: bool = False,
     allow_non_empty: bool = False,
     watch: LeaderWatch | None = None,
@@ -142,15 +134,9 @@ def acquire(
         store: the store of the root.
         meta: the root's metadata.
         broker: the broker id.
-        flight: the `host:port` that clients connect to.
+        registration: the broker's addresses, kind, process and `dead_after_seconds`, after which a
+            silent leader counts as dead here too. Its epoch, time and level are set here.
         clock: gives the wall time of the registration; its monotonic time watches a live leader.
-        dead_after_seconds: a leader that is silent for so long is dead; also registered for this
-            broker.
-        kafka: the `host:port` that Kafka clients connect to, if any.
-        rack: the broker's failure domain, if it names one.
-        is_member: share the root with other members.
-        kind: how the broker was started.
-        process: the broker's process.
         take_over: replace a live leader of any kind.
         allow_non_empty: create a root even in a folder that holds other programs' files.
         watch: earlier observations of the leader, or of a member's own id; None: none.
@@ -167,14 +153,10 @@ def acquire(
     )
     log = choose_log()
     cluster = raise_format(store, clock=clock)
-    registration = BrokerRegistration(
-        epoch=0,
-        flight=flight,
-        membership=Membership(kafka=kafka, rack=rack) if is_member else msgspec.UNSET,
+    is_member, dead_after_seconds = registration.is_member, registration.dead_after_seconds
+    registration = msgspec.structs.replace(
+        registration,
         started_us=clock.now_us(),
-        kind=kind,
-        process=process or Process(),
-        dead_after_seconds=dead_after_seconds,
         known_level=limits.LEVEL if limits.LEVEL > 1 else msgspec.UNSET,
     )
 
@@ -198,7 +180,7 @@ def acquire(
                 for each in watches:
                     each.poll(metadata)  # so that the silence of all of them begins now
             for each in watches:
-                _check_leader(store, each, metadata, broker, kind, clock, tried)
+                _check_leader(store, each, metadata, broker, registration.kind, clock, tried)
         registered = register(metadata, broker, registration, log)
         tried.append(registered.brokers[broker])
         if is_member and _has_controller(metadata, broker):
@@ -227,7 +209,7 @@ def _check_leader(
     watch: LeaderWatch,
     metadata: ClusterMetadata,
     broker: int,
-    kind: BrokerKind,
+    kind: str,
     clock: Clock,
     ours: Sequence[BrokerRegistration],
 ) -> None:
@@ -267,9 +249,9 @@ def _check_leader(
         )
 
 
-def gives_way(known: BrokerRegistration, kind: BrokerKind) -> bool:
+def gives_way(known: BrokerRegistration, kind: str) -> bool:
     """Returns whether a registered broker, though it lives, gives way to one of `kind`."""
-    return kind is BrokerKind.STANDING and known.kind in _ON_DEMAND
+    return kind == BrokerKind.STANDING and known.kind in _ON_DEMAND
 
 
 def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Clock) -> Taken:

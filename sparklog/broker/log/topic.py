@@ -1,6 +1,6 @@
 """A topic as a broker knows it: configuration, leaders, and the partitions that this broker leads.
 
-The lock of the `PartitionTable` guards every change.
+The lock of the `LedPartitions` guards every change.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Topic:
         self.table = table
         """The broker's only view of the topic's table: publisher, janitor and readers share it.
 
-        So a commit of one is known to all without a request. No thread holds the partition table's
-        lock while it waits for the table.
+        So a commit of one is known to all without a request. No thread holds the lock
+        of the led partitions while it waits for the table.
         """
         self.version = 0
         """The version of the metadata that `leaders` are of: an older one says nothing about it."""

@@ -29,7 +29,7 @@ from sparklog import errors, limits
 from sparklog.broker.backoff import run_each
 from sparklog.broker.log.appends import CarriedEntry, EmptyObject, PendingAppend
 from sparklog.broker.log.checkpoint_state import StateEncoder
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
@@ -89,7 +89,7 @@ class WalCleaner:
         meta: MetadataStore,
         leadership: Leadership,
         appender: wal.Appender,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         writer: Writer,
         *,
         confirm: Callable[[], None],
@@ -97,7 +97,7 @@ class WalCleaner:
         bounds: WalCleanerLimits,
         is_controller: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`confirm` removes the entries from the partition table whose data files are seen.
+        """`confirm` removes the entries whose data files are seen from the backlog.
 
         `is_controller`: whether this broker deletes the epochs that any broker has closed.
         """
@@ -106,7 +106,7 @@ class WalCleaner:
         self._leadership = leadership
         self._wal = wal.of(store, clock, leadership.log)
         self._appender = appender
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._writer = writer
         self._confirm = confirm
         self._is_controller = is_controller
@@ -118,7 +118,7 @@ class WalCleaner:
         self._damaged: set[int] = set()
         """Our objects with an entry that cannot be read; they remain for an operator to look at."""
         self._queue = deque(
-            sorted(partition_table.backlog.unpublished(), key=lambda each: each.entry.arrival_us)
+            sorted(led_partitions.backlog.unpublished(), key=lambda each: each.entry.arrival_us)
         )
         """Entries of predecessors, oldest first."""
         self._handed: deque[tuple[Sequence[Epoch], Sequence[Located]]] = deque()
@@ -176,7 +176,7 @@ class WalCleaner:
 
     def _checkpoint_is_due(self) -> bool:
         done = self._newest.sequence if self._newest else -1
-        if self._partition_table.applied_sequence <= done:
+        if self._led_partitions.applied_sequence <= done:
             return False
         if self._newest is None and len(self._inherited) >= INHERITED_EPOCHS:
             return True
@@ -187,7 +187,7 @@ class WalCleaner:
 
     def _confirmation_is_due(self) -> bool:
         """Returns whether published entries should be confirmed although no checkpoint is due."""
-        count = self._partition_table.backlog.unconfirmed_count
+        count = self._led_partitions.backlog.unconfirmed_count
         seconds = self._clock.monotonic() - self._confirmed_at
         return count >= limits.UNCONFIRMED_ENTRIES or (
             count > 0 and seconds >= self._bounds.checkpoint_every_seconds
@@ -211,7 +211,7 @@ class WalCleaner:
             return self._newest.sequence if self._newest is not None else -1
 
     def _put_checkpoint(self) -> None:
-        content = self._partition_table.checkpoint(
+        content = self._led_partitions.checkpoint(
             after=self._newest.sequence if self._newest is not None else -1,
             broker=self._leadership.broker,
             epoch=self._leadership.epoch,
@@ -281,7 +281,7 @@ class WalCleaner:
         done = tuple(
             each
             for each in self._inherited
-            if not self._partition_table.backlog.is_needed(each.broker, each.epoch)
+            if not self._led_partitions.backlog.is_needed(each.broker, each.epoch)
         )
         if done:
             self._inherited = leave_epochs(
@@ -336,12 +336,12 @@ class WalCleaner:
         if newest is None or not newest.needed:
             return False
         idle_seconds = now - max(self._checkpoint_at, self._idle_checked_at)
-        if newest.sequence != self._partition_table.applied_sequence:
+        if newest.sequence != self._led_partitions.applied_sequence:
             return False
         if idle_seconds < self._bounds.checkpoint_every_seconds:
             return False
         self._idle_checked_at = now
-        needed = self._partition_table.backlog.needed(
+        needed = self._led_partitions.backlog.needed(
             self._leadership.broker, self._leadership.epoch
         )
         return len(needed) < len(newest.needed)
@@ -360,7 +360,7 @@ class WalCleaner:
             horizon_us = limits.TIMESTAMP_MAX_US  # the predecessor's clock may have been wrong
         while self._queue and self._queue[0].entry.arrival_us < horizon_us:
             each = self._queue[0]
-            if self._partition_table.backlog.is_unpublished(each):
+            if self._led_partitions.backlog.is_unpublished(each):
                 if not batch.has_room_for(each):
                     break
                 if self._add(batch, each):
@@ -374,7 +374,7 @@ class WalCleaner:
         last = min(old, self._aged_sequence)
         broker, epoch = self._leadership.broker, self._leadership.epoch
         count = len(self._damaged) + _OBJECTS_AT_ONCE
-        for sequence in self._partition_table.backlog.oldest_unpublished(broker, epoch, count):
+        for sequence in self._led_partitions.backlog.oldest_unpublished(broker, epoch, count):
             if sequence > last:
                 break
             if sequence in self._damaged:
@@ -390,7 +390,7 @@ class WalCleaner:
                 if each.entry.kind in (
                     EntryKind.RECORDS,
                     EntryKind.STAGED,
-                ) and self._partition_table.backlog.is_unpublished(each):
+                ) and self._led_partitions.backlog.is_unpublished(each):
                     if not batch.has_room_for(each):
                         return
                     if not self._add(batch, each):
@@ -407,7 +407,7 @@ class WalCleaner:
 
     def _record_age(self) -> None:
         """Updates `_aged_sequence`."""
-        now, sequence = self._clock.monotonic(), self._partition_table.applied_sequence
+        now, sequence = self._clock.monotonic(), self._led_partitions.applied_sequence
         while self._ages and self._ages[0][0] <= now - self._bounds.carry_after_seconds:
             self._aged_sequence = self._ages.popleft()[1]
         if not self._ages or self._ages[-1][1] < sequence:

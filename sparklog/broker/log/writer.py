@@ -35,7 +35,7 @@ from sparklog.broker.log.flush import Flush, WriterLimits
 from sparklog.broker.log.flush_pace import FlushPace
 from sparklog.broker.log.free_space import FreeSpace
 from sparklog.broker.log.hot_tail import HotTail
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.preparing import AppendPreparer
 from sparklog.broker.log.refused_appends import RefusedAppends
 from sparklog.broker.refused_work import RefusedWork, Work
@@ -57,7 +57,7 @@ class Writer:
         self,
         store: Store,
         appender: wal.Appender,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         hot: HotTail,
         *,
         clock: Clock,
@@ -67,7 +67,7 @@ class Writer:
     ) -> None:
         self._store = store
         self._appender = appender
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._hot = hot
         self._clock = clock
         self._bounds = bounds
@@ -98,7 +98,7 @@ class Writer:
         self._pace = FlushPace()
         """Written by the leader of a flush only, as the next field."""
         self.space = FreeSpace(store, clock, reserve_bytes=bounds.free_space_reserve_bytes)
-        self._refusals = RefusedAppends(partition_table, clock)
+        self._refusals = RefusedAppends(led_partitions, clock)
         self._closed: errors.SparklogError | None = None
         self.failure: BaseException | None = None
         """Set once, when the writer has ended for good."""
@@ -110,7 +110,7 @@ class Writer:
 
     def budgets(self) -> list[Budget]:
         """Returns the memory of records on their way to the log and to their tables."""
-        bounds, backlog = self._bounds, self._partition_table.backlog
+        bounds, backlog = self._bounds, self._led_partitions.backlog
         decoding = self.preparer.decoding
         return [
             Budget("writer_queue", self._queued_bytes, bounds.queue_bytes),
@@ -124,9 +124,7 @@ class Writer:
 
         Raises `BrokerFenced` if a successor has fenced the epoch, and the errors of the store.
         """
-        self._partition_table.apply(
-            self._appender.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
-        )
+        self._led_partitions.apply(self._appender.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)]))
 
     # -------------------------------------------------------------------------- appending
 
@@ -178,19 +176,19 @@ class Writer:
             return errors.QueueFull(
                 queue="the writer's queue", bytes=self._queued_bytes, setting="writer.queue_bytes"
             )
-        if self._partition_table.backlog.unpublished_bytes > self._bounds.unpublished_bytes:
+        if self._led_partitions.backlog.unpublished_bytes > self._bounds.unpublished_bytes:
             return errors.QueueFull(
                 queue="the backlog of unpublished records",
-                bytes=self._partition_table.backlog.unpublished_bytes,
+                bytes=self._led_partitions.backlog.unpublished_bytes,
                 setting="publisher.unpublished_bytes",
             )
         if (
             pending.is_staged
-            and self._partition_table.backlog.staged_bytes > self._bounds.staged_bytes
+            and self._led_partitions.backlog.staged_bytes > self._bounds.staged_bytes
         ):
             return errors.QueueFull(
                 queue="the backlog of staged records",
-                bytes=self._partition_table.backlog.staged_bytes,
+                bytes=self._led_partitions.backlog.staged_bytes,
                 setting="publisher.staged_bytes",
             )
         return None
@@ -322,7 +320,7 @@ class Writer:
             self._planning = True
             previous = self._last
         flush = Flush(
-            self._partition_table,
+            self._led_partitions,
             self._refusals.known,
             bounds=self._bounds,
             now_seconds=self._clock.monotonic(),
@@ -333,7 +331,7 @@ class Writer:
         try:
             self._check_running()
             self.space.check_lately()
-            self._partition_table.exclusively(flush.add, pending_appends)
+            self._led_partitions.exclusively(flush.add, pending_appends)
             if flush.entries and self._planner is not None and self._at_once > 1:
                 flush.planned = self._planner.plan(flush.entries)
         except BaseException as error:
@@ -454,7 +452,7 @@ class Writer:
         for located, records in zip(written.located, flush.hot_records, strict=True):
             if records is not None:
                 self._hot.add(located.entry, records)
-        self._partition_table.apply(written)
+        self._led_partitions.apply(written)
 
     def _answer(
         self, pending_appends: Sequence[PendingAppend], failure: BaseException | None

@@ -26,7 +26,7 @@ from sparklog.broker.counts import (
 )
 from sparklog.broker.groups.coordinator import Coordinator, GroupFigures
 from sparklog.broker.groups.messages import Description
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.broker.log.topic import Topic
@@ -35,9 +35,9 @@ from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
 from sparklog.storage import wal
-from sparklog.storage.metadata.assign import Loads
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.placement import Loads
 from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
@@ -84,7 +84,7 @@ class Sources:
     """Everything that figures are read from."""
 
     broker: Broker
-    partition_table: PartitionTable
+    led_partitions: LedPartitions
     publisher: Publisher
     groups: Coordinator
     flushes: FlushCounts
@@ -303,7 +303,7 @@ class Collector:
         metadata, has_sight = broker.metadata.known, broker.metadata.has_sight
         dead = self.sources.dead() if has_sight else {}
         members = {
-            number for number, each in broker.members().items() if each.epoch != dead.get(number)
+            number for number, each in broker.members.up().items() if each.epoch != dead.get(number)
         }
         if self._loads[0] is not metadata:
             self._loads = metadata, Loads.of(metadata.topics.values())
@@ -321,7 +321,7 @@ class Collector:
 
     def topics(self) -> tuple[Iterator[TopicState], Sums]:
         """Returns the topics, and their sums, which are complete once all topics were yielded."""
-        table = self.sources.partition_table
+        table = self.sources.led_partitions
         sums = Sums(counts=TopicCounts())
         topics, removed = table.topics_and_removed()
         sums.counts.add(removed)
@@ -343,7 +343,7 @@ class Collector:
         numbers = tuple(each.number for each in partitions)
         oldest_us = None
         if topic.waiting:
-            oldest_us = self.sources.partition_table.backlog.oldest_arrival_us(partitions)
+            oldest_us = self.sources.led_partitions.backlog.oldest_arrival_us(partitions)
         table = self._table(topic, numbers)
         # Positions before ends: an end that rises meanwhile cannot make them differ the wrong way.
         starts = [each.start for each in partitions]
@@ -376,7 +376,7 @@ class Collector:
         )
 
     def _stuck(self, topic: Topic) -> int:
-        table = self.sources.partition_table
+        table = self.sources.led_partitions
         if not table.is_takeover_stuck:
             return 0
         return sum(table.is_moving(topic, number) for number in range(topic.count))
@@ -407,7 +407,7 @@ class Collector:
     def groups(self) -> Iterator[tuple[Description, Iterator[GroupOffset]]]:
         """Yields the groups, each with its positions."""
         groups, others = self.sources.groups.figures(), dict[GroupPosition, PositionLag]()
-        if self.sources.ask is not None and len(self.sources.broker.members()) > 1:
+        if self.sources.ask is not None and len(self.sources.broker.members.up()) > 1:
             kept = list(groups)  # the offsets that leaders are asked about: members commit others
             groups, others = iter(kept), self._lags_elsewhere(kept, self.sources.ask)
         for each in groups:
@@ -418,7 +418,7 @@ class Collector:
     ) -> dict[GroupPosition, PositionLag]:
         """Asks the other brokers that lead partitions of the groups."""
         broker = self.sources.broker
-        members = broker.members()
+        members = broker.members.up()
         positions: dict[str, set[GroupPosition]] = {}
         for each in groups:
             for topic, number, offset in self._positions(each):
@@ -468,7 +468,7 @@ class Collector:
 
     def _find(self, name: str) -> Topic | None:
         try:
-            return self.sources.partition_table.topic(name)
+            return self.sources.led_partitions.topic(name)
         except errors.UnknownTopic:
             return None
 

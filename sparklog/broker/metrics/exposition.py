@@ -389,7 +389,7 @@ def _group_samples(groups: _Groups) -> Iterator[tuple[str, Sequence[_Sample]]]:
 
 def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources = collector.sources
-    table, upkeep = sources.partition_table, sources.upkeep
+    table, upkeep = sources.led_partitions, sources.upkeep
     oldest = table.backlog.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
     newest = table.applied_sequence
     waited_seconds = age_seconds(sums.oldest_us, sources.clock.now_us())

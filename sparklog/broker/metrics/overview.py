@@ -69,7 +69,7 @@ class BrokerOverview:
             loop_delay_p99_seconds=delay / 1e6,
             connections=kafka.connection_count if kafka is not None else 0,
             streams=sources.flight.stream_count,
-            unpublished_bytes=sources.partition_table.backlog.unpublished_bytes,
+            unpublished_bytes=sources.led_partitions.backlog.unpublished_bytes,
             amplification=upkeep.amplification,
             store_requests=sources.requests(),
             memory=[

@@ -20,7 +20,6 @@ from sparklog.formats.flight_messages import (
     EpochDescription,
     LostPartition,
 )
-from sparklog.storage.metadata.assign import Loads
 from sparklog.storage.metadata.liveness import (
     Answers,
     Leader,
@@ -30,6 +29,7 @@ from sparklog.storage.metadata.liveness import (
     Sighting,
 )
 from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.placement import Loads
 from sparklog.storage.metadata.processes import is_of_this_machine
 from sparklog.storage.objects import Store, in_parallel
 

@@ -12,7 +12,7 @@ so that one entry can be fetched by its byte range. These rules make the log saf
 
 A WAL checkpoint has two layers: its index (`_CheckpointIndex`) names the objects that are still
 needed and the bounds of each partition; its state is opaque here, and is encoded by
-`broker.log.partitions.StateEncoder`.
+`broker.log.led_partitions.StateEncoder`.
 """
 
 from __future__ import annotations

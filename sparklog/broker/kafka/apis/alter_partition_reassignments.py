@@ -74,7 +74,7 @@ def _check(broker: Broker, name: str, partition: Any) -> None:
     if partition.replicas is None:
         return
     check_assignment(name, [partition.replicas])
-    if unknown := {*partition.replicas} - broker.known_members().keys():
+    if unknown := {*partition.replicas} - broker.members.up_or_just_gone().keys():
         reason = f"brokers {sorted(unknown)} are not in the cluster"
         raise errors.BadAssignment(topic=name, reason=reason)
 

@@ -64,7 +64,7 @@ _NO_QUORUM: Final[Fields] = {
 
 
 def _quorum(broker: Broker) -> Fields:
-    metadata, members = broker.metadata.known, broker.members()
+    metadata, members = broker.metadata.known, broker.members.up()
     controller = metadata.controller if metadata.controller in members else _UNKNOWN
     return {
         "error_code": ErrorCode.none,

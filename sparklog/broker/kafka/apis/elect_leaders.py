@@ -57,7 +57,7 @@ def _without_leaders(broker: Broker, name: str, kind: int) -> list[Fields]:
 
     A request of all partitions is answered with those that need another leader.
     """
-    members = broker.members()
+    members = broker.members.up()
     found = [
         {"partition_id": number, "error_code": _UNAVAILABLE[kind], "error_message": _NO_LEADER}
         for number, each in enumerate(broker.partitions.statuses(name))
@@ -74,7 +74,7 @@ def _partition(broker: Broker, name: str, number: int, kind: int) -> Fields:
     try:
         if kind not in _UNAVAILABLE:
             raise errors.BadRequest(reason=f"election type {kind} is unknown: use 0 or 1")
-        if partition_status(broker, name, number).leader not in broker.members():
+        if partition_status(broker, name, number).leader not in broker.members.up():
             code, message = _UNAVAILABLE[kind], _NO_LEADER
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)

@@ -24,14 +24,14 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition_state import PartitionState
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
-from sparklog.storage.metadata import assign, leadership
+from sparklog.storage.metadata import leadership, placement
 from sparklog.storage.metadata.leadership import Handover
 from sparklog.storage.metadata.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata.model import ClusterMetadata, Epoch, TopicMetadata
@@ -57,7 +57,7 @@ class Reconciler:
         store: Store,
         metadata: LeaderMetadata,
         leadership: Leadership,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         publisher: Publisher,
         writer: Writer,
         *,
@@ -78,7 +78,7 @@ class Reconciler:
         self._store = store
         self._metadata = metadata
         self._leadership = leadership
-        self._partition_table = partition_table
+        self._led_partitions = led_partitions
         self._publisher = publisher
         self._writer = writer
         self._inherit = inherit
@@ -92,7 +92,7 @@ class Reconciler:
         self._applying = threading.Lock()
         """Held across I/O, by calls of `apply`."""
         self._compared = -1
-        """The state of the partition table's topics that was compared with the metadata."""
+        """`LedPartitions.topics_version` when it was compared with the metadata."""
         self._whole_version = -1
         """The newest version of which this broker serves all that it leads."""
         self._must_write = False
@@ -129,10 +129,10 @@ class Reconciler:
             metadata = max(metadata, seen, key=lambda each: each.version)
             are_removed = self._remove_topics(metadata)
             are_new = [
-                self._partition_table.lead_known(topic, known, version=metadata.version)
+                self._led_partitions.lead_known(topic, known, version=metadata.version)
                 for name, known in metadata.topics.items()
                 if known is not seen.topics.get(name)
-                and (topic := self._partition_table.by_id(known.topic_id)) is not None
+                and (topic := self._led_partitions.by_id(known.topic_id)) is not None
             ]
             return are_removed or any(are_new)
 
@@ -166,28 +166,28 @@ class Reconciler:
     def _is_news(self, metadata: ClusterMetadata) -> bool:
         """Returns whether a version is newer, or topics were added that it has to be asked for."""
         is_newer = metadata.version > self._seen.version
-        return is_newer or self._compared != self._partition_table.topics_version
+        return is_newer or self._compared != self._led_partitions.topics_version
 
     def _remove_topics(self, metadata: ClusterMetadata) -> bool:
         """Removes the topics that another broker has deleted, and returns whether there were any.
 
         No version that was applied may have named them: this broker has just created them itself.
         """
-        self._compared = self._partition_table.topics_version
+        self._compared = self._led_partitions.topics_version
         ids = {known.topic_id for known in metadata.topics.values()}
         gone = [
             topic
-            for topic in self._partition_table.topics()
+            for topic in self._led_partitions.topics()
             if topic.topic_id not in ids and topic.version <= metadata.version
         ]
         for topic in gone:
-            self._partition_table.remove_topic(topic)
+            self._led_partitions.remove_topic(topic)
             self._publisher.remove_topic(topic)
         return bool(gone)
 
     def _bring(self, metadata: ClusterMetadata, name: str, known: TopicMetadata) -> bool:
         """Adds or changes a topic. Returns false if it is so already, by a change of our own."""
-        table = self._partition_table
+        table = self._led_partitions
         topic = table.by_id(known.topic_id)
         if topic is None:
             topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
@@ -215,12 +215,12 @@ class Reconciler:
         if topic.table.snapshot.partitions < known.partition_count:
             refusal = recovery.refusal_of(self._store, topic.table.refresh)
             if refusal is not None and self._leadership.broker in known.leaders:
-                self._partition_table.backlog.hold_back(topic, str(refusal) or repr(refusal))
+                self._led_partitions.backlog.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot
         if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
-            self._partition_table.add_partitions(topic, snapshot, metadata)
+            self._led_partitions.add_partitions(topic, snapshot, metadata)
         else:
-            self._partition_table.lead(topic, known, version=metadata.version)
+            self._led_partitions.lead(topic, known, version=metadata.version)
 
     # -------------------------------------------------------------------------- partitions
 
@@ -230,13 +230,13 @@ class Reconciler:
         for name, known in self._seen.topics.items():
             if self._leadership.broker not in known.leaders:
                 continue
-            topic = self._partition_table.by_id(known.topic_id)
+            topic = self._led_partitions.by_id(known.topic_id)
             if topic is not None:
                 missing = [
                     number
                     for number, leader in enumerate(known.leaders)
                     if leader == self._leadership.broker
-                    and self._partition_table.state(topic, number) is PartitionState.AWAITED
+                    and self._led_partitions.state(topic, number) is PartitionState.AWAITED
                 ]
                 if missing:
                     found[name] = missing
@@ -262,7 +262,7 @@ class Reconciler:
             raise
         except Exception as error:
             self._retries.failed(_TAKE)
-            self._partition_table.is_takeover_stuck = True
+            self._led_partitions.is_takeover_stuck = True
             reason = str(error) or repr(error)
             if self._failures.is_new(_TAKE, reason):
                 _log.error("cannot take over partitions of another broker", reason=reason)
@@ -275,7 +275,7 @@ class Reconciler:
             self._retries.succeeded(_TAKE)
             self._failures.recovered(_TAKE)
             self._stuck_since = None
-            self._partition_table.is_takeover_stuck = self._clock.monotonic() < self._unfit_until
+            self._led_partitions.is_takeover_stuck = self._clock.monotonic() < self._unfit_until
 
     def _pass_on(self) -> None:
         """Gives the partitions that this broker cannot restore to others, which may be able to.
@@ -286,7 +286,7 @@ class Reconciler:
         metadata, own = self._seen, self._leadership
         states = self._states_of_others(metadata)
         unfit = {broker for broker, state in states.items() if state is not Readiness.SERVES}
-        targets = assign.successors_without(metadata, own.broker, unfit)
+        targets = placement.successors_without(metadata, own.broker, unfit)
         moves = [
             Handover(
                 topic=name,
@@ -348,7 +348,7 @@ class Reconciler:
         unfit = {broker for broker, state in states.items() if state is not Readiness.SERVES}
         coming: dict[str, None] = {}  # in an order that is the same in every process
         for giver in sorted(givers):
-            targets = assign.successors_without(metadata, giver, unfit)
+            targets = placement.successors_without(metadata, giver, unfit)
             ours = (
                 name for (name, _), target in targets.items() if target == self._leadership.broker
             )
@@ -358,7 +358,7 @@ class Reconciler:
         for each in leadership.epochs_behind(metadata, givers):
             if each.fenced or each.id in new:
                 self._histories.read_ahead(each)
-        topics = [self._partition_table.by_id(metadata.topics[name].topic_id) for name in coming]
+        topics = [self._led_partitions.by_id(metadata.topics[name].topic_id) for name in coming]
         tables = [topic.table for topic in topics if topic is not None]
         for start in range(0, len(tables), _TABLES_AT_ONCE):
             if self._clock.monotonic() >= deadline:
@@ -367,7 +367,7 @@ class Reconciler:
 
     def _states_of_others(self, metadata: ClusterMetadata) -> Mapping[int, Readiness]:
         """Returns the readiness of the other members that are up. Raises the store's errors."""
-        up = {each.broker for each in assign.candidates(metadata)}
+        up = {each.broker for each in placement.candidates(metadata)}
         return self._readiness(metadata, up - {self._leadership.broker})
 
     def _restore(self, gained: dict[str, list[int]]) -> None:
@@ -375,7 +375,7 @@ class Reconciler:
         taken = takeover.read_inherited(self._histories, self._leadership, seen)
         located = recovery.restore(
             self._store,
-            self._partition_table,
+            self._led_partitions,
             taken,
             gained,
             now_seconds=self._clock.monotonic(),

@@ -13,7 +13,7 @@ Our checkpoints keep the state, and our log the entries, until the new leader is
 any more. If the third step fails, or may have failed, the partition waits until that is known.
 
 Each member decides by itself which of its partitions to give: all of them come to the same decision
-on the same metadata (`storage/metadata/assign.py`).
+on the same metadata (`storage/metadata/placement.py`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ import structlog
 from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.appends import EmptyObject
+from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition_state import PartitionState
-from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner
 from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PartitionMove
-from sparklog.storage.metadata import assign, leadership
-from sparklog.storage.metadata.assign import Candidate, Loads
+from sparklog.storage.metadata import leadership, placement
 from sparklog.storage.metadata.leadership import Handover
 from sparklog.storage.metadata.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.placement import Candidate, Loads
 
 BALANCE_SECONDS = 30.0  # without a move, before members level their partitions again
 
@@ -58,7 +58,7 @@ class Handovers:
         self,
         metadata: LeaderMetadata,
         own: Leadership,
-        partition_table: PartitionTable,
+        led_partitions: LedPartitions,
         writer: Writer,
         wal_cleaner: WalCleaner,
         *,
@@ -67,8 +67,8 @@ class Handovers:
     ) -> None:
         self._metadata = metadata
         self._own = own
-        self._partition_table = partition_table
-        self._resignations = partition_table.resignations
+        self._led_partitions = led_partitions
+        self._resignations = led_partitions.resignations
         self._writer = writer
         self._wal_cleaner = wal_cleaner
         self._clock = clock
@@ -100,9 +100,9 @@ class Handovers:
     def _level(self, metadata: ClusterMetadata) -> Moves:
         """Returns moves of all members that level them."""
         loads = Loads.of(metadata.topics.values())
-        found = assign.balance(metadata.topics, assign.candidates(metadata), loads)
+        found = placement.balance(metadata.topics, placement.candidates(metadata), loads)
         if found:  # else the heartbeats need not be read
-            found = assign.balance(metadata.topics, self._candidates(metadata), loads)
+            found = placement.balance(metadata.topics, self._candidates(metadata), loads)
         return {(each.topic, each.partition): each.target for each in found}
 
     def balance(self) -> int:
@@ -137,7 +137,7 @@ class Handovers:
                 leader=metadata.topics[each.topic].leaders[each.partition],
                 target=each.target,
             )
-            for each in assign.plan(metadata.topics, self._candidates(metadata))
+            for each in placement.plan(metadata.topics, self._candidates(metadata))
         ]
 
     def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> int:
@@ -163,7 +163,7 @@ class Handovers:
 
     def _candidates(self, metadata: ClusterMetadata) -> list[Candidate]:
         """Returns the members that serve partitions. Those that are about to stop take nothing."""
-        found = assign.candidates(metadata)
+        found = placement.candidates(metadata)
         states = self._readiness(metadata, [each.broker for each in found])
         return [
             replace(each, takes=states[each.broker] is Readiness.SERVES)
@@ -173,11 +173,11 @@ class Handovers:
 
     def _all_to_others(self, metadata: ClusterMetadata, leaving: Collection[int]) -> Moves:
         gone = {self._own.broker, *leaving}
-        others = {each.broker for each in assign.candidates(metadata)} - gone
+        others = {each.broker for each in placement.candidates(metadata)} - gone
         states = self._readiness(metadata, others)
         for wanted in (Readiness.SERVES, Readiness.WAITS):
             unfit = {*gone, *(broker for broker in others if states[broker] is not wanted)}
-            if moves := assign.successors_without(metadata, self._own.broker, unfit):
+            if moves := placement.successors_without(metadata, self._own.broker, unfit):
                 return moves
         return {}
 
@@ -233,9 +233,9 @@ class Handovers:
         if self._resignations.undecided():
             raise errors.MetadataChanged  # the outcome of the last moves is unknown
         for (name, number), target in moves.items():
-            if not self._partition_table.has_topic(name):
+            if not self._led_partitions.has_topic(name):
                 continue
-            topic = self._partition_table.topic(name)
+            topic = self._led_partitions.topic(name)
             partition = topic.partitions.get(number)
             if partition is None or partition.state is not PartitionState.SERVING:
                 continue
@@ -269,7 +269,7 @@ class Handovers:
                     continue  # deleted
                 at = known.leaders[partition.number], known.leader_epochs[partition.number]
                 if at == (self._own.broker, partition.leader_epoch):
-                    self._partition_table.reinstate(topic_id, partition.number)
+                    self._led_partitions.reinstate(topic_id, partition.number)
             self._metadata.serve(metadata)
         finally:
             self._moving.release()

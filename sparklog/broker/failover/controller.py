@@ -19,7 +19,7 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
-from sparklog.storage.metadata import assign, leadership
+from sparklog.storage.metadata import leadership, placement
 from sparklog.storage.metadata.liveness import Answers, AskReadiness, Readiness
 from sparklog.storage.metadata.model import ClusterMetadata, Epoch
 from sparklog.storage.metadata.observer import Observer
@@ -146,9 +146,9 @@ class Controller:
         """Returns how many live members come before this one; the order differs by controller."""
         present = metadata.brokers.get(metadata.controller)
         seed = f"{metadata.controller}/{present.epoch if present else 0}"
-        ours = assign.order(seed, self._own.broker)
+        ours = placement.order(seed, self._own.broker)
         return sum(
-            assign.order(seed, broker) < ours
+            placement.order(seed, broker) < ours
             for broker, known in metadata.brokers.items()
             if known.is_member
             and broker not in (metadata.controller, self._own.broker)
@@ -231,8 +231,8 @@ class Controller:
 
         def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
             nonlocal moved
-            moved = assign.successors_without(newest, dead, {*gone, *unfit})
-            moved = moved or assign.successors_without(newest, dead, gone)
+            moved = placement.successors_without(newest, dead, {*gone, *unfit})
+            moved = moved or placement.successors_without(newest, dead, gone)
             return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
 
         try:
@@ -259,7 +259,7 @@ class Controller:
         Asks only those: there may be many others. Raises the errors of the store.
         """
         unfit: set[int] = set()
-        while targets := {*assign.successors_without(metadata, dead, {*gone, *unfit}).values()}:
+        while targets := {*placement.successors_without(metadata, dead, {*gone, *unfit}).values()}:
             states = self._readiness(metadata, targets)
             waiting = {each for each in targets if states[each] is not Readiness.SERVES}
             if not waiting:

@@ -24,8 +24,8 @@ from sparklog.formats import flight_messages, topic_config
 from sparklog.formats.record import FILE_SCHEMA, rows
 from sparklog.settings import JanitorSettings
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.maintenance import file_compaction, log_compaction, newest_records
-from sparklog.storage.maintenance.log_compaction import CompactionPolicy, choose, compact, policy_of
+from sparklog.storage.maintenance import file_compaction, key_compaction, newest_records
+from sparklog.storage.maintenance.key_compaction import CompactionPolicy, choose, compact, policy_of
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.reading.read import first_since, read_slice
@@ -277,7 +277,7 @@ def test_a_topic_that_is_not_compacted_is_left_alone(
     table = make(store, clock, cleanup_policy="delete")
     add_texts(table, "a1", "a2")
     assert compact_all(table) == []
-    assert log_compaction.borders(table, table.snapshot) == (0,)
+    assert key_compaction.borders(table, table.snapshot) == (0,)
 
 
 def test_an_append_only_table_keeps_superseded_records(table: TopicTable) -> None:
@@ -324,7 +324,7 @@ def test_what_is_dirty_is_known_after_a_restart(table: TopicTable) -> None:
     table.checkpoint()
     again = TopicTable(table.store, "t", clock=table.clock)
     assert compact_all(again) == []
-    assert log_compaction.borders(again, again.snapshot) == (2,)
+    assert key_compaction.borders(again, again.snapshot) == (2,)
 
 
 def test_young_records_wait(store: MemoryStore, clock: ManualClock) -> None:
@@ -337,7 +337,7 @@ def test_young_records_wait(store: MemoryStore, clock: ManualClock) -> None:
     add_texts(table, "a3", "b1", "b2")
     assert compact_all(table) == [1]
     assert words_of(table) == "1a2 | 2a3 | 3b1 | 4b2"
-    assert log_compaction.borders(table, table.snapshot) == (2,)
+    assert key_compaction.borders(table, table.snapshot) == (2,)
     clock.advance(61)
     assert compact_all(table) == [2]
     assert words_of(table) == "2a3 | 4b2"
@@ -382,7 +382,7 @@ def test_merges_do_not_reach_over_what_is_dirty(table: TopicTable) -> None:
     add_texts(table, "a1 b1", "c1 d1")
     compact_all(table)
     add_texts(table, "e1", "f1")
-    borders = log_compaction.borders(table, table.snapshot)
+    borders = key_compaction.borders(table, table.snapshot)
     groups = file_compaction.choose(table.snapshot, everything=True, borders=borders)
     assert [[file.first for file in group.files] for group in groups] == [[0, 2], [4, 5]]
     for group in groups:
@@ -628,7 +628,7 @@ def test_a_large_partition_takes_several_commits(
     add_texts(table, *[f"a1 b1 {other}1" for other in "uvwxyz"])
     before, size = table.snapshot.version, table.snapshot.files[0][0].size_bytes
     monkeypatch.setattr(
-        "sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", size * files - size // 2
+        "sparklog.storage.maintenance.key_compaction.COMPACT_STEP_BYTES", size * files - size // 2
     )
     (each,) = choose(table, everything=True)
     seen: list[tuple[int, int | None]] = []
@@ -708,7 +708,7 @@ def test_nothing_beyond_the_end_takes_part(store: MemoryStore, clock: ManualCloc
     table.store.put_new(data_path("t", other), table.store.get(data_path("t", file)))
     table.commit(lambda before: TableChange(adds=(other,), removes=(before.files[0][1],)))
     assert compact_all(table) == [0]
-    assert log_compaction.borders(table, table.snapshot) == (1,)
+    assert key_compaction.borders(table, table.snapshot) == (1,)
     clock.advance(61)
     assert compact_all(table) == [2]
     assert left_in(table) == ["2b2", "3a2"]
@@ -868,7 +868,7 @@ def crash_scene(clock: ManualClock) -> MemoryStore:
 def test_a_crash_anywhere(monkeypatch: pytest.MonkeyPatch, step_bytes: int, *, loses: bool) -> None:
     """Wherever a pass is cut short the table holds what it should, and the next pass ends it."""
     monkeypatch.setattr(
-        "sparklog.storage.maintenance.log_compaction.COMPACT_STEP_BYTES", step_bytes
+        "sparklog.storage.maintenance.key_compaction.COMPACT_STEP_BYTES", step_bytes
     )
     clock = tables.manual_clock()
     scene = crash_scene(clock)

@@ -1,4 +1,4 @@
-"""Partition table: the topics of a root, and the partitions of them that this broker leads.
+"""The topics of a root, and the partitions of them that this broker leads.
 
 One lock guards all of it, here and in `backlog`, `duplicates`, `resignations` and
 `checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while it takes a lock
@@ -31,7 +31,7 @@ from sparklog.broker.log.resignations import Resignations
 from sparklog.broker.log.spark_batches import SparkBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock, SystemClock
-from sparklog.storage.metadata import assign
+from sparklog.storage.metadata import placement
 from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
 from sparklog.storage.snapshot import (
     BatchId,
@@ -104,7 +104,7 @@ class InheritedTopic:
     partitions: Sequence[InheritedPartition]
 
 
-class PartitionTable:
+class LedPartitions:
     """All topics, the partitions that this broker leads, and the WAL objects that they need."""
 
     def __init__(self, broker: int, *, clock: Clock | None = None) -> None:
@@ -136,7 +136,7 @@ class PartitionTable:
         self.taken_seconds = -math.inf
         """When this broker last got a partition of a predecessor (monotonic seconds)."""
         self.applied_sequence = -1
-        """The newest object of our own WAL that this table reflects."""
+        """The newest object of our own WAL that is reflected here."""
         self._removed_counts = TopicCounts()
         """The sums of topics that were deleted, so that the broker's sums never fall."""
 
@@ -202,7 +202,7 @@ class PartitionTable:
         other brokers, their clients may have known the partitions before this broker did.
         """
         known = metadata.topics[topic.name]
-        are_others = any(each.broker != self.broker for each in assign.candidates(metadata))
+        are_others = any(each.broker != self.broker for each in placement.candidates(metadata))
         taken_seconds = self._clock.monotonic() if are_others else -math.inf
         with self._lock:
             added = {

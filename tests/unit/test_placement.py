@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.storage.metadata.assign import (
+from sparklog.storage.metadata.model import TopicMetadata
+from sparklog.storage.metadata.placement import (
     MOVES_AT_ONCE,
     SUCCESSORS,
     UNEVEN_LEADERS,
@@ -28,7 +29,6 @@ from sparklog.storage.metadata.assign import (
     plan,
     successors,
 )
-from sparklog.storage.metadata.model import TopicMetadata
 
 BROKERS = st.integers(1, 9)
 
@@ -233,8 +233,8 @@ def test_a_broker_that_is_about_to_stop_gives_everything() -> None:
 def test_every_process_decides_the_same() -> None:
     """The order of sets and hashes of texts differ from process to process."""
     program = """
-from tests.unit.test_assign import brokers, topic
-from sparklog.storage.metadata.assign import Loads, balance, place, successors
+from tests.unit.test_placement import brokers, topic
+from sparklog.storage.metadata.placement import Loads, balance, place, successors
 topics = {f"t{n}": topic(*(n % 7, 0, 0, 3) * 3) for n in range(9)}
 loads, found = Loads.of(topics.values()), brokers(12, ("a", "b"))
 print(place("id", 30, found, loads), successors(topics, 0, found, loads))
@@ -297,5 +297,5 @@ def test_a_plan_of_a_huge_cluster_has_a_bound(monkeypatch: pytest.MonkeyPatch) -
     topics = {"t": topic(*(0,) * 100)}
     assert len(plan(topics, brokers(2))) == 3 * MOVES_AT_ONCE  # level enough
     for planned, expected in ((250, 2 * MOVES_AT_ONCE), (1, MOVES_AT_ONCE)):
-        monkeypatch.setattr("sparklog.storage.metadata.assign.BALANCE_PLANNED", planned)
+        monkeypatch.setattr("sparklog.storage.metadata.placement.BALANCE_PLANNED", planned)
         assert len(plan(topics, brokers(2))) == expected
