@@ -1,11 +1,11 @@
-"""Three brokers of a cluster on this machine, which die and stop in turn under Kafka's clients.
+"""Kills and stops of a cluster's three brokers on this machine, as seen by Kafka clients.
 
-One client writes numbers to each partition at a steady rate, and another one reads them in a group.
-For each death and each stop, the longest time is measured for which a partition gets no ack. In the
-end everything is read again: each partition must have each number once, in order.
+One client writes numbers to each partition at a steady rate, and another reads them in a group. For
+each kill and stop, the longest time without an ack is measured per partition. At the end everything
+is read again: each partition must contain each number once, in order.
 
-Brokers of one machine see at once that the process of another one has ended. For the time that it
-takes without that, each broker gets a host name of its own (`unshare`, which needs root).
+Brokers on one machine notice immediately that another one's process has exited. To measure the time
+without this shortcut, each broker gets its own hostname (`unshare`, which requires root).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _BROKERS: Final = (1, 2, 3)
 _TOPICS: Final = 10
 _PARTITIONS: Final = 30
 _ROUNDS_PER_SECOND: Final = 5
-"""More records cost the two cores of a small machine all of their time, and acks wait for it."""
+"""More records would saturate the two cores of a small machine, and delay acks."""
 _DEATHS: Final = 30
 _STOPS: Final = 6
 _PAUSE_SECONDS: Final = 0.002
 """The longest pause of the writer."""
 _SETTLED_SECONDS: Final = 5.0
-"""After the others have taken over, and after a broker has started again."""
+"""A pause after the others have taken over, and after a broker has restarted."""
 _PATIENCE_SECONDS: Final = 60.0
 _WIDE_TOPICS: Final = 1_000
 _WIDE_PARTITIONS: Final = 10
@@ -56,8 +56,8 @@ _WIDE_RATE: Final = 1_000
 """Records/s over all busy topics."""
 _STORE_MILLISECONDS: Final = 20
 _STORE_ROUNDS_PER_SECOND: Final = 0.5
-"""librdkafka has five requests under way to a broker, each of one partition. If an ack takes 45 ms,
-that is a hundred records/s, and all others would wait without any death.
+"""librdkafka has five requests in flight per broker, each for one partition. With acks that take
+45 ms, this allows a hundred records/s; at a higher rate, records would wait even without a kill.
 """
 _WITH_HOST_NAME: Final = (
     "unshare",
@@ -66,20 +66,20 @@ _WITH_HOST_NAME: Final = (
     "-c",
     'hostname "$0" && exec "$@"',
 )
-"""Runs the command after the next argument, which is the host name that it sees."""
+"""A prefix for a hostname and a command: runs the command on a host with that name."""
 _SELDOM: Final = {"fetch.min.bytes": 1_000_000, "fetch.wait.max.ms": 500}
 _Place: TypeAlias = tuple[str, int]
 
 
 class _Process(Protocol):
-    """A broker that runs."""
+    """A running broker."""
 
     def kill(self) -> None:
         """Ends it as a crash would."""
         ...
 
     def stop(self) -> None:
-        """Ends it in good order."""
+        """Shuts it down cleanly."""
         ...
 
 
@@ -95,7 +95,7 @@ class _Cluster(Protocol):
 
 
 class _Kafka:
-    """Three nodes of a real Kafka, each with three replicas of every partition."""
+    """A real Kafka cluster of three nodes, with three replicas of every partition."""
 
     def __init__(self, folder: Path) -> None:
         self._cluster = KafkaCluster(jars.find().broker, folder)
@@ -118,7 +118,7 @@ class _Kafka:
 
 
 class _Brokers:
-    """The processes, by broker id."""
+    """Our brokers, each in its own process."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Brokers:
         have_hosts: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`have_hosts`: each believes to be on a machine of its own."""
+        """`have_hosts`: each broker appears to be on its own host."""
         self._root = root
         self._have_hosts = have_hosts
         self._settings = settings or {}
@@ -140,7 +140,7 @@ class _Brokers:
         return ",".join(self.addresses.values())
 
     def connect(self) -> Log:
-        """A native client of all of them."""
+        """Returns a native client of all brokers."""
         return sparklog.connect(str(self._root))
 
     def start(self, broker: int) -> None:
@@ -160,9 +160,9 @@ class _Brokers:
 
 
 class _BrokersOnStore(_Brokers):
-    """Brokers of a root in an S3 store, which takes 20 ms for each request.
+    """Brokers of a root in an S3 store that takes 20 ms per request.
 
-    Each has a host name of its own: the processes of one bucket are seldom of one machine.
+    Each has its own hostname: brokers that share a bucket are seldom on one machine.
     """
 
     def __init__(self, _folder: Path) -> None:
@@ -196,9 +196,9 @@ class _BrokersOnStore(_Brokers):
 
 
 class _Writer:
-    """A producer that writes a number to one partition after another, then the next one to each.
+    """A producer that writes 0 to each partition in turn, then 1, and so on.
 
-    Its records are spread evenly over time, so that none waits for others of the same moment.
+    Its records are spread evenly over time, so that none has to wait for simultaneous ones.
     """
 
     def __init__(self, bootstrap: str, rounds_per_second: float) -> None:
@@ -214,7 +214,7 @@ class _Writer:
             }
         )
         self.acked: dict[_Place, list[tuple[float, float]]] = defaultdict(list)
-        """When each record was acked, in monotonic seconds, and its time from the call on."""
+        """The time of each record's ack, in monotonic seconds, and its latency since the call."""
         self.failures: list[str] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -242,13 +242,13 @@ class _Writer:
             self.acked[place].append((time.monotonic(), message.latency() or 0.0))
 
     def took_seconds(self, since: float = 0.0) -> list[float]:
-        """Returns the times from send to ack, of the records that were acked from then on."""
+        """Returns the times from send to ack of the records acked at `since` or later."""
         return [took for found in self.acked.values() for at, took in list(found) if at >= since]
 
     def longest_waits(self, places: Iterable[_Place], since: float) -> list[float]:
-        """Returns for each place the longest time that a record has waited for its ack since then.
+        """Returns, for each place, the longest wait of a record for its ack since then, in seconds.
 
-        In seconds. A place that still has no ack has waited since soon after its last one.
+        A place that still has no ack has been waiting since shortly after its last one.
         """
         due = time.monotonic() - 1 / self._rounds_per_second
         found = []
@@ -259,9 +259,9 @@ class _Writer:
         return found
 
     def next_acks(self, places: Iterable[_Place], since: float) -> list[float]:
-        """Returns for each place the time from then on until it got an ack again, in seconds.
+        """Returns, for each place, the time from `since` until its next ack, in seconds.
 
-        Acks of the first half second are those that were on their way.
+        Acks within the first half second are ignored, as they were already in flight.
         """
         began, now = since + 0.5, time.monotonic()
         return [
@@ -270,16 +270,16 @@ class _Writer:
         ]
 
     def close(self) -> None:
-        """Sends nothing more, and returns when everything is acked. May be called again."""
+        """Stops sending, and returns once everything is acked. May be called again."""
         self._is_over.set()
         self._thread.join()
 
 
 class _Reader:
-    """A member of a group that reads everything; counts how often it gets partitions.
+    """A group member that reads everything, and counts how often it is assigned partitions.
 
-    It fetches twice a second. If it asked again after each record, which is the default, it would
-    need as much of the two cores of a small machine as all writers together.
+    It fetches twice a second. With the default, a fetch after each record, it would use as much of
+    a small machine's two cores as all writers together.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -324,7 +324,7 @@ def _consumer(
 
 
 def kill(options: BenchOptions) -> Iterator[Measurement]:
-    """Deaths and stops of one of three brokers, as Kafka's clients see them."""
+    """Kills and stops of one of three brokers, as seen by Kafka clients."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
     stops = max(round(_STOPS * options.seconds / 10), 1)
     with _running(options) as (brokers, admin, writer):
@@ -348,7 +348,7 @@ def kill(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def hosts(options: BenchOptions) -> Iterator[Measurement]:
-    """Deaths of one of three brokers that cannot see each other's processes."""
+    """Kills of one of three brokers that cannot see each other's processes."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
     with _running(options, _on_hosts) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
@@ -358,7 +358,7 @@ def hosts(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def store(options: BenchOptions) -> Iterator[Measurement]:
-    """Deaths of one of three brokers on an object store, on hosts of their own."""
+    """Kills of one of three brokers on an object store, each on its own host."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
     with _running(options, _BrokersOnStore, _STORE_ROUNDS_PER_SECOND) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
@@ -382,12 +382,12 @@ def store(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def kafka(options: BenchOptions) -> Iterator[Measurement]:
-    """Deaths and stops of one of a real Kafka's three nodes, with its default times."""
+    """Kills and stops of one of a real Kafka's three nodes, with default timeouts."""
     deaths = max(round(_DEATHS * options.seconds / 10), 1)
     stops = max(round(_STOPS * options.seconds / 10), 1)
     with _running(options, _Kafka) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
-        # A node that is silent for nine seconds is dead (`broker.session.timeout.ms`).
+        # A node counts as dead after nine seconds of silence (`broker.session.timeout.ms`).
         dead = _kill(brokers, admin, writer, deaths, away_seconds=4 * _SETTLED_SECONDS)
         stopped, took = _stop(brokers, admin, writer, stops)
         yield _gaps(f"a node of Kafka without an ack, {deaths} × kill -9", dead)
@@ -400,7 +400,7 @@ def kafka(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def rolling(options: BenchOptions) -> Iterator[Measurement]:
-    """A restart of three brokers, one after another, under load."""
+    """A rolling restart of three brokers under load."""
     rounds = max(round(options.seconds / 5), 1)
     with _running(options) as (brokers, admin, writer):
         time.sleep(_SETTLED_SECONDS)
@@ -423,7 +423,7 @@ def rolling(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def wide(options: BenchOptions) -> Iterator[Measurement]:
-    """1,000 topics of three brokers, 200 of which get records."""
+    """1,000 topics on three brokers, 200 of which receive records."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     names = [f"wide-{number}" for number in range(_WIDE_TOPICS)]
@@ -466,7 +466,7 @@ def speed(options: BenchOptions) -> Iterator[Measurement]:
         with FreshRoot(options.folder) as root, _Brokers(root, brokers) as running:
             with running.connect() as log:
                 log.create_topic("burst", partitions=2 * len(_BROKERS))
-                for wanted in (options.rows // 10, options.rows):  # the first warms up
+                for wanted in (options.rows // 10, options.rows):  # the first is a warm-up
                     share = wanted // STREAMS
                     rows, seconds = in_streams(log, "burst", lambda sent: sent >= share)  # noqa: B023
             rates[len(brokers)] = rows / seconds
@@ -513,8 +513,8 @@ def _stop(
 ) -> tuple[list[float], list[float]]:
     """Stops brokers in turn, and starts them again.
 
-    Returns how long each of their partitions got no ack at most, and how long each stop took, in
-    seconds.
+    Returns the longest wait for an ack of each of their partitions, and the duration of each stop,
+    in seconds.
     """
     waited, took = list[float](), list[float]()
     for number in range(stops):
@@ -540,7 +540,7 @@ def _kill(
 ) -> list[float]:
     """Kills brokers in turn. Returns how long each of their partitions got no ack, in seconds.
 
-    `seconds_of`: the measure of a death, of partitions and a moment; `longest_waits` if not given.
+    `seconds_of`: measures this for partitions, from a point in time; by default, `longest_waits`.
     """
     chance, found = random.Random(7), []
     measure = seconds_of or writer.longest_waits
@@ -563,7 +563,7 @@ def _gaps(
     most_p99: float = 0.0,
     rounds_per_second: float = _ROUNDS_PER_SECOND,
 ) -> Measurement:
-    """`most_p50` and `most_p99`: the target; 0: there is none."""
+    """`most_p50` and `most_p99`: the target; 0: no target."""
     p50, p99 = np.percentile(found, [50, 99])
     return Measurement(
         name=f"{_TOPICS} × {_PARTITIONS} partitions, {rounds_per_second:g} records/s each, three"
@@ -587,7 +587,7 @@ def _judged(brokers: _Cluster, writer: _Writer) -> Measurement:
 
 
 def _led_by(admin: Any, broker: int) -> list[_Place]:
-    """Returns the partitions of the topics that the broker leads."""
+    """Returns the partitions that the broker leads, without internal topics."""
     topics = admin.list_topics(timeout=_PATIENCE_SECONDS).topics
     return [
         (name, number)
@@ -613,7 +613,7 @@ def _start_again(brokers: _Cluster, admin: Any, broker: int) -> None:
 
 
 def _wrong_partitions(bootstrap: str, writer: _Writer) -> tuple[int, int, str]:
-    """Reads everything. Returns how many partitions are wrong, the number of records, examples."""
+    """Reads everything. Returns the number of wrong partitions, that of records, and examples."""
     found: dict[_Place, list[int]] = defaultdict(list)
     wanted, count = sum(map(len, writer.acked.values())), 0
     deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""Command line of the comparisons."""
+"""The command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def main(
         list[str] | None,
         typer.Argument(
             help=f"Measures to run: {', '.join(MEASURES)}; or kafka, spark, wide or cluster"
-            " for all of a group. Default: all of them."
+            " for a whole group. Default: all measures."
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="Seconds that a timed measure takes; the longest takes 4 ×.")
+        float, typer.Option(help="Duration of a timed measure in seconds; the longest takes 4 ×.")
     ] = 10.0,
     rows: Annotated[
-        int, typer.Option(help="Rows of the bulk measures, which take a fixed share of them.")
+        int, typer.Option(help="Rows of the bulk measures; each uses a fixed share.")
     ] = 20_000_000,
     versions: Annotated[
         int,
@@ -37,7 +37,7 @@ def main(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for all data, on the disk to measure. Default: the temporary one."
+            help="Folder for all data, on the disk to measure. Default: the temporary folder."
         ),
     ] = None,
     as_markdown: Annotated[
@@ -45,12 +45,12 @@ def main(
     ] = False,
     save: Annotated[
         Path | None,
-        typer.Option(help="File for the figures as JSON, which benchmarks.plots draws."),
+        typer.Option(help="File for the figures as JSON, as plotted by benchmarks.plots."),
     ] = None,
 ) -> None:
     """Compare sparklog with a real Kafka and with Spark's Kafka connector on this machine.
 
-    The first run downloads the jars of Kafka, its connector and Delta with Spark's own Ivy.
+    The first run downloads the jars of Kafka, the connector and Delta through Spark's Ivy.
 
     Example: python -m benchmarks kafka --rows 10000000 --seconds 8
     """

@@ -1,4 +1,4 @@
-"""Ours alongside another's of the same run, as a figure."""
+"""Measurements that compare our figure with another system's in the same run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def faster(
     least: float,
     than: str,
 ) -> Measurement:
-    """Returns our speed as a multiple of `than`, or the speed alone without it."""
+    """Returns our speed as a multiple of that of `than`; without theirs, our speed alone."""
     ours = rows / ours_seconds
     target = f"≥ {least:g} × {than}"
     if theirs_seconds is None:
@@ -40,10 +40,10 @@ def _rate(rows_per_second: float) -> str:
 def sooner(
     name: str, ours: Times, theirs: Times | None, *, most: dict[float, float], than: str
 ) -> Measurement:
-    """Returns our time as a multiple of `than`.
+    """Returns our time as a multiple of that of `than`; without theirs, our time alone.
 
     Args:
-        most: the highest ratio allowed for each reported percentile; infinite for no limit.
+        most: the maximum ratio for each reported percentile; infinite for no limit.
     """
     limits = [f"p{each:g} ≤ {limit:g} ×" for each, limit in most.items() if limit < math.inf]
     target = f"{', '.join(limits)} {than}'s" if limits else ""
@@ -67,7 +67,7 @@ def _ms(times: Times) -> str:
 
 
 def no_dearer(name: str, young: Times, old: Times, *, most: float) -> Measurement:
-    """Returns the ratio of the medians, old to young."""
+    """Returns the ratio of the old median to the young one."""
     first, last = young.ms(50), old.ms(50)
     return Measurement(
         name=name,

@@ -1,7 +1,7 @@
-"""Delta, Spark's Kafka connector and a Kafka broker as jars, from Spark's own Ivy and its cache.
+"""The jars of Delta, Spark's Kafka connector and a Kafka broker, from Spark's Ivy and its cache.
 
-They are looked for before Spark starts, by a JVM of its own: a Spark that is asked for a package
-which cannot be got does not start. `spark.jars.ivySettings` of Spark's defaults says where to look.
+A separate JVM resolves them before Spark starts: Spark does not start if it is configured with a
+package that cannot be resolved. `spark.jars.ivySettings` in Spark's defaults sets the repositories.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ KAFKA_VERSION: Final = "4.1.1"
 
 _SCALA = "2.13"
 _TOKENS = f"org.apache.spark:spark-token-provider-kafka-0-10_{_SCALA}"
-_TOKENS_VERSION = "4.0.0"  # no later one is to be had everywhere, and it goes with later connectors
-_CONNECTORS = {"4.0.5": "4.0.4", "4.1.4": "4.1.3"}  # likewise, by the version of Spark
-_LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"  # or a broker would fail in silence
+_TOKENS_VERSION = "4.0.0"  # no later one is on every mirror, and it works with later connectors
+_CONNECTORS = {"4.0.5": "4.0.4", "4.1.4": "4.1.3"}  # likewise, by Spark version
+_LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"  # or a broker would fail silently
 _PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jars:
-    """Paths of jars. A jar that cannot be resolved has none, and `missing` gives the reason by
-    name.
-    """
+    """Paths of jars. Those that cannot be resolved have none, and a line in `missing`."""
 
     delta: tuple[str, ...] = ()
     connector: tuple[str, ...] = ()
@@ -40,13 +38,13 @@ class Jars:
 
     @property
     def of_spark(self) -> tuple[str, ...]:
-        """Jars for Spark's JVM; a Kafka broker runs in its own."""
+        """The jars for Spark's JVM; a Kafka broker runs in its own JVM."""
         return tuple(dict.fromkeys(self.delta + self.connector))
 
 
 @functools.cache
 def find() -> Jars:
-    """The jars that there are; asks Ivy once a process."""
+    """Returns the jars that can be resolved; asks Ivy once per process."""
     with (
         doing("looking for the jars of Delta and Kafka; the first time they are downloaded"),
         _jvm() as jvm,
@@ -65,9 +63,9 @@ def find() -> Jars:
 
 @functools.cache
 def find_tools(artifact: str = "kafka-tools", version: str = KAFKA_VERSION) -> tuple[str, ...]:
-    """Kafka's command line tools, or another part of it; asks Ivy once a process and part.
+    """Returns Kafka's command line tools, or another artifact; asks Ivy once per process for each.
 
-    Raises RuntimeError without them.
+    Raises RuntimeError if they cannot be resolved.
     """
     tools = f"org.apache.kafka:{artifact}:{version}"
     with doing(f"looking for Kafka's {artifact}; the first time it is downloaded"), _jvm() as jvm:
@@ -78,7 +76,7 @@ def find_tools(artifact: str = "kafka-tools", version: str = KAFKA_VERSION) -> t
 
 
 def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(field of `Jars`, what it is to people, coordinates with Ivy's options)."""
+    """Yields (field of `Jars`, display name, coordinates with Ivy's options)."""
     spark = importlib.metadata.version("pyspark")
     of_spark = ".".join(spark.split(".")[:2])
     of_connector = _CONNECTORS.get(spark, spark)
@@ -105,7 +103,7 @@ def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 @contextmanager
 def _jvm() -> Iterator[Any]:
-    """Yields a JVM with Spark's classes and settings, which ends with the context."""
+    """Yields a JVM with Spark's classes and settings, which exits with the context."""
     from pyspark.conf import SparkConf
     from pyspark.java_gateway import launch_gateway
 
@@ -120,7 +118,7 @@ def _jvm() -> Iterator[Any]:
         patience.cancel()
         gateway.shutdown()
         assert process.stdin is not None
-        process.stdin.close()  # a JVM without its reader ends
+        process.stdin.close()  # the JVM exits when its standard input closes
         process.wait()
 
 
@@ -136,13 +134,13 @@ def _resolve(jvm: Any, coordinates: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _scala(jvm: Any) -> str:
-    """The library of Scala that Spark runs on, which its Ivy leaves out everywhere."""
+    """Returns the Scala library that Spark runs on, which its Ivy always excludes."""
     where = jvm.java.lang.Class.forName("scala.Option").getProtectionDomain().getCodeSource()
     return str(where.getLocation().getPath())
 
 
 def _reason(error: Exception) -> str:
-    """One line of what Ivy said, or that it said nothing."""
+    """Returns the first line of Ivy's message, or a note that it did not answer."""
     of_java = getattr(error, "java_exception", None)
     said = f"Spark's Ivy did not answer: {error}" if of_java is None else of_java.getMessage()
     return str(said).strip().partition("\n")[0]

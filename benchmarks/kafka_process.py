@@ -1,8 +1,7 @@
 """A real Kafka broker, or a cluster of them.
 
-Each node is controller and broker at once, on loopback and free ports, with the settings and the
-heap that Kafka's own scripts give it. As Kafka does, it acks before anything is flushed to the
-disk.
+Each node is both controller and broker, on free loopback ports, with the settings and the heap of
+Kafka's own scripts. As usual with Kafka, it acks before anything is flushed to disk.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _LOOK_SECONDS = 0.1
 
 
 def java() -> str:
-    """The program that runs Java's."""
+    """Returns the path of the Java executable."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else "java"
 
 
 class Node(NamedTuple):
-    """A broker's place among those of its cluster."""
+    """The number and ports of a broker in its cluster."""
 
     number: int
     port: int
@@ -48,14 +47,14 @@ class Node(NamedTuple):
 
     @property
     def voter(self) -> str:
-        """Its name in the quorum of controllers."""
+        """Its entry in the controller quorum."""
         return f"{self.number}@127.0.0.1:{self.controller_port}"
 
 
 class KafkaProcess:
-    """A broker with its data in `folder`, which must not exist; serving when `start` returns.
+    """A broker with its data in `folder`, which must not exist; it serves once `start` returns.
 
-    `settings` go before those that it has otherwise. Raises RuntimeError where it does not come up.
+    `settings` take precedence over the defaults. `start` raises RuntimeError on failure.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class KafkaProcess:
         node: Node | None = None,
         cluster_id: str = "",
     ) -> None:
-        """`node` and `cluster_id` are given for the brokers of a cluster."""
+        """`node` and `cluster_id` are for brokers of a `KafkaCluster`."""
         self._settings = dict(settings or {})
         self._java = [java(), *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
         self._folder = folder
@@ -88,19 +87,19 @@ class KafkaProcess:
         return self
 
     def restart(self) -> None:
-        """Stops it in good order, and starts it on the same data at the same address."""
+        """Shuts it down cleanly, and starts it with the same data at the same address."""
         self.stop()
         self.start()
 
     def launch(self) -> None:
-        """Starts the process, the first time on data of its own; does not wait until it serves."""
+        """Starts the process, without waiting until it serves. The first time, formats its data."""
         with self._starting() as output:
             if not self._config.exists():
                 self._format(output)
             self._process = self._run(output, "kafka.Kafka", str(self._config))
 
     def await_up(self) -> None:
-        """Returns when the broker answers at its port."""
+        """Returns once the broker accepts connections."""
         with self._starting():
             assert self._process is not None
             assert self._node is not None
@@ -123,7 +122,7 @@ class KafkaProcess:
 
     @contextmanager
     def _starting(self) -> Iterator[IO[bytes]]:
-        """Yields the file of its output; an error ends with the last line of it."""
+        """Yields the file for its output, whose last line is added to an error."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "output.log"
         with path.open("ab") as output:
@@ -176,7 +175,7 @@ class KafkaProcess:
 
 
 class KafkaCluster:
-    """Brokers 1 to `count`, each of them a controller too; all serve when it is entered."""
+    """Brokers 1 to `count`, each also a controller; all serve once the context is entered."""
 
     def __init__(
         self,
@@ -187,7 +186,7 @@ class KafkaCluster:
         count: int = 3,
         advertised: Mapping[int, str] | None = None,
     ) -> None:
-        """`advertised`: addresses by number that clients are given, not the brokers' own."""
+        """`advertised`: addresses by number, for clients, instead of the brokers' own."""
         nodes, cluster_id = _free_nodes(count), _new_cluster_id()
         common = {
             "controller.quorum.voters": ",".join(each.voter for each in nodes),
@@ -216,7 +215,7 @@ class KafkaCluster:
 
     def __enter__(self) -> Self:
         try:
-            for each in self.brokers.values():  # none serves before most of them run
+            for each in self.brokers.values():  # none serves until most of them are running
                 each.launch()
             for each in self.brokers.values():
                 each.await_up()
@@ -229,7 +228,7 @@ class KafkaCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends all brokers at once: the last one would wait in vain for the others."""
+        """Kills all brokers: in a clean shutdown, the last would wait in vain for the others."""
         for each in self.brokers.values():
             each.kill()
 
@@ -252,13 +251,13 @@ def _settings(data: Path, node: Node) -> dict[str, str]:
 
 
 def _free_nodes(count: int) -> list[Node]:
-    """Returns brokers 1 to `count`, on ports that are free now."""
+    """Returns brokers 1 to `count`, on currently free ports."""
     ports = _free_ports(2 * count)
     return [Node(at + 1, ports[2 * at], ports[2 * at + 1]) for at in range(count)]
 
 
 def _new_cluster_id() -> str:
-    """128 random bits as Kafka writes them; a first '-' would be taken for an option."""
+    """Returns random bits in Kafka's encoding; a leading '-' would be taken for an option."""
     return "k" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 

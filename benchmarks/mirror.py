@@ -1,4 +1,4 @@
-"""The job `mirror` from a real Kafka: bulk, the lag of records as it follows, and a cutover."""
+"""The job `mirror` from a real Kafka: bulk copying, lag while following, and a cutover."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PADDING: Final = np.random.default_rng(0).bytes(VALUE_BYTES - _STAMP.size)
 
 @needs_spark
 def mirror(options: BenchOptions) -> Iterator[Measurement]:
-    """The measures, in one session; the last one, of MirrorMaker 2, only states its rate."""
+    """The measures, in one session; the last one, of MirrorMaker 2, has no target."""
     with start(options) as here:
         yield from here.report_missing()
         if here.kafka is None:
@@ -65,7 +65,7 @@ def mirror(options: BenchOptions) -> Iterator[Measurement]:
 def _mirror(
     here: SparkSetup, topic: str, name: str, clock: Clock | None = None
 ) -> Iterator[tuple[Mirror, KafkaSource, Target]]:
-    """Yields a mirror of a topic under a name, and its sides."""
+    """Yields a mirror of a topic under a name, with its source and target."""
     assert here.kafka is not None
     source = KafkaSource(here.spark, here.kafka.address, {})
     target = Target(str(here.folder / "root"))
@@ -83,11 +83,11 @@ def _mirror(
 
 
 class _Stopped(Exception):
-    """The measure has all that it needs."""
+    """The measure is complete."""
 
 
 class _Clock(SystemClock):
-    """A clock whose sleepers end when it is stopped."""
+    """A clock whose `sleep` raises `_Stopped` once `is_over` is set."""
 
     def __init__(self) -> None:
         self.is_over = threading.Event()
@@ -101,7 +101,7 @@ class _Clock(SystemClock):
 
 
 def _bulk(here: SparkSetup, rows: int) -> Measurement:
-    """Copies into a new topic, in turns with Spark's scan; the last run of each counts."""
+    """Copies into a new topic, alternating with Spark's scan; the last run of each counts."""
     assert here.kafka is not None
     topic = _BULK
     here.kafka.create_topic(topic)
@@ -145,7 +145,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _mirror_maker(here: SparkSetup, rows: int) -> Iterator[Measurement]:
-    """Copies the topic of `_bulk` again, by another program; its rate has no target."""
+    """Copies the topic of `_bulk` again, with MirrorMaker; its rate has no target."""
     assert here.kafka is not None
     for said, settings in _MIRROR_MAKER.items():
         name = f"MirrorMaker 2, the same {rows / 1e6:g} M records into sparklog, {said}"
@@ -162,7 +162,7 @@ def _mirror_maker(here: SparkSetup, rows: int) -> Iterator[Measurement]:
 
 
 class _Sender(threading.Thread):
-    """Sends numbered records to Kafka at a rate, with the times at which they were due."""
+    """Sends numbered and timestamped records to Kafka at a fixed rate."""
 
     def __init__(self, address: str, topic: str, per_second: int) -> None:
         super().__init__(daemon=True)
@@ -185,14 +185,14 @@ class _Sender(threading.Thread):
         self._producer.flush()
 
     def stop(self) -> None:
-        """Returns when all records are acked."""
+        """Returns once all records are acked."""
         self._is_over.set()
         self.join()
         self.stopped_at = time.perf_counter()
 
 
 def _lag(here: SparkSetup, seconds: float) -> Measurement:
-    """Time from a producer's call until a consumer of the mirror has the record."""
+    """Time from a producer's call until a consumer of the mirror receives the record."""
     assert here.kafka is not None
     topic = "mirror-lag"
     here.kafka.create_topic(topic)
@@ -233,7 +233,7 @@ def _lag(here: SparkSetup, seconds: float) -> Measurement:
 
 
 def _cutover(here: SparkSetup, seconds: float) -> Iterator[Measurement]:
-    """Producers and a group move from Kafka to the mirror while records arrive."""
+    """Moves producers and a group from Kafka to the mirror while records arrive."""
     assert here.kafka is not None
     topic, address = "mirror-cutover", here.kafka.address
     here.kafka.create_topic(topic)
@@ -279,7 +279,7 @@ def _cutover(here: SparkSetup, seconds: float) -> Iterator[Measurement]:
 
 
 class _Work(threading.Thread):
-    """Work alongside other work, whose error is that of `finish`."""
+    """Work in a thread, whose error is raised by `finish`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -299,7 +299,7 @@ class _Work(threading.Thread):
 
 
 def _read_kafka(address: str, topic: str, sender: _Sender, seen: Counter[int]) -> None:
-    """Reads as a member of the group until the sender has stopped and all is read; commits."""
+    """Reads in the group until the sender has stopped and all is read, then commits."""
     settings = {"bootstrap.servers": address, "group.id": _GROUP, "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer({**settings, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])

@@ -1,4 +1,4 @@
-"""MirrorMaker 2 as it copies a topic of a real Kafka into a broker of ours."""
+"""Copies a topic from a real Kafka to one of our brokers with MirrorMaker 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.client.log import Log
 
 _PROGRAM: Final = "org.apache.kafka.connect.mirror.MirrorMaker"
 _JVM_FLAGS: Final = ("-Xms256m", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
-"""The heap and the collector that Kafka's own script gives it."""
+"""The heap and garbage collector settings of Kafka's own script."""
 _PROPERTIES: Final = {
     "clusters": "kafka,ours",
     "kafka->ours.enabled": "true",
@@ -30,17 +30,17 @@ _PROPERTIES: Final = {
 }
 _LOOK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 120.0
-"""Without a new record."""
+"""The longest wait for a new record."""
 
 
 def copy_rate(
     folder: Path, address: str, topic: str, rows: int, settings: Mapping[str, str]
 ) -> float:
-    """Copies so many records of a Kafka into a fresh log; returns records/s from the first one on.
+    """Copies `rows` records from Kafka into a fresh log; returns records/s since the first one.
 
-    `settings` are MirrorMaker's own, alongside those that it needs.
+    `settings`: MirrorMaker settings, in addition to the required ones.
 
-    Raises RuntimeError if MirrorMaker cannot be had, ends, or copies nothing more.
+    Raises RuntimeError if MirrorMaker cannot be downloaded, exits, or stops copying.
     """
     path = dict.fromkeys(jars.find_tools("connect-mirror") + jars.find_tools())
     with FreshRoot(folder) as work:

@@ -1,8 +1,9 @@
 """Plots of stored figures for the documentation: `python -m benchmarks.plots`.
 
-Each `docs/benchmarks/NAME.json` holds the figures of one run, as `python -m benchmarks --save`
-writes them; `NAME.svg` next to it shows those of them that are speeds relative to Kafka's. The same
-figures give the same bytes. The texts of a plot remain texts, and its colors follow the dark mode.
+Each `docs/benchmarks/NAME.json` contains the figures of one run, as written by
+`python -m benchmarks --save`; `NAME.svg` next to it shows those that are speeds relative to
+Kafka's. The same figures produce the same bytes. Text in a plot remains text, and its colors follow
+dark mode.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from sparklog.bench.report import Measurement, Report
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 
 _LABEL: Final = 40
-"""Characters in a line of a bar's name."""
+"""Maximum characters per line of a bar's name."""
 _RATIO: Final = re.compile(r"([\d.]+) ×")
 _GOAL: Final = re.compile(r"≥ ([\d.]+) × Kafka")
 _INK, _NOTE, _PAGE = "#0f172a", "#475569", "#ffffff"
 _MET, _MISSED = "#059669", "#d97706"
 _DARK: Final = {_INK: "#f1f5f9", _NOTE: "#cbd5e1", _PAGE: "#0f172a"}
 _STYLE: Final = "*{stroke-linejoin: round; stroke-linecap: butt}"
-"""The style sheet that matplotlib writes."""
+"""The style sheet written by matplotlib."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A speed as a multiple of Kafka's, and the least multiple that is the goal."""
+    """A speed as a multiple of Kafka's, and the minimum multiple that is the goal."""
 
     name: str
     ratio: float
@@ -61,7 +62,7 @@ def plot(report: Report) -> bytes:
     if not shown:
         raise ValueError("no figure is a speed relative to Kafka's")
     with mpl.rc_context():
-        mpl.rcdefaults()  # whatever the user's own settings are
+        mpl.rcdefaults()  # independent of the user's own settings
         mpl.rcParams.update(
             {
                 "font.family": "sans-serif",
@@ -104,7 +105,7 @@ def plot(report: Report) -> bytes:
 
 
 def _follow_dark_mode(svg: str) -> str:
-    """Adds the colors for dark pages to the style sheet."""
+    """Adds colors for dark pages to the style sheet."""
     rules = [
         f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }}'
         for light, dark in _DARK.items()
@@ -116,7 +117,7 @@ def _follow_dark_mode(svg: str) -> str:
 
 
 def main() -> None:
-    """Draws all plots again, and prints the names of those that have changed."""
+    """Redraws all plots, and prints the paths of those that have changed."""
     for source in sorted(FOLDER.glob("*.json")):
         target = source.with_suffix(".svg")
         drawn = plot(Report.from_json(source.read_bytes()))

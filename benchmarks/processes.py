@@ -1,4 +1,4 @@
-"""Processor time of the processes of a Spark session, from /proc."""
+"""CPU time and memory of the processes of a Spark session, from /proc."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Shares of one core: of Spark's JVM, and of all processes that it has started."""
+    """The shares of one core that Spark's JVM and all of its child processes use."""
 
     jvm: float
     python: float
 
     @classmethod
     def over(cls, spark: SparkSession, seconds: float) -> Self:
-        """While nothing else is asked of the session."""
+        """Measures the usage; the session must be idle otherwise."""
         jvm = _pid(spark)
         before, began = cpu_seconds(jvm), time.perf_counter()
         time.sleep(seconds)
@@ -35,29 +35,29 @@ class Usage:
 
 
 def _pid(spark: SparkSession) -> int:
-    """The process of its JVM."""
+    """Returns the process id of the session's JVM."""
     jvm: Any = spark._jvm
     return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of `pid` and each living descendant of it."""
+    """Returns the resident memory of `pid` and its living descendants."""
     pages = 0
     for each in cpu_seconds(pid):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             pages += int(Path(f"/proc/{each}/statm").read_text("ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> Mapping[int, float]:
-    """By process: what `pid` has used of the processor, and each living descendant of it."""
+    """Returns the CPU time of `pid` and its living descendants, by process id."""
     parents, seconds = {}, {}
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name, in parentheses, may hold anything.
+            # The name, in parentheses, can contain any characters.
             fields = each.read_text("utf-8", "replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # it has exited
         number = int(each.parent.name)
         parents[number] = int(fields[1])
         seconds[number] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

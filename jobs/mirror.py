@@ -1,4 +1,4 @@
-"""Topics of a Kafka into a log, at their offsets: `spark-submit jobs/mirror.py --help`."""
+"""Mirrors topics of a Kafka cluster, with their offsets: `spark-submit jobs/mirror.py --help`."""
 
 from sparklog.jobs.mirror import main
 

@@ -1,4 +1,4 @@
-"""Rows of files, a table or a query into a topic: `spark-submit jobs/produce.py --help`."""
+"""Writes rows of files, a table or a query to a topic: `spark-submit jobs/produce.py --help`."""
 
 from sparklog.jobs.produce import main
 

@@ -1,4 +1,4 @@
-"""Records of one topic into another: `spark-submit jobs/replay.py --help`."""
+"""Copies records of one topic to another: `spark-submit jobs/replay.py --help`."""
 
 from sparklog.jobs.replay import main
 

@@ -1,4 +1,4 @@
-"""JSON values of a topic into a Delta table: `spark-submit jobs/to_table.py --help`."""
+"""Writes JSON values of a topic to a Delta table: `spark-submit jobs/to_table.py --help`."""
 
 from sparklog.jobs.to_table import main
 

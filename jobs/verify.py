@@ -1,4 +1,4 @@
-"""Checks of the records of a root: `spark-submit jobs/verify.py --help`."""
+"""Checks the records of a root: `spark-submit jobs/verify.py --help`."""
 
 from sparklog.jobs.verify import main
 

@@ -1,7 +1,7 @@
 """Registers `format("sparklog")`: Spark imports packages `pyspark_*` that have a `DefaultSource`.
 
-It imports all of them, and one that fails hides all the others. So only Spark's own base class is
-imported here; other missing packages are reported when the format is used.
+It imports all of them, and one that fails to import hides the others. So only Spark's own base
+class is imported here; other missing packages are reported when the format is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A distributed log in the manner of Kafka whose topics are Delta tables.
+"""A Kafka-like distributed log whose topics are Delta tables.
 
     import sparklog
 
@@ -11,7 +11,7 @@
 
 The same records are a table: `spark.read.format("delta").load("./data/topics/flights")`.
 
-`import sparklog` loads only this file and the version. The first use of a name of `__all__` loads
+`import sparklog` loads only this file and the version. The first use of a name in `__all__` loads
 the module that defines it (PEP 562).
 """
 

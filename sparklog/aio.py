@@ -17,20 +17,20 @@
 
 Design:
 
-- It wraps the client that uses threads, and adds no protocol of its own. Parameters, results and
-  errors are those of `sparklog.Log`, `sparklog.Producer` and `sparklog.Consumer`.
-- No call blocks the event loop. Calls of a log run in a few threads of that log; calls of a
-  producer or a consumer run one after the other in one thread of its own, so their order is the
-  order of the calls. Acks come from the producer's threads by `loop.call_soon_threadsafe`.
+- It wraps the threaded client, and adds no protocol of its own. Parameters, results and errors are
+  those of `sparklog.Log`, `sparklog.Producer` and `sparklog.Consumer`.
+- No call blocks the event loop. Calls to a log run on a few threads of that log; each producer or
+  consumer has its own thread, which runs its calls one at a time, in the order in which they were
+  made. Acks arrive from the producer's threads through `loop.call_soon_threadsafe`.
 - Cancellation loses no record. A thread cannot be interrupted, so a cancelled call runs to its end:
   a cancelled change of a topic, or a cancelled `send`, may take effect. Records of a cancelled
-  `poll` are returned by the next one. `commit` and `close` count a record only after it was
+  `poll` are returned by the next one. `commit` and `close` count a record only once it has been
   returned to the caller.
-- A consumer waits in its thread for at most 0.25 s at a time, so closing it never waits for new
+- A consumer waits on its thread for at most 0.25 s at a time, so closing it never waits for new
   records. The rest of a close takes as long as that of the wrapped client: a last commit, or the
-  timeout that was given to the producer. A cancelled close continues in the background.
+  timeout that was passed to the producer. A cancelled close continues in the background.
 - The objects belong to the event loop in which they are first used. `on_delivery`, `on_assign`,
-  `on_revoke` and `on_lost` are called in threads, and must use `loop.call_soon_threadsafe` to
+  `on_revoke` and `on_lost` are called on other threads, and must use `loop.call_soon_threadsafe` to
   reach it.
 """
 
@@ -64,7 +64,7 @@ __all__ = ["Consumer", "Log", "Producer", "connect"]
 
 _LOG_THREADS: Final = 4
 _POLL_SECONDS: Final = 0.25
-"""Longest wait inside the thread of a consumer."""
+"""Maximum wait on a consumer's thread."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,7 +78,7 @@ Opened = TypeVar("Opened", bound=_Closable)
 
 
 class Opening(Generic[Opened]):
-    """Something to be opened by `await`, or by `async with`, which closes it at the end."""
+    """An object to be opened with `await`, or with `async with`, which closes it at the end."""
 
     def __init__(self, open_it: Callable[[], Coroutine[Any, Any, Opened]]) -> None:
         self._open = open_it
@@ -122,7 +122,7 @@ def connect(
         try:
             return Log(await asyncio.shield(asyncio.wrap_future(opening)), threads)
         except asyncio.CancelledError:
-            # Also if the event loop ends meanwhile: this callback needs no loop.
+            # Also if the event loop ends in the meantime: this callback needs no loop.
             opening.add_done_callback(lambda done: _close_unused(done, threads))
             raise
         except BaseException:
@@ -151,7 +151,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 _running: set[asyncio.Task[None]] = set()
-"""The event loop itself holds tasks by weak references only."""
+"""The event loop itself holds only weak references to tasks."""
 
 
 # ------------------------------------------------------------------------------ the log
@@ -160,7 +160,7 @@ _running: set[asyncio.Task[None]] = set()
 def _awaited(
     method: Callable[Concatenate[BlockingLog, P], R],
 ) -> Callable[Concatenate[Log, P], Coroutine[Any, Any, R]]:
-    """The method of `BlockingLog`, run in a thread of the log."""
+    """The method of `BlockingLog`, run on a thread of the log."""
 
     @functools.wraps(method)
     async def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -199,9 +199,9 @@ def _opens_consumer(
 class Log:
     """A client of one cluster; `sparklog.aio.connect` opens it.
 
-    Its methods are those of `sparklog.Log`, to be awaited. `producer` and `consumer` return at
-    once. A consumer connects at its first use, which raises the errors of opening it. After `close`
-    all of them raise `BadRequest`.
+    Its methods are those of `sparklog.Log`, to be awaited. `producer` and `consumer` return
+    immediately. A consumer connects on its first use, which raises any error of opening it. After
+    `close` all of them raise `BadRequest`.
     """
 
     def __init__(self, log: BlockingLog, threads: ThreadPoolExecutor) -> None:
@@ -259,7 +259,7 @@ class Log:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self._in_thread, self._log.close)
-                # In reverse: consumers, producers, and the log at last.
+                # In reverse order: consumers, producers, and finally the log.
                 for producer in list(self._producers):
                     stack.push_async_callback(producer.close)
                 for consumer in list(self._consumers):
@@ -286,7 +286,7 @@ class Log:
 def _sends(
     method: Callable[Concatenate[BlockingProducer, P], RecordFuture],
 ) -> Callable[Concatenate[Producer, P], Coroutine[Any, Any, RecordMetadata]]:
-    """`BlockingProducer.send`, and its ack."""
+    """Wraps `BlockingProducer.send`, and awaits its ack."""
 
     @functools.wraps(method)
     async def send(self: Producer, /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
@@ -299,9 +299,8 @@ def _sends(
 class Producer:
     """Sends records. Any number of tasks of one event loop may share it.
 
-    `await producer.send(…)` returns the record's `RecordMetadata` once it is durable. Records that
-    are sent by several tasks, such as with `asyncio.gather`, go in batches, in the order of the
-    calls.
+    `await producer.send(…)` returns the record's `RecordMetadata` once it is durable. Records sent
+    by several tasks, for example with `asyncio.gather`, are batched, in the order of the calls.
     """
 
     def __init__(self, producer: BlockingProducer) -> None:
@@ -316,25 +315,25 @@ class Producer:
     ) -> list[AppendedRange]:
         """Sends the rows of a table, and returns their offsets once all are durable.
 
-        Parameters and errors are those of `sparklog.Producer.send_table` and its result.
+        Parameters and errors are those of `sparklog.Producer.send_table` and of its result.
         """
         send = functools.partial(self._producer.send_table, topic, data, as_json=as_json, key=key)
         future = await self._in_thread(send)
         return await asyncio.to_thread(future.result)  # the next record need not wait for it
 
     def statistics(self) -> ProducerStatistics:
-        """Returns counts of all topics together, also after `close`."""
+        """Returns counts for all topics together, even after `close`."""
         return self._producer.statistics()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Waits until all records sent so far are acked or failed.
+        """Waits until all records sent so far are acked or have failed.
 
         Raises `StillSending` after `timeout` seconds; None: no limit.
         """
         await self._in_thread(functools.partial(self._producer.flush, timeout))
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Flushes for up to `timeout` seconds, gives up the other records, and ends the threads.
+        """Flushes for up to `timeout` seconds, gives up remaining records, and stops the threads.
 
         Raises `OutcomeUnknown` if records were given up: some of them may be in the log.
         """
@@ -366,7 +365,7 @@ class Producer:
 class Consumer:
     """Iterates over the records of topics: `async for record in consumer`.
 
-    One task uses it at a time; calls of others wait for their turn.
+    Only one task uses it at a time; calls from others wait their turn.
     """
 
     def __init__(self, open_consumer: Callable[[], BlockingConsumer]) -> None:
@@ -375,9 +374,9 @@ class Consumer:
         self._consumer: BlockingConsumer | None = None
         self._turn = asyncio.Lock()
         self._records: deque[Record] = deque()
-        """Polled, and not returned to the caller yet."""
+        """Polled but not yet returned to the caller."""
         self._polling: asyncio.Future[tuple[list[Record], bool]] | None = None
-        """A poll in the thread; after a cancellation the next caller takes its result."""
+        """A poll on the thread; after a cancellation its result goes to the next caller."""
         self._is_closed = False
 
     # -------------------------------------------------------------------------- reading
@@ -386,7 +385,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Record:
-        """Returns the next record; ends where `follow` is False and the end is reached."""
+        """Returns the next record; stops if `follow` is False and the end is reached."""
         async with self._turn:
             if not self._records:
                 await self._fill(None)
@@ -401,7 +400,7 @@ class Consumer:
             timeout: seconds to wait for the first record; None: no limit.
 
         Returns:
-            An empty list if no record came in time, or if the end was reached.
+            An empty list if no record arrived in time, or if the end was reached.
 
         Raises as `sparklog.Consumer.poll` does.
         """
@@ -462,7 +461,7 @@ class Consumer:
             )
 
     async def pause(self, topic: str, *partitions: int) -> None:
-        """Returns no more records of these partitions, or of the whole topic."""
+        """Stops returning records of these partitions, or of the whole topic."""
         async with self._turn:
             await self._finish_polling()
 
@@ -485,7 +484,7 @@ class Consumer:
         return await self._in_turn(BlockingConsumer.end_offsets)
 
     async def offsets_for_times(self, when: datetime | str) -> dict[TopicPartition, int]:
-        """Returns by partition the offset of the first record not older than `when`, or the end."""
+        """Returns, by partition, the offset of the first record at `when` or later, or the end."""
         return await self._in_turn(lambda consumer: consumer.offsets_for_times(when))
 
     # -------------------------------------------------------------------------- the group
@@ -497,7 +496,7 @@ class Consumer:
     async def assign(
         self, partitions: Iterable[TopicPartition], start: Start | None = None
     ) -> None:
-        """Reads these partitions from now on, and no others. Not for consumers in a group.
+        """From now on reads only these partitions. Not for consumers in a group.
 
         Parameters and errors are those of `sparklog.Consumer.assign`.
         """
@@ -517,8 +516,8 @@ class Consumer:
         """Commits offsets to the group.
 
         Args:
-            offsets: by (topic, partition), the next offset to be read, or that and a text; None:
-                after the last record that was returned, of every partition.
+            offsets: by (topic, partition), the next offset to be read, optionally with a string;
+                None: after the last record that was returned, for every partition.
 
         Raises as `sparklog.Consumer.commit` does.
         """
@@ -540,17 +539,17 @@ class Consumer:
         return await self._in_turn(BlockingConsumer.committed)
 
     async def committed_metadata(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the offsets that the group has committed, with their texts."""
+        """Returns the offsets that the group has committed, with their strings."""
         return await self._in_turn(BlockingConsumer.committed_metadata)
 
     async def statistics(self) -> ConsumerStatistics:
-        """Returns counts of its work. Records that wait for the next `poll` count as returned."""
+        """Returns counts of its work. Records waiting for the next `poll` count as returned."""
         return await self._in_turn(BlockingConsumer.statistics)
 
     # -------------------------------------------------------------------------- closing
 
     async def close(self) -> None:
-        """Commits, if `auto_commit` is set, leaves the group, and ends the thread."""
+        """Commits, if `auto_commit` is set, leaves the group, and stops the thread."""
         await self.__aexit__(None, None, None)
 
     async def _close(
@@ -582,7 +581,7 @@ class Consumer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes; after an error the records that were polled last are not committed."""
+        """Closes; after an error the last records polled are not committed."""
         if not self._is_closed:
             self._is_closed = True
             await _to_its_end(self._close(kind, error, traceback))
@@ -605,24 +604,24 @@ class Consumer:
             raise errors.BadRequest(reason="the consumer is closed") from error
 
     async def _finish_polling(self) -> None:
-        """Takes the records of a poll whose caller was cancelled."""
+        """Collects the records of a poll whose caller was cancelled."""
         if self._polling is not None:
-            # The next poll raises it again, and a seek past the record must not.
+            # The next poll raises it again; a seek past the record must not.
             with contextlib.suppress(errors.DeserializationFailed):
                 records, _ = await self._polled()
                 self._records.extend(records)
 
     def _first_waiting(self) -> dict[TopicPartition, int]:
-        """The first offset of each partition that was polled and not returned."""
+        """The first offset of each partition that was polled but not returned."""
         found: dict[TopicPartition, int] = {}
         for each in self._records:
             found.setdefault((each.topic, each.partition), each.offset)
         return found
 
     def _give_back(self, consumer: BlockingConsumer) -> None:
-        """Moves the positions back to the records that were not returned, and drops these."""
+        """Moves the positions back to the records not yet returned, and drops these records."""
         for (topic, partition), offset in self._first_waiting().items():
-            with contextlib.suppress(errors.BadOption):  # it is not assigned any more
+            with contextlib.suppress(errors.BadOption):  # it is no longer assigned
                 consumer.seek(topic, partition, offset)
         self._records.clear()
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 
 def numbers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Returns `values`, which have the width of `kind`, as an array without a copy."""
+    """Returns `values`, whose width is that of `kind`, as an array, without copying."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
@@ -27,7 +27,7 @@ def booleans(values: npt.NDArray[np.bool_]) -> pa.BooleanArray:
 
 
 def strings(values: Sequence[bytes]) -> pa.StringArray:
-    """Returns an array of texts from their UTF-8."""
+    """Returns an array of strings from their UTF-8 bytes."""
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum([len(value) for value in values], out=offsets[1:])
     return pa.StringArray.from_buffers(
@@ -41,7 +41,7 @@ def number(value: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def string(value: str) -> pa.StringScalar:
-    """Returns a scalar of a text."""
+    """Returns a string scalar."""
     return strings([value.encode()])[0]
 
 
@@ -62,7 +62,7 @@ def as_mask(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
     """Returns booleans without nulls as an array."""
     assert not array.null_count
     bits, (skipped, shift) = array.buffers()[1], divmod(array.offset, 8)
-    if bits is None:  # of no rows
+    if bits is None:  # there are no rows
         return np.zeros(0, np.bool_)
     octets = np.frombuffer(bits, np.uint8, -(-(shift + len(array)) // 8), skipped)
     return np.unpackbits(octets, count=shift + len(array), bitorder="little")[shift:].view(np.bool_)

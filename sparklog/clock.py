@@ -1,4 +1,4 @@
-"""Time as an argument: code that needs the time or waits asks a `Clock`; no test has to sleep."""
+"""Time as an argument: code that reads the time or waits uses a `Clock`, so tests never sleep."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds from some fixed point; never goes back."""
+        """Seconds since an arbitrary fixed point; never goes backwards."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
 
 
 class ThreadClock(Clock, Protocol):
-    """A clock for threads that wait for each other, but not forever."""
+    """A clock for threads that wait for each other until a deadline."""
 
     def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
-        """Waits until `condition`, which is held, is notified, or `monotonic()` is `deadline`.
+        """Waits until `condition`, which is held, is notified, or `monotonic()` reaches `deadline`.
 
-        May return earlier; None: there is no deadline.
+        May return earlier; None: no deadline.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment by both clocks: the monotonic one stops while a machine sleeps."""
+    """A moment on both clocks: the monotonic one stops while a machine sleeps."""
 
     monotonic_seconds: float = -math.inf
     wall_us: int = 0
@@ -53,7 +53,7 @@ class Moment:
 
 
 NEVER: Final = Moment()
-"""Longer ago than anything."""
+"""Earlier than any other moment."""
 
 
 class SystemClock:
@@ -73,7 +73,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only by `advance` and `sleep`, which wake the threads that wait for it."""
+    """A clock that only `advance` and `sleep` move; they wake the threads that wait for it."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._start_us = now_us
@@ -91,7 +91,7 @@ class ManualClock:
         self.advance(seconds)
 
     def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
-        # Counted before it looks at the time: either `advance` finds it, or it sees the new time.
+        # Counted before it reads the time: either `advance` finds it, or it sees the new time.
         with self._lock:
             self._waiting[condition] += 1
         try:

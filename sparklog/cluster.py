@@ -1,4 +1,4 @@
-"""A cluster as its operator sees it, by its root or by the addresses of its brokers."""
+"""An operator's view of a cluster, through its root or the addresses of its brokers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
 _ASKED_AT_ONCE: Final = 32
 _LOOK_SECONDS: Final = 0.25
-"""Between two looks at a cluster that changes."""
+"""Between two polls of a changing cluster."""
 
 Waits = Callable[[Sequence[Leader], float], object]
-"""Is called if it takes time to see whether brokers are alive: with these, and the longest wait."""
+"""Called with brokers whose liveness takes time to determine, and the maximum wait for it."""
 
 
 class View(Protocol):
-    """Describes a cluster as often as it is asked."""
+    """Describes a cluster each time it is asked."""
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Returns all brokers and what they lead; with `topics`, the leaders of each topic."""
@@ -64,7 +64,7 @@ class RootView:
         self._waits = waits
         self._metadata = MetadataStore(store, clock=clock)
         self._asked: set[tuple[int, int]] = set()
-        """Brokers, with their epochs, that live and were asked whether they serve this root."""
+        """Live brokers, with their epochs, already asked whether they serve this root."""
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `CorruptObject` and the errors of the store."""
@@ -91,7 +91,7 @@ class RootView:
     def _of_the_original(self, sightings: Iterable[Sighting]) -> list[int]:
         """Returns the brokers that serve another root, of which this one is a copy.
 
-        Their heartbeats in the copy are as young as the copy.
+        Their heartbeats in the copy are as recent as the copy itself.
         """
         leaders = [
             each.leader
@@ -117,7 +117,7 @@ class RootView:
 
 
 class BrokerView:
-    """Describes a cluster by asking one of its brokers: another one once it does not answer."""
+    """Describes a cluster by asking one of its brokers, and another if that does not answer."""
 
     def __init__(self, addresses: str) -> None:
         """`addresses`: `host:port`, or several, separated by commas."""
@@ -132,7 +132,7 @@ class BrokerView:
             try:
                 found: ClusterDescription = ask(address, "cluster.describe", request)
             except errors.SparklogError as error:
-                # A listener that closes may look like a port of another program.
+                # A closing listener may look like another program's port.
                 if not (connection.is_of_the_broker(error) or isinstance(error, errors.WrongPort)):
                     raise
                 failures.append(error)
@@ -148,16 +148,16 @@ class BrokerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """A broker that has stopped, and what became of its partitions."""
+    """A broker that has stopped, and the outcome for its partitions."""
 
     moved: Mapping[int, int]
-    """The number of partitions that each other broker leads now, by its id."""
+    """The number of partitions that each other broker now leads, by its id."""
     left: int
-    """Partitions that no other broker has taken."""
+    """Partitions that no other broker has taken over."""
     had_stopped: bool = False
-    """True if the broker had stopped in order before."""
+    """True if the broker had already shut down cleanly."""
     epoch: int = -1
-    """The epoch in which a supervisor has started it again; -1: it has not seen that."""
+    """The epoch in which a supervisor has restarted it; -1: no restart was seen."""
 
 
 def drain(
@@ -173,9 +173,9 @@ def drain(
 
     If it is the only one and `alone` is true, its partitions wait for the next broker. Raises
     `CannotDrain`; and `TimedOut` if the broker has not stopped in time, or others have not taken
-    its partitions: both continue.
+    over its partitions: both continue.
 
-    `progress` is called again and again with the number of partitions that the broker leads.
+    `progress` is called repeatedly with the number of partitions that the broker leads.
     """
     before = view.describe(topics=True)
     target = _to_drain(before, broker, alone=alone)
@@ -216,15 +216,15 @@ def drain(
 def log_level(
     view: View, broker: int, level: Literal["", "debug", "info", "warning", "error"] = ""
 ) -> str:
-    """Returns the level of a broker's log lines, and sets it before if a level is given.
+    """Returns the level of a broker's log lines, after setting it if a level is given.
 
-    Empty if the logging is that of a program. Raises `BadRequest` if the broker does not run or
-    refuses, and what `View.describe` and `ask` raise.
+    Empty if the broker's program has configured its own logging. Raises `BadRequest` if the broker
+    is not running or refuses, and the errors of `View.describe` and `ask`.
     """
     found = {each.broker: each for each in view.describe().brokers if each.state not in ENDED}
     if broker not in found:
         ids = ", ".join(map(str, found)) or "none"
-        reason = f"Broker {broker} does not run; the ids of those that run: {ids}"
+        reason = f"Broker {broker} is not running; the ids of running brokers: {ids}"
         raise errors.BadRequest(reason=reason)
     request = LogLevel(broker=broker, level=level)
     reply: LogLevel = ask(found[broker].address, "broker.log_level", request)
@@ -237,11 +237,11 @@ def _to_drain(cluster: ClusterDescription, broker: int, *, alone: bool) -> Broke
     target = found.get(broker)
     if target is None:
         ids = ", ".join(map(str, found)) or "none"
-        reason = f"the cluster has no broker of this id; its brokers are {ids}"
+        reason = f"the cluster has no broker with this id; its brokers are {ids}"
     elif target.state == BrokerState.STOPPED:
         return target
     elif target.state == BrokerState.DEAD:
-        reason = "it is dead already; the others lead its partitions, and nothing is to be done"
+        reason = "it is already dead; the others lead its partitions, and there is nothing to do"
     elif not alone and not _others_up(cluster, broker):
         reason = NO_OTHER_BROKER
     else:
@@ -250,13 +250,13 @@ def _to_drain(cluster: ClusterDescription, broker: int, *, alone: bool) -> Broke
 
 
 def _has_ended(cluster: ClusterDescription, target: BrokerDescription) -> bool:
-    """Returns whether the broker has stopped, and others have done what they do then.
+    """Returns whether the broker has stopped and the others have replaced it.
 
-    They fence its log, and take the partitions that it could not give them.
+    They fence its log, and take over the partitions that it could not hand over.
     """
     known = next(each for each in cluster.brokers if each.broker == target.broker)
     if known.epoch != target.epoch:
-        return True  # a supervisor has started it again
+        return True  # a supervisor has restarted it
     return known.state in ENDED and _is_replaced(cluster, target)
 
 
@@ -277,18 +277,18 @@ def _others_up(cluster: ClusterDescription, broker: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
-    """The number of partitions that each broker leads, and the moves that led there."""
+    """The number of partitions that each broker leads before and after the moves."""
 
     before: Mapping[int, int]
     after: Mapping[int, int]
     moved: int
-    """Partitions that have another leader than before."""
+    """Partitions whose leader has changed."""
     left: Sequence[PartitionMove] = ()
-    """Moves that would balance the brokers, and that they do not make."""
+    """Moves that would balance the brokers, but that were not made."""
 
 
 def plan(view: View) -> Balanced:
-    """Returns what `balance` would do, as far as a broker can foresee it. Moves nothing."""
+    """Returns the result of `balance`, as far as a broker can predict it. Moves nothing."""
     cluster = view.describe()
     before = _loads(cluster)
     moves = _plan(cluster)
@@ -305,11 +305,11 @@ def balance(
     timeout_seconds: float = 120.0,
     progress: Callable[[int], object] = lambda _moved: None,
 ) -> Balanced:
-    """Balances the brokers: asks each to give partitions away, until none gives any.
+    """Balances the brokers: asks each to hand over partitions, until none has any to hand over.
 
-    Waits for brokers that start: they get partitions only once they serve. Raises
-    `BrokerUnavailable` if no broker is up or starts; and, once the time is over, the reason why a
-    broker could not be asked, or `TimedOut`.
+    Waits for starting brokers: they receive partitions only once they serve. Raises
+    `BrokerUnavailable` if no broker is up or starting; and, once the time is over, the error of a
+    broker that could not be asked, or `TimedOut`.
 
     `progress` is called after each round of moves with the number of partitions that have moved so
     far.
@@ -357,7 +357,7 @@ def balance(
 
 
 def upgrade(view: View) -> UpgradeReply:
-    """Raises the feature level of a root to the highest that all of its brokers know.
+    """Raises the feature level of a root to the highest that all of its brokers support.
 
     Raises `BrokerUnavailable` if no broker is up or answers.
     """
@@ -366,7 +366,7 @@ def upgrade(view: View) -> UpgradeReply:
         try:
             reply: UpgradeReply = ask(each.address, "cluster.upgrade", Empty())
             return reply
-        except errors.Retriable as error:  # the next one finds the level as it is by then
+        except errors.Retriable as error:  # the next one sees the level as it is by then
             failures.append(error)
     raise failures[-1]
 
@@ -380,7 +380,7 @@ def _members_up(cluster: ClusterDescription) -> list[BrokerDescription]:
 
 
 def _plan(cluster: ClusterDescription) -> list[PartitionMove]:
-    """Returns the moves as one broker that answers sees them: all of them see the same."""
+    """Returns the moves according to one broker that answers: all brokers see the same moves."""
     failures: list[errors.SparklogError] = []
     for each in _members_up(cluster):
         try:
@@ -401,7 +401,7 @@ def _loads(cluster: ClusterDescription) -> dict[int, int]:
 
 
 def _moved(before: ClusterDescription, after: ClusterDescription, broker: int) -> dict[int, int]:
-    """Returns how many partitions of the broker each other one leads afterwards."""
+    """Returns how many of the broker's partitions each other broker leads afterwards."""
     found: Counter[int] = Counter()
     for name, leaders in (before.leaders or {}).items():
         later = (after.leaders or {}).get(name, [])
@@ -415,8 +415,8 @@ def ask(
 ) -> Any:
     """Returns the reply of the broker at `host:port` to an action.
 
-    Raises `BrokerUnavailable`, `WrongPort`, and the failure that it replies: `BadRequest` if it is
-    of a release that does not know the action.
+    Raises `BrokerUnavailable`, `WrongPort`, and any failure that it replies: `BadRequest` if its
+    release does not support the action.
     """
     try:
         return connection.ask(address, action, request, timeout_seconds=timeout_seconds)
@@ -424,7 +424,7 @@ def ask(
         if not error.reason.startswith(NO_ACTION):
             raise
         reason = (
-            f"The broker at {address} is of an older release, which cannot do this: update it, or"
+            f"The broker at {address} runs an older release, which cannot do this: update it, or"
             " name the root or another broker"
         )
         raise errors.BadRequest(reason=f"{reason}.") from error

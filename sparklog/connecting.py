@@ -3,17 +3,17 @@
 A log is reached in one of three ways:
 
 - An address, `host:port`: the broker there. No broker is started.
-- A root with a live broker: the broker that the root's metadata names, after it has confirmed that
-  it serves this root's cluster, because an address may mean another machine here. A broker that
-  answers needs no heartbeat; only one that does not answer is watched.
+- A root with a live broker: the broker that the root's metadata names, once it has confirmed that
+  it serves this root's cluster, because the address may refer to a different machine here. A broker
+  that answers needs no heartbeat; only one that does not answer is watched.
 - A root without a live broker: an *embedded* broker in this process, on a loopback address. It is
   registered like any other, so another process on the root joins it, and takes over when it ends.
-  With `detached` the broker is a process of its own, which ends after some idle time. Where this
-  process may only read the root, no broker is started: reads go to the root itself.
+  With `detached` the broker is a separate process, which ends after some idle time. If this process
+  can only read the root, no broker is started: reads go to the root itself.
 
-Brokers that are started here have the settings of the environment (`SPARKLOG_…`). A standing broker
-(`sparklog broker`) takes over from them: this process continues as its client, and starts another
-embedded broker when the standing one has ended.
+Brokers that are started here take their settings from the environment (`SPARKLOG_…`). A standing
+broker (`sparklog broker`) takes over from them: this process continues as its client, and starts a
+new embedded broker once the standing one has ended.
 
 An embedded broker belongs to the process that started it. A forked child has none, and stops none.
 """
@@ -74,10 +74,10 @@ _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
 _READ_ONLY_SECONDS: Final = 10.0
-"""Between two starts of a broker on a root to which this process could not write."""
+"""Between two attempts to start a broker on a root that this process could not write to."""
 _TRANSIENT: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.BrokerFenced)
 _MISLED: Final = (errors.BadOption, errors.RootIsCopy, errors.WrongCluster)
-"""The address in the metadata leads elsewhere; a broker of this root may still be alive."""
+"""The address in the metadata points elsewhere; a broker of this root may still be alive."""
 _ANY_PORT: Final = "127.0.0.1:0"
 
 _LOG_NAME_LENGTH: Final = 80
@@ -97,27 +97,27 @@ def connect(
 
     Args:
         target: a root: a folder, or a URI `s3://…`, `gs://…` or `az://…`. Or the Flight address of
-            a broker, `host:port`; of several, as a list or separated by commas, the first that
-            answers serves. None: `SPARKLOG_BOOTSTRAP`, or else `SPARKLOG_ROOT`.
-        detached: for a root without a live broker: start the broker as a process of its own. By
+            a broker, `host:port`; with several, in a list or separated by commas, the first that
+            answers is used. None: `SPARKLOG_BOOTSTRAP`, or else `SPARKLOG_ROOT`.
+        detached: for a root without a live broker: start the broker as a separate process. By
             default it runs in this process.
         kafka: for a root without a live broker: the address `host:port` at which the new broker
-            listens for Kafka clients. None: as `SPARKLOG_KAFKA_LISTEN` says, or no Kafka listener.
+            listens for Kafka clients. None: `SPARKLOG_KAFKA_LISTEN`, or else no Kafka listener.
         storage_options: credentials and other options of the object store, by obstore's names; they
             take precedence over the environment's `SPARKLOG_STORAGE_<OPTION>`.
 
     Raises:
         errors.BadOption: no target, or one that is neither an address nor a root; an argument for
             roots with an address; a broker that only its own host can reach, or that serves Kafka
-            elsewhere than at `kafka`; or an invalid value of a variable `SPARKLOG_…`.
+            at an address other than `kafka`; or an invalid value of a variable `SPARKLOG_…`.
         errors.UnknownOption: a variable `SPARKLOG_…` that is not a setting of a broker.
         errors.NotARoot, errors.RootNotEmpty, errors.RootNotWritable, errors.FormatTooNew,
             errors.CorruptObject: a broker cannot be started on the root, for this reason. A root
-            that this process may only read is opened nevertheless, unless `detached` or `kafka` is
-            given: its records are read without a broker, and other calls raise `RootReadOnly`.
-        errors.BrokerUnavailable, errors.WrongPort: no broker answers at the address. Of several
+            that this process can only read is still opened, unless `detached` or `kafka` is given:
+            its records are read without a broker, and other calls raise `RootReadOnly`.
+        errors.BrokerUnavailable, errors.WrongPort: no broker answers at the address. With several
             addresses the error names each with its reason.
-        errors.WrongCluster: the address of the root's broker belongs to another cluster here.
+        errors.WrongCluster: the address of the root's broker belongs to a different cluster here.
         errors.RootIsCopy: the root is kept in step with another one, which that broker serves.
         TypeError: an unknown keyword; the message names the nearest parameter.
     """
@@ -186,7 +186,7 @@ def _named_as_given(kafka: str | None) -> Iterator[None]:
 
 
 def visit(root: str, *, storage_options: Mapping[str, str] | None = None) -> Connection:
-    """Returns a connection to the root's live broker at the time of use; it never starts one.
+    """Returns a connection to the root's live broker at the time of use; never starts one.
 
     Its calls raise `BrokerUnavailable` if no broker is alive, and otherwise as `connect` does.
     """
@@ -222,10 +222,10 @@ def _location(target: str | os.PathLike[str] | Sequence[str] | None) -> tuple[st
 # ------------------------------------------------------------------------------ open logs
 
 _open: dict[_RootSession, weakref.ref[Log]] = {}
-"""Logs on roots that are to be closed at exit: notebooks rarely close them."""
+"""Logs on roots, to be closed at exit: notebooks rarely close them."""
 
 _visiting: weakref.WeakSet[Log] = weakref.WeakSet()
-"""Logs on addresses that are to be closed at exit."""
+"""Logs on addresses, to be closed at exit."""
 
 _of_the_parent: list[object] = []
 """Brokers of the parent that a forked child keeps: destroying them would stop them."""
@@ -254,9 +254,9 @@ def _after_fork_in_child() -> None:
 
 
 def _disarmed(listener: object) -> list[object]:
-    """Detaches the finalizers that shut the Flight server down at exit, and returns their objects.
+    """Detaches the finalizers that shut down the Flight server at exit, and returns their objects.
 
-    In a child the shutdown would not end: it waits for threads that only the parent has.
+    In a child the shutdown would never end: it waits for threads that only the parent has.
     """
     finalizers = [each.__callback__ for each in weakref.getweakrefs(listener)]
     return [each.detach() for each in finalizers if isinstance(each, weakref.finalize)]
@@ -269,7 +269,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _RootSession:
-    """Finds the broker of a root, or starts one; `resolve` is called again after a break."""
+    """Finds the broker of a root, or starts one; `resolve` is called again if a channel breaks."""
 
     def __init__(
         self,
@@ -303,17 +303,17 @@ class _RootSession:
         self._has_resolved = False
         self._asks_for_kafka = kafka is not None
         self._reader: Channel | None = None
-        """Reads the root where this process may not write to it."""
+        """Reads the root if this process may not write to it."""
         self._reads_until = -math.inf
-        """Until when no further start of a broker is tried, in monotonic seconds."""
+        """Until then no further start of a broker is attempted, in monotonic seconds."""
 
     def resolve(self, patience_seconds: float = 0.0) -> str | Channel:
         """Returns the Flight address of the root's live broker, which is started if there is none.
 
-        Returns a channel to the root itself where this process may only read it.
+        Returns a channel to the root itself if this process can only read it.
 
-        `patience_seconds`: how long a live broker that does not answer is asked again. It may have
-        died just now, or still be recovering.
+        `patience_seconds`: how long to keep asking a live broker that does not answer. It may have
+        just died, or still be recovering.
         """
         with self._lock:
             for _ in range(_START_ATTEMPTS):
@@ -330,7 +330,7 @@ class _RootSession:
                     refusal = error  # another process was faster
                 except errors.RootNotWritable as error:
                     return self._root_itself(error)
-            # Brokers come and go right now; later there may be one that answers.
+            # Brokers are coming and going; there may be one that answers later.
             raise errors.BrokerUnavailable(address=self._store.uri, reason=str(refusal))
 
     def _join_member(self) -> str | None:
@@ -347,7 +347,7 @@ class _RootSession:
         return None
 
     def _root_itself(self, refusal: errors.RootNotWritable) -> Channel:
-        """Returns a channel for reading the root. Raises `refusal` if a broker is asked for."""
+        """Returns a channel for reading the root. Raises `refusal` if a broker was requested."""
         # Slow to import, and not needed if a broker is alive.
         from sparklog.root_channel import RootChannel
 
@@ -369,11 +369,11 @@ class _RootSession:
         """Returns the Flight address of the live broker. Raises `BrokerUnavailable`."""
         address = self._join(0.0)
         if address is None:
-            raise errors.BrokerUnavailable(address=self._store.uri, reason="no broker lives there")
+            raise errors.BrokerUnavailable(address=self._store.uri, reason="no broker is alive")
         return address
 
     def _join(self, patience_seconds: float) -> str | None:
-        """Returns the address of the live broker after it has answered; None if none is alive."""
+        """Returns the address of the live broker once it has answered; None if none is alive."""
         began = self._clock.monotonic()
         warned = False
         while (found := self._watch.poll()) is not None and found.state is not LeaderState.DEAD:
@@ -403,17 +403,17 @@ class _RootSession:
         waited_seconds: float,
         patience_seconds: float,
     ) -> bool:
-        """Returns whether waiting longer cannot help against `error`."""
+        """Returns whether waiting longer cannot resolve `error`."""
         if isinstance(error, _TRANSIENT):
             return waited_seconds >= patience_seconds
         if isinstance(error, errors.RootIsCopy):
-            # The heartbeats of a copy end soon, unless it is kept in step with its original.
+            # The heartbeats in a copy stop soon, unless it is kept in step with its original.
             return waited_seconds > 2 * self._watch.patience_seconds(found.leader)
-        # Only a heartbeat proves that the broker of another machine's address is alive.
+        # Only a heartbeat proves that a broker whose address belongs to another machine is alive.
         return found.state is LeaderState.ALIVE
 
     def _check(self, leader: Leader) -> None:
-        """Checks that the broker at the address of `leader` is that broker of this root.
+        """Checks that the broker at the address of `leader` is that leader, and serves this root.
 
         Raises `WrongCluster`, `RootIsCopy`, `BadOption`, and the errors of asking it.
         """
@@ -463,14 +463,14 @@ class _RootSession:
         if served != wanted and not (served and wanted.endswith(":0")):
             who = describe(found.leader, now_us=self._clock.now_us())
             where = f"with Kafka at {served}" if served else "without Kafka"
-            reason = f"{who} serves the root already, {where}: stop it, or omit this argument"
+            reason = f"{who} already serves the root, {where}: stop it, or omit this argument"
             raise errors.BadOption(option="kafka", value=wanted, reason=reason)
 
     def _start(self) -> str:
         is_new = not self._watch.metadata.brokers
         is_detached = self._kind is BrokerKind.DETACHED
         address = self._start_process() if is_detached else self._start_here()
-        if is_new:  # a misspelt path would otherwise become a root without a word
+        if is_new:  # a misspelt path would otherwise silently become a root
             _log.info("sparklog: created a new, empty log in %s", self._store.uri)
         return address
 
@@ -491,7 +491,7 @@ class _RootSession:
             try:
                 agent.start()
             except errors.BadOption as error:
-                # A program that was a client continues, though another process took its ports.
+                # A program that was a client continues, even if another process took its ports.
                 elsewhere = _without_port(settings, error.option)
                 if not self._has_resolved or elsewhere is None:
                     raise
@@ -502,7 +502,7 @@ class _RootSession:
             return agent.address
 
     def _start_process(self) -> str:
-        # Errors of the root are raised here by their class; the process could only print them.
+        # Errors of the root are raised here with their class; the process could only print them.
         open_cluster(self._store, clock=self._clock, create=True)
         settings = self._settings
         environment = {
@@ -515,7 +515,7 @@ class _RootSession:
         command = [sys.executable, "-m", "sparklog", "broker", "--root", settings.root]
         command += ["--id", str(settings.id), "--flight", settings.flight.listen]
         command += ["--kafka", settings.kafka.listen]
-        # A file, because the broker may still write after this process, and its pipe, have ended.
+        # A file, because the broker may still write once this process, and its pipe, are gone.
         with tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
                 command,
@@ -540,7 +540,7 @@ class _RootSession:
                             settings.log.file or "none",
                         )
                     return found.leader.flight
-                # It may also have ended because another broker was faster, and is not ready yet.
+                # It may also have ended because another broker was faster, but is not ready yet.
                 if process.poll() is not None and not lives:
                     stderr.seek(0)
                     message = stderr.read().decode(errors="replace").strip()
@@ -598,7 +598,7 @@ def _broker_settings(
 
 
 def _without_port(settings: BrokerSettings, option: str) -> BrokerSettings | None:
-    """Returns settings without the taken port of `option`; None if it is not about a port."""
+    """Returns settings without the taken port of `option`; None if the option is not a port."""
     if option == "kafka.listen" and settings.kafka.listen:
         return msgspec.structs.replace(settings, kafka=KafkaSettings(listen=""))
     if option == "flight.listen" and settings.flight.listen != _ANY_PORT:
@@ -607,10 +607,10 @@ def _without_port(settings: BrokerSettings, option: str) -> BrokerSettings | Non
 
 
 def log_file(root: str) -> Path:
-    """Returns the log file of a detached broker of `root`, if `SPARKLOG_LOG_FILE` is not set.
+    """Returns the log file of a detached broker of `root`, unless `SPARKLOG_LOG_FILE` is set.
 
-    It is in `$XDG_STATE_HOME`, or else `~/.local/state`; in the folder for temporary files if that
-    cannot be written, as in a container.
+    It is in `$XDG_STATE_HOME`, or else `~/.local/state`; or in the temporary folder if that is not
+    writable, as in a container.
     """
     if "://" not in root:
         root = str(Path(root).resolve())
@@ -635,7 +635,7 @@ def log_file(root: str) -> Path:
 def _check_is_no_loopback_of_others(leader: Leader) -> None:
     """Raises `BadOption` if the leader's address is a loopback address of another host.
 
-    An unspecified address such as `0.0.0.0` counts as one: its dialers stay on their own host.
+    An unspecified address such as `0.0.0.0` counts as one: it leads a client to its own host.
     """
     here, there = socket.gethostname(), leader.process.host
     if there and there != here and is_loopback(leader.flight):

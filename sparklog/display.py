@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 def counted(number: int, one: str, many: str = "") -> str:
     """Returns a number of things in words: `1 record`, `2,000 records`.
 
-    `many`: what follows any number but 1; by default `one` with an s.
+    `many`: the plural; by default `one` with an s.
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def html_table(caption: str, heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns a caption and a table; all texts are escaped, whole numbers have separators.
+    """Returns a caption and a table; all text is escaped, integers get thousands separators.
 
     Args:
         caption: shown in bold above the table.
-        heading: a text for each column.
-        rows: as many values each; None is shown as a dash.
+        heading: the title of each column.
+        rows: a value for each column; None is shown as a dash.
     """
     lines = [
         "<tr>" + "".join(f"<th>{html.escape(each)}</th>" for each in heading) + "</tr>",

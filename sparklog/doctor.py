@@ -3,9 +3,9 @@
 Rules:
 
 - Every check is a function that returns one `CheckResult` and never raises for its findings: a
-  machine that is wrong in one way is often wrong in another.
-- A finding that is not ok says what to do. `FAIL` is what loses records or does not start at all;
-  `WARN` is what costs speed, or only some of the features.
+  machine with one problem often has another.
+- A finding that is not ok says what to do. `FAIL` means that records would be lost, or that nothing
+  starts; `WARN` means that speed, or only some of the features, would be lost.
 - The checks of a root write only below `doctor/`, and remove it.
 """
 
@@ -55,7 +55,7 @@ _SLOW_PUT_LOCAL_MS: Final = 10.0
 _SLOW_PUT_REMOTE_MS: Final = 250.0
 _SKEW_WARN_SECONDS: Final = 2.0
 _SKEW_FAIL_SECONDS: Final = 5.0
-_CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, before which this was not written
+_CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, older than this code
 _FOLDER: Final = "doctor"
 _INODES_WARN: Final = 50_000
 
@@ -77,7 +77,7 @@ class CheckResult:
 
 
 Run = Callable[[Sequence[str]], str | None]
-"""A command's output, both streams joined; None where it could not run or failed."""
+"""A command's combined stdout and stderr; None if it could not be run or failed."""
 
 
 def examine_machine(environment: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -93,7 +93,7 @@ def examine_machine(environment: Mapping[str, str]) -> Iterator[CheckResult]:
 
 
 def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
-    """The checks of a root; those after the first only where it can be written at all."""
+    """The checks of a root; those after the first run only if it is writable."""
     folder = f"{_FOLDER}/{secrets.token_hex(8)}"
     made = isinstance(store, LocalStore) and not Path(store.root).exists()
     try:
@@ -129,9 +129,9 @@ def check_python(version: tuple[int, ...]) -> CheckResult:
 
 
 def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> CheckResult:
-    """Spark 4 needs Java 17, and of it a module that cut-down runtimes leave out.
+    """Spark 4 needs Java 17, including a module that cut-down runtimes leave out.
 
-    Brokers and clients need no Java, so without pyspark its absence is only worth a word.
+    Brokers and clients need no Java, so without pyspark its absence is only a warning.
     """
     home = environment.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else "java"
@@ -151,7 +151,7 @@ def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> Che
 
 
 def check_pyspark(version: str | None) -> CheckResult:
-    """Brokers and clients do without; the source and the sink are made for one line of Spark."""
+    """Brokers and clients do not need it; the source and sink are made for one line of Spark."""
     if version is None:
         advice = "only for Spark: on a laptop, pip install 'sparklog[spark,local-spark]'"
         return _warn("pyspark", "not installed", advice)
@@ -162,13 +162,13 @@ def check_pyspark(version: str | None) -> CheckResult:
 
 
 def check_worker(environment: Mapping[str, str], *, needed: bool) -> CheckResult:
-    """By default Spark uses the first `python3` of the path, which may lack our packages."""
+    """By default Spark uses the first `python3` on the path, which may lack our packages."""
     configured = environment.get("PYSPARK_PYTHON")
     chosen = configured or "python3"
     found = shutil.which(chosen, path=environment.get("PATH"))
     # Not resolved: a virtual environment's interpreter is a link to one that lacks its packages.
     same = found is not None and Path(found).parent == Path(sys.executable).parent
-    where = "PYSPARK_PYTHON" if configured else "python3 of PATH"
+    where = "PYSPARK_PYTHON" if configured else "python3 on PATH"
     if needed and not same:
         advice = f"export PYSPARK_PYTHON={sys.executable}"
         return _warn("Spark's Python", f"{where} is {found or 'missing'}", advice)
@@ -178,25 +178,23 @@ def check_worker(environment: Mapping[str, str], *, needed: bool) -> CheckResult
 def check_delta(
     version: str | None, *, pyspark: str | None, folders: Sequence[Path]
 ) -> CheckResult:
-    """Only where Spark itself opens the tables; sparklog's own source needs no jar."""
+    """Needed only if Spark itself opens the tables; sparklog's own source needs no jar."""
     if version is None:
-        advice = (
-            "only where Spark opens the tables as format('delta'): pip install delta-spark==4.4.0"
-        )
+        advice = "only if Spark opens the tables as format('delta'): pip install delta-spark==4.4.0"
         return _warn("Delta for Spark", "not installed", advice)
     jars = [jar for folder in folders for jar in folder.glob(f"*delta-spark_*{version}.jar")]
     if not jars:
         line = ".".join(pyspark.split(".")[:2]) if pyspark else "4.2"
         advice = (
-            "the first session downloads it, if it may; else put"
-            f" io.delta:delta-spark_{line}_2.13:{version} into spark.jars.packages or the image"
+            "the first session downloads it, if allowed; otherwise add"
+            f" io.delta:delta-spark_{line}_2.13:{version} to spark.jars.packages or the image"
         )
         return _warn("Delta for Spark", f"{version}, its jar is not here yet", advice)
     return _ok("Delta for Spark", f"{version}, {jars[0]}")
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """The `Run` of a real machine; gives up after half a minute."""
+    """The `Run` for a real machine; gives up after half a minute."""
     try:
         done = subprocess.run(
             command,
@@ -215,7 +213,7 @@ def _jar_folders(environment: Mapping[str, str]) -> list[Path]:
     """Folders where Spark finds jars: its own, and Ivy's cache."""
     homes = {Path.home()}
     with contextlib.suppress(KeyError):  # a user id without an account
-        homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))  # a JVM's user.home, whatever HOME is
+        homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))  # a JVM's user.home, regardless of HOME
     folders = sorted(folder for home in homes for folder in home.glob(".ivy2*/jars"))
     if environment.get("SPARK_HOME"):
         folders.append(Path(environment["SPARK_HOME"], "jars"))
@@ -243,7 +241,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def check_writable(store: Store, folder: str) -> CheckResult:
     """Checks that an object can be put, read and removed."""
     path, data = f"{folder}/writable", secrets.token_bytes(16)
-    advice = "give this user the right to write there, or choose another root"
+    advice = "grant this user write access, or choose another root"
     try:
         store.put_new(path, data)
         same = store.get(path).to_pybytes() == data
@@ -253,12 +251,12 @@ def check_writable(store: Store, folder: str) -> CheckResult:
     except _STORE_ERRORS as error:
         return _fail("root", f"{store.uri}: {_message(error)}", advice)
     if not same:
-        return _fail("root", f"{store.uri} gives back other bytes than it took", "use another root")
+        return _fail("root", f"{store.uri} does not return the bytes written", "use another root")
     return _ok("root", f"{store.uri} is writable")
 
 
 def check_exclusive(store: Store, folder: str) -> CheckResult:
-    """Races of several threads for one name: exactly one may win, and its bytes stand.
+    """Races several threads for one name: exactly one may win, and its bytes must remain.
 
     Everything rests on this: the write-ahead log, the metadata and the Delta log.
     """
@@ -275,7 +273,7 @@ def check_exclusive(store: Store, folder: str) -> CheckResult:
             return _fail("put-if-absent", _message(error), "try again")
         if len(winners) > 1:
             return _fail(
-                "put-if-absent", f"{len(winners)} of {_RACERS} racers won one name", advice
+                "put-if-absent", f"{len(winners)} of {_RACERS} racers won the same name", advice
             )
         if winners and standing != _racer_bytes(winners[0]):
             return _fail("put-if-absent", "the winner's object was replaced", advice)
@@ -284,7 +282,7 @@ def check_exclusive(store: Store, folder: str) -> CheckResult:
         return _warn(
             "put-if-absent",
             f"exclusive, but {doubtful} of {tries} puts had no clear answer",
-            "look at the network, or at the store's limits",
+            "check the network, and the store's limits",
         )
     return _ok("put-if-absent", f"exclusive in {_RACES} races of {_RACERS}")
 
@@ -342,7 +340,7 @@ def check_put_price(store: Store, folder: str, clock: Clock) -> CheckResult:
 
 
 def check_log(store: Store, folder: str) -> CheckResult:
-    """Which storage a broker with `writer.log = "auto"` gives the write-ahead log here, and why."""
+    """Reports the write-ahead log that `writer.log = "auto"` chooses here, and the reason."""
     try:
         chosen = choose(store, AUTO, clock=SystemClock(), folder=folder)
     except _STORE_ERRORS as error:
@@ -351,31 +349,31 @@ def check_log(store: Store, folder: str) -> CheckResult:
 
 
 def check_space(store: Store) -> CheckResult:
-    """Against the reserve below which the broker refuses records, and what a bad day may take."""
+    """Compares with the broker's reserve, and with all that may accumulate unpublished."""
     free_bytes = store.free_bytes()
     if free_bytes is None:
-        return _ok("free space", "as much as the store gives")
+        return _ok("free space", "as much as the store provides")
     found = f"{free_bytes / limits.GIB:.1f} GiB"
     reserve_bytes = limits.FREE_SPACE_RESERVE_BYTES
     if free_bytes <= reserve_bytes:
         advice = (
             f"the broker refuses records below {reserve_bytes // limits.MIB} MiB"
-            " (writer.free_space_reserve_bytes): make room"
+            " (writer.free_space_reserve_bytes): free some space"
         )
         return _fail("free space", found, advice)
     if free_bytes <= limits.UNPUBLISHED_BYTES:
-        advice = "the write-ahead log alone may take that much where a table cannot be written"
+        advice = "the write-ahead log alone may take this much while a table cannot be written"
         return _warn("free space", found, advice)
     return _ok("free space", found)
 
 
 def check_inodes(store: Store) -> CheckResult:
-    """Against the number of files that a broker creates in a while."""
+    """Compares with the number of files that a broker creates over some time."""
     free = store.free_inodes()
     if free is None:
-        return _ok("free inodes", "as many as the store gives")
+        return _ok("free inodes", "as many as the store provides")
     found = f"{free:,}"
-    advice = "no file can be created without one, whatever space is free: delete files or folders"
+    advice = "no file can be created without one, even with free space: delete files or folders"
     if free < limits.FEW_INODES:
         return _fail("free inodes", found, advice)
     if free < _INODES_WARN:
@@ -384,8 +382,8 @@ def check_inodes(store: Store) -> CheckResult:
 
 
 def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:
-    """This clock against the store's: sweeping and times of arrival rest on them."""
-    advice = "set the clock by NTP: sweeping and times of arrival rest on it"
+    """Compares this clock with the store's: sweeping and arrival times depend on them."""
+    advice = "synchronize the clock with NTP: sweeping and arrival times depend on it"
     path = f"{folder}/clock"
     before_us = clock.now_us()
     if before_us < _CLOCK_SET_SINCE_US:
@@ -396,7 +394,7 @@ def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:
         modified_us = store.stat(path).modified_us
     except _STORE_ERRORS as error:
         return _fail("clock", _message(error), "see the check of the root")
-    # Some stores round to whole seconds, down.
+    # Some stores round down to whole seconds.
     skew_us = max(before_us - 1_000_000 - modified_us, modified_us - after_us, 0)
     found = f"within {skew_us / 1e6:.1f} s of the store's" if skew_us else "agrees with the store's"
     if skew_us > _SKEW_FAIL_SECONDS * 1e6:
@@ -407,7 +405,7 @@ def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:
 
 
 def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
-    """Which broker leads the root, and which topics it cannot publish."""
+    """Reports the broker that leads the root, and the topics that it cannot publish."""
     try:
         report = status.of_root(store, clock, waits=lambda _leader, _seconds: None)
     except errors.NotARoot:
@@ -429,24 +427,24 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
             running = age(round((report.uptime_seconds or 0.0) * 1e6))
             yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
             if report.reason:
-                yield _warn("broker", "another one is alive and does not answer", report.reason)
+                yield _warn("broker", "another one is alive but does not answer", report.reason)
         case status.LeaderStatus.SILENT:
-            advice = f"{report.reason}; look at its log: {(broker and broker.log) or 'its stderr'}"
-            yield _warn("broker", f"{who} is alive and does not answer", advice)
+            advice = f"{report.reason}; check its log: {(broker and broker.log) or 'its stderr'}"
+            yield _warn("broker", f"{who} is alive but does not answer", advice)
         case status.LeaderStatus.NEVER:
             yield _ok("broker", "none yet")
         case status.LeaderStatus.STOPPED | status.LeaderStatus.DIED:
             yield _ok("broker", f"none runs; the last was {who}, which {report.state}")
     for each in report.held_back:
-        advice = "records wait in the write-ahead log; mend the table, or what the reason names"
+        advice = "records wait in the write-ahead log; repair the table, or what the reason names"
         yield _warn("topic held back", f"{each.topic}: {each.reason}", advice)
     for kept in report.kept_records:
-        advice = "its records take space until the property is unset; or configure it to keep them"
+        advice = "its records take up space: unset the property, or have the topic retain them"
         yield _warn("deletions refused", f"{kept.topic}: {kept.reason}", advice)
 
 
 def check_empty(store: Store) -> CheckResult:
-    """Checks that a folder that is not a root may become one."""
+    """Checks that a folder that is not a root can become one."""
     try:
         cluster.check_empty(store)
     except errors.RootNotEmpty as error:
@@ -458,7 +456,7 @@ def check_empty(store: Store) -> CheckResult:
 
 
 def note_on_s3() -> CheckResult:
-    """Names a check that is impossible from here: the commit protocol of other Spark sessions."""
+    """Warns of something that cannot be checked here: how other Spark sessions commit."""
     return _warn(
         "S3 and Spark",
         "delta-spark's own S3SingleDriverLogStore does not commit conditionally",

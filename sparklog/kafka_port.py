@@ -1,7 +1,7 @@
-"""Asks a port whether a Kafka broker listens there, without a Kafka client.
+"""Checks whether a Kafka broker listens on a port, without a Kafka client.
 
-Any program may accept a connection, and a broker's port does before the broker serves. So the
-question is one that every Kafka broker answers: ApiVersions in version 0.
+Any program may accept a connection, and a broker's port does so before the broker serves. So the
+request is one that every Kafka broker answers: ApiVersions in version 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 _CORRELATION: Final = 0x5350_4C47
 _ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
 _VERSIONS_START: Final = struct.pack(">iih", 0, _CORRELATION, 0)
-"""Start of the answer: its length, which differs, the correlation id, and no error."""
+"""Start of the answer: its length, which varies, the correlation id, and no error."""
 
 
 def answers(address: str, *, timeout_seconds: float) -> bool:

@@ -1,11 +1,11 @@
 """Options that name a log and its object store: keywords, addresses, the environment.
 
 All environment variables that name a log are read here. Options of Spark's readers and writers are
-strings by name, in any case. An unknown option is refused by name, with the nearest known one.
-`storage.*` is passed to the object store as it is. `storage.secret.*` is the same under a name that
-Spark redacts: it prints the options of a query in plans and event logs, and by default hides those
-whose names contain secret, password, token or accesskey, which misses most keys of stores. The root
-is an option too: `root`, the path given to `load` or `save`, or the variable `SPARKLOG_ROOT`.
+strings with case-insensitive names. The error for an unknown option suggests the nearest known one.
+`storage.*` is passed to the object store as it is. `storage.secret.*` is equivalent, under a name
+that Spark redacts: Spark prints a query's options in plans and event logs, and by default hides
+those whose names contain secret, password, token or accesskey, which misses most stores' keys. The
+root is an option too: `root`, the path given to `load` or `save`, or the variable `SPARKLOG_ROOT`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
 _STORAGE: Final = "storage."
 _SECRET: Final = "secret."
 _PRINTED: Final = re.compile(r"(?!.*secret).*(access|account|customer|encryption|master|sas)_key")
-"""Options of object stores that are secret, and that Spark prints by default."""
+"""Secret options of object stores that Spark prints by default."""
 
 _KAFKA: Final = "kafka."
 _INSTEAD: Final = {
@@ -61,13 +61,13 @@ _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP
 
 
 def is_address(text: str, *, lowest_port: int = 1) -> bool:
-    """Returns true if `text` is one `host:port`, with an IPv6 host in brackets."""
+    """Returns True if `text` is one `host:port`, with an IPv6 host in brackets."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and lowest_port <= int(found[1]) <= 65_535
 
 
 def is_loopback(address: str) -> bool:
-    """Returns true for loopback and unspecified addresses such as `0.0.0.0`."""
+    """Returns True for loopback and unspecified addresses such as `0.0.0.0`."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         numbers = ipaddress.ip_address(host)
@@ -82,7 +82,7 @@ def is_bootstrap(text: str) -> bool:
 
 
 def check_bootstrap(option: str, value: str | Iterable[object]) -> str:
-    """Returns the addresses of one or several brokers as `host:port,host:port`.
+    """Returns the addresses of one or more brokers as `host:port,host:port`.
 
     Raises `BadOption`, which names `option`, if a part is not an address.
     """
@@ -132,7 +132,7 @@ def _looks_like_an_address(text: str) -> bool:
 
 
 def _is_host(text: str) -> bool:
-    """Returns true if `text` can only be a host: an IP address, or localhost."""
+    """Returns True if `text` can only be a host: an IP address, or localhost."""
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
@@ -151,9 +151,9 @@ def is_folder(root: str) -> bool:
 def storage_options(
     root: str, given: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The options of the root's object store, lower-case: `given`, else as the environment says.
+    """The options of the root's object store, in lower case: `given`, else the environment's.
 
-    A folder has no options: those of the environment are meant for the bucket of another log.
+    A folder has no options: those in the environment are meant for the bucket of another log.
 
     Args:
         root: a folder or a URI.
@@ -178,13 +178,13 @@ def _storage_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_service_link(variable: str, value: str) -> bool:
-    """Returns true if Kubernetes set this variable, for a service named like sparklog."""
+    """Returns True if Kubernetes set this variable, for a service with a name like sparklog."""
     linked = _SERVICE_LINK.search(variable) is not None
     return linked or (variable.endswith("_PORT") and "://" in value)
 
 
 def without_credentials(uri: str) -> str:
-    """Returns a URI for an error: roots have no credentials, but a user may have tried."""
+    """Returns a URI for an error: roots have no credentials, but a user may have added some."""
     return re.sub(r"(?<=://).*@|(?<=\?).*", "…", uri, flags=re.DOTALL)
 
 
@@ -197,9 +197,9 @@ class ConnectorOptions:
     Args:
         where: the reader or writer, as errors name it.
         given: the options as Spark passes them.
-        known: the names of all options, besides `root`, `path` and `storage.*`.
-        kafka: options of Spark's Kafka connector without an effect here, besides `kafka.*`: a
-            query that was moved may keep them, with a warning.
+        known: the names of all options, except `root`, `path` and `storage.*`.
+        kafka: options of Spark's Kafka connector without an effect here, in addition to `kafka.*`:
+            a migrated query may keep them, with a warning.
 
     Raises:
         errors.UnknownOption: an option is unknown.
@@ -242,7 +242,7 @@ class ConnectorOptions:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Returns warnings about options that have no effect, or should have another name."""
+        """Returns warnings about options that have no effect, or should have a different name."""
         notes = []
         if self._moved:  # from a query of Spark's Kafka source
             hints = (f"{name}{_INSTEAD.get(name.lower(), '')}" for name in sorted(self._moved))
@@ -259,10 +259,10 @@ class ConnectorOptions:
 
     @property
     def named_root(self) -> str | None:
-        """The root, where options name one. Raises `BadOption` where they name two."""
+        """The root that options name, if any. Raises `BadOption` if they name two."""
         root, path = self._values.get("root"), self._values.get("path")
         if root and path and root != path:
-            reason = f"root = {without_credentials(root)!r} says other"
+            reason = f"it conflicts with root = {without_credentials(root)!r}"
             raise errors.BadOption(option="path", value=without_credentials(path), reason=reason)
         for option, value in (("root", root), ("path", path)):
             if value:
@@ -271,7 +271,7 @@ class ConnectorOptions:
 
     @property
     def root(self) -> str:
-        """As options or the environment name it. Raises `BadOption` where there is none, or two."""
+        """The root that options or the environment name. Raises `BadOption` for none, or two."""
         found = self.named_root or os.environ.get(ROOT_VARIABLE)
         if not found:
             reason = f"name a folder or s3://, gs://, az://; or set {ROOT_VARIABLE}"
@@ -280,12 +280,12 @@ class ConnectorOptions:
 
     @property
     def names_storage(self) -> bool:
-        """Returns true if options of an object store are set."""
+        """Returns True if options of an object store are set."""
         return bool(self._storage)
 
     @property
     def storage(self) -> Mapping[str, str]:
-        """Also what the environment of the driver says: executors have their own."""
+        """Includes options from the driver's environment: executors have their own environment."""
         return storage_options(self.root, self._storage)
 
     def get(self, name: str) -> str | None:
@@ -301,12 +301,14 @@ class ConnectorOptions:
         return value.lower() == "true"
 
     def count(self, name: str) -> int | None:
-        """A whole number from 1 up. Raises `BadOption` for anything else."""
+        """A whole number of at least 1. Raises `BadOption` for anything else."""
         value = self._values.get(name)
         if value is None:
             return None
         if not value.isascii() or not value.isdecimal() or int(value) < 1:
-            raise errors.BadOption(option=name, value=value, reason="expected a number from 1 up")
+            raise errors.BadOption(
+                option=name, value=value, reason="expected a number of at least 1"
+            )
         return int(value)
 
     def whole(self, name: str) -> int | None:
@@ -347,7 +349,7 @@ class ConnectorOptions:
         return int(found[1]) * _UNIT_BYTES[found[2] or ""]
 
     def one_of(self, name: str, choices: Sequence[str]) -> str:
-        """One of the choices, whatever its case; the first where nothing was given.
+        """One of the choices, in any case; the first if none was given.
 
         Raises `BadOption` for anything else.
         """
@@ -365,7 +367,7 @@ class ConnectorOptions:
         return tuple(dict.fromkeys(part for part in parts if part))
 
     def refuse(self, name: str, reason: str) -> None:
-        """Raises `BadOption` where the option was given."""
+        """Raises `BadOption` if the option was given."""
         value = self._values.get(name)
         if value is not None:
             raise errors.BadOption(option=name, value=value, reason=reason)

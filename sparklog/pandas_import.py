@@ -1,8 +1,8 @@
 """Keeps pandas out of the processes of brokers and commands, which have no use for it.
 
-pyarrow imports pandas, where it is installed, with its first scalar or array
-(https://github.com/apache/arrow/issues/34994). That takes 0.3 s and 60 MB: a command would start
-late, and a broker delay an ack.
+pyarrow imports pandas, if it is installed, with its first scalar or array
+(https://github.com/apache/arrow/issues/34994). That takes 0.3 s and 60 MB: it would slow down the
+start of a command, and delay an ack of a broker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A channel without a broker: answers a client's requests from the root that it reads itself.
+"""A channel without a broker: answers a client's requests by reading the root itself.
 
 For a root that no broker serves and on which this process cannot start one, because it may not
-write there. Requests that only read are answered as of the newest state of the root, by the same
-steps as Spark's source. All others are refused with `RootReadOnly`.
+write there. Requests that only read are answered from the newest state of the root, by the same
+steps as in Spark's source. All others are refused with `RootReadOnly`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IDLE: Final = flight_messages.encode(flight_messages.TailHeader(idle=True))
 class RootChannel(Channel):
     """The channel of one root. Thread-safe.
 
-    `reason` is why this process cannot write to the root. Raises `NotARoot`, `FormatTooNew` and
+    `reason`: why this process cannot write to the root. Raises `NotARoot`, `FormatTooNew` and
     `CorruptObject`, and the errors of the store.
     """
 
@@ -53,7 +53,7 @@ class RootChannel(Channel):
         }
 
     def action(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
-        del timeout_seconds  # a store has timeouts of its own
+        del timeout_seconds  # a store has its own timeouts
         answer = self._answers.get(name)
         if answer is None:
             raise self._refusal(name)
@@ -85,7 +85,7 @@ class RootChannel(Channel):
         )
 
     def _names(self) -> flight_messages.TopicNames:
-        # A follower for this call, because one that looks for records reads the logs too.
+        # A follower for this call, because one that searches for records also reads the logs.
         newest = RootFollower(self._store, clock=self._clock).metadata
         return flight_messages.TopicNames(topics=sorted(newest.topics))
 
@@ -134,7 +134,7 @@ class RootChannel(Channel):
     # -------------------------------------------------------------------------- plans
 
     def _refresh(self, topics: Iterable[str]) -> dict[str, TableSnapshot]:
-        """Returns the tables as of now. `_lock` is held: a follower has one user at a time."""
+        """Returns the current tables. Requires `_lock`: a follower has one user at a time."""
         return dict(self._follower.refresh(topics))
 
     def _all_slices(self, topic: str, partition: int) -> list[Slice]:
@@ -166,9 +166,9 @@ class RootChannel(Channel):
     def _rows(
         self, place: _Place, start: int, end: int, columns: list[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a range, in order, and plans again where an object is gone.
+        """Yields the rows of a range, in order, and plans again if an object is gone.
 
-        `columns`: with `offset`; None: all.
+        `columns`: including `offset`; None: all.
         """
         attempts = 0
         while start < end:
@@ -194,7 +194,7 @@ class RootChannel(Channel):
     def _tail(
         self, request: flight_messages.TailRequest, cancelled: threading.Event
     ) -> Iterator[_Chunk]:
-        """Yields new records of the partitions in turns, and an idle chunk when there are none."""
+        """Yields new records of the partitions in turn, and an idle chunk when there are none."""
         schema = pa.schema([ROW_SCHEMA.field(name) for name in request.columns or ROW_SCHEMA.names])
         nothing = pa.RecordBatch.from_pylist([], schema)
         pause_seconds = (
@@ -208,7 +208,7 @@ class RootChannel(Channel):
             for number, end in enumerate(ends):
                 place, offset = request.positions[number], offsets[number]
                 if offset > end:
-                    self._slices(place, offset, end)  # refuses it
+                    self._slices(place, offset, end)  # raises
                 until = min(end, offset + limits.SCAN_BATCH_ROWS)
                 for batch in self._rows(place, offset, until, request.columns):
                     last = batch.column("offset")[-1].as_py() + 1
@@ -234,7 +234,7 @@ class _Chunk(NamedTuple):
 
 
 class _Reader:
-    """Reader of chunks, which ends by `StopIteration` as one of Flight does."""
+    """Reader of chunks, which ends with `StopIteration` like a Flight reader."""
 
     def __init__(self, chunks: Callable[[threading.Event], Iterator[_Chunk]]) -> None:
         """`chunks` returns them; its argument is set when the reader is cancelled."""
@@ -270,7 +270,7 @@ def _header(place: _Place, first: int, end: int, high_watermark: int) -> bytes:
 
 
 def _check_id(snapshot: TableSnapshot, place: _Place) -> None:
-    """Raises `TopicChanged` if the place is one of an older topic of that name."""
+    """Raises `TopicChanged` if the place belongs to an older topic of that name."""
     found = snapshot.topic_id or ""
     if place.topic_id not in (None, found):
         raise errors.TopicChanged(topic=place.topic, expected=place.topic_id, found=found)

@@ -3,7 +3,7 @@
 The command line overrides the environment, which overrides the file, which overrides the defaults.
 A key is at the top level or in one table, and its name ends with its unit. In the environment,
 `writer.linger_ms` is `SPARKLOG_WRITER_LINGER_MS`. An unknown name or a value out of bounds is an
-error with the name that the user wrote. `conf/broker.toml` documents every key.
+error that shows the name as the user wrote it. `conf/broker.toml` documents every key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COUNT_MAX = 1_000_000
 _PREFIX = "SPARKLOG_"
 _AUTO_ID = "auto"
 _ORDINAL = re.compile(r"-([0-9]+)$")
-"""The end of a host name as Kubernetes numbers the pods of a StatefulSet."""
+"""The end of a host name of a StatefulSet's pod, as Kubernetes numbers them."""
 
 NOT_ABOVE: Final = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
@@ -53,10 +53,10 @@ _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=_INTERVAL_MAX_SECONDS)]
 _DEFAULT = -1.0
 _IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=_INTERVAL_MAX_SECONDS)]
-# Publishers assume the default, so that a sweeper may wait longer but not less.
+# Publishers assume the default, so a sweeper may wait longer but not shorter.
 _OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=_GRACE_MAX_SECONDS)]
-# Readers rely on the minimum: a shorter grace would remove objects before they look again.
+# Readers rely on the minimum: with a shorter grace, objects would be removed before they retry.
 _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
 
 
@@ -64,7 +64,7 @@ _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=_GRACE_MAX_S
 
 
 class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Arrow Flight listener. Addresses are `host:port`; no `advertised` means `listen`."""
+    """The Arrow Flight listener. Addresses are `host:port`; `advertised` defaults to `listen`."""
 
     listen: str = "127.0.0.1:8815"
     advertised: str = ""
@@ -96,7 +96,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     trim_grace_seconds: _TrimGrace = limits.TRIM_GRACE_SECONDS
 
     def linger_ms_on(self, *, local: bool) -> int:
-        """Returns the linger; -1 becomes 0 on a local root, and more where a put is expensive."""
+        """Returns the linger; -1 becomes 0 on a local root, and more if puts are expensive."""
         if self.linger_ms >= 0:
             return self.linger_ms
         return 0 if local else FLUSH_LINGER_REMOTE_MS
@@ -135,7 +135,7 @@ class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults of new topics."""
+    """Defaults for new topics."""
 
     auto_create: bool = True
     default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = 4
@@ -164,7 +164,7 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     idle_exit_seconds: _Grace = 0.0
 
     def on(self, *, local: bool) -> LivenessSettings:
-        """Returns them without -1: the defaults are longer where each request costs money."""
+        """Replaces -1 with defaults, which are longer on a store that charges per request."""
         heartbeat_seconds, dead_after_seconds = (
             (_HEARTBEAT_SECONDS, limits.DEAD_AFTER_SECONDS)
             if local
@@ -180,8 +180,8 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def sight_seconds(self) -> float:
-        """The age of the last look at the metadata and of the last heartbeat, up to which a broker
-        serves reads.
+        """The maximum age of the last read of the metadata, and of the last heartbeat, at which a
+        broker serves reads.
 
         Others may replace it `dead_after_seconds` after its last heartbeat.
         """
@@ -212,7 +212,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a broker. `storage` goes to the object store unchanged, secrets included."""
+    """All settings of a broker. `storage` is passed to the object store as is, with secrets."""
 
     root: str = ""
     id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
@@ -237,7 +237,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _known_keys() -> dict[str, Any]:
-    """Returns the type of every key by its dotted name; `storage` is free and has none."""
+    """Returns the type of every key by its dotted name; `storage` is free-form and has none."""
     keys: dict[str, Any] = {}
     for field in msgspec.structs.fields(BrokerSettings):
         if isinstance(field.default, msgspec.Struct):
@@ -271,15 +271,15 @@ def load_settings(
 
     Args:
         file: a TOML file in the form of `conf/broker.toml`, or None.
-        environment: variables; of those that begin with `SPARKLOG_`, settings are read.
-        overrides: the command line's values by dotted name (`"writer.linger_ms"`), as text or
+        environment: variables; settings are read from those that begin with `SPARKLOG_`.
+        overrides: the command line's values by dotted name (`"writer.linger_ms"`), as strings or
             typed; None means that the option was not given.
         defaults: values by dotted name that replace the built-in defaults.
         brokers: the number of brokers on each host. If the id is "auto", it is that of the host's
             first broker.
 
     Raises:
-        errors.UnknownOption: a name is not that of a setting; the error has the most similar one.
+        errors.UnknownOption: a name is not that of a setting; the error suggests a similar one.
         errors.BadOption: a file cannot be read, a value has the wrong type or is out of bounds,
             the root is missing, two values contradict each other, or the id is "auto" and this
             machine's host name has no ordinal.
@@ -355,7 +355,7 @@ def _is_known(name: str) -> bool:
 
 
 def _resembles_setting(variable: str) -> bool:
-    # Other programs of the project use the prefix too: only names like a setting's are refused.
+    # Other programs of the project also use the prefix: only names like a setting's are refused.
     of_table = any(variable.startswith(f"{_PREFIX}{table.upper()}_") for table in _TABLES)
     bare = [known.removeprefix(_PREFIX) for known in _VARIABLES]
     slip = difflib.get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=0.8)
@@ -366,7 +366,7 @@ def _resembles_setting(variable: str) -> bool:
 
 
 def _checked(shown: str, name: str, value: Any, *, strict: bool) -> Any:
-    """Returns `value` as the type of the key `name`; an error calls it `shown`, as the user did."""
+    """Converts `value` to the type of the key `name`; errors call it `shown`, as the user did."""
     kind = _KEYS.get(name, str)
     if name == "id" and value == _AUTO_ID:
         return value  # `load_settings` replaces it, unless another source has a number

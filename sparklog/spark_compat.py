@@ -6,7 +6,7 @@
 - Since 4.2 the conversion of a schema to Arrow takes a time zone
   (SPARK-54903, https://github.com/apache/spark/pull/53678).
 - Before 4.1 a stream is written row by row
-  (SPARK-53030, https://github.com/apache/spark/pull/51757). `sinks.datasink` refuses it there.
+  (SPARK-53030, https://github.com/apache/spark/pull/51757). `sinks.datasink` refuses streams there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ STREAMS_ARE_WRITTEN_IN_BATCHES: Final = (
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Returns the schema of batches that Spark takes without a conversion: timestamps in UTC."""
+    """Returns the schema of batches that Spark accepts without conversion: timestamps in UTC."""
     return _types.to_arrow_schema(schema, **_in_utc(_types.to_arrow_schema))
 
 
@@ -93,5 +93,5 @@ def arrow_type(kind: DataType) -> pa.DataType:
 
 
 def _in_utc(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the argument for the time zone, which exists since 4.2."""
+    """Returns the argument for the time zone, which was added in 4.2."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(function).parameters else {}

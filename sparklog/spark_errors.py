@@ -2,9 +2,9 @@
 
 A worker passes an exception to Spark as the text of its traceback, frames first. The message of a
 `SparklogError` says what happened, to what, and what to do; it is easily missed after a
-screen of frames. So the frames are left out, by Spark's own switch (`SPARK_HIDE_TRACEBACK`, which
+screen of frames. So the frames are omitted, with Spark's own switch (`SPARK_HIDE_TRACEBACK`, which
 `spark.sql.execution.pyspark.udf.hideTraceback.enabled` sets for all errors). A worker ends after an
-exception, so nothing else of the session is affected. Other exceptions keep their frames.
+exception, so nothing else in the session is affected. Other exceptions keep their frames.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sentence_first(called: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def rows_sentence_first(called: Callable[_P, Iterator[_T]]) -> Callable[_P, Iterator[_T]]:
-    """Wraps a generator as `sentence_first`: its errors are raised while Spark iterates over it."""
+    """Like `sentence_first`, for a generator: errors are raised while Spark iterates over it."""
 
     @functools.wraps(called)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:

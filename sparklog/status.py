@@ -1,7 +1,7 @@
 """Status of a root or an address: the broker that leads it, its process, and its topics.
 
-The brokers themselves are asked first. Where none answers, the root's metadata and the last
-heartbeat show which broker it was, and whether it is alive.
+The brokers themselves are asked first. If none answers, the root's metadata and the last heartbeat
+show which broker led it, and whether it is alive.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _ASKED_AT_ONCE: Final = 32
 
 
 class LeaderStatus(enum.StrEnum):
-    """State of a broker; of a root, that of its brokers which comes first here."""
+    """State of a broker; a root has the state of its brokers that comes first here."""
 
     SERVED = "served"
     SILENT = "silent"
-    """A broker is alive, and does not answer from here."""
+    """A broker is alive, but does not answer from here."""
     DIED = "died"
-    """The last broker ended without stopping in good order; the next one recovers."""
+    """The last broker ended without shutting down cleanly; the next one recovers."""
     STOPPED = "stopped"
-    """The last broker stopped in good order."""
+    """The last broker shut down cleanly."""
     NEVER = "never"
     """No broker has led it yet."""
 
@@ -57,7 +57,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     root: str
     cluster_id: str
     broker: flight_messages.BrokerInfo | None = None
-    """The broker that leads, or was the last to; of several that answer, the controller first."""
+    """The broker that leads, or led last; if several answer, preferably the controller."""
     brokers: int = 0
     """The number of brokers that answered."""
     uptime_seconds: float | None = None
@@ -67,11 +67,11 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """None if no broker answered."""
     held_back: list[flight_messages.HeldBack] = []
     refused: list[flight_messages.Refused] = []
-    """Work that brokers refuse now; of several, the reasons name the broker."""
+    """Work that brokers refuse now; if several answer, the reasons name the broker."""
     kept_records: list[flight_messages.KeptRecords] = []
     """Topics whose retention and key compaction are refused, because their table is append-only."""
     reason: str = ""
-    """The reason why a live broker did not answer; others may have."""
+    """The reason why a live broker did not answer; others may have answered."""
     answered: list[flight_messages.BrokerInfo] = []
     """The brokers that answered, the controller first."""
     unmet: str = ""
@@ -88,9 +88,8 @@ def of_root(
 ) -> StatusReport:
     """Returns the status of a root, from all brokers that may be alive, and changes nothing.
 
-    `waits` is called for each broker of which it takes time to see whether it is alive, from
-    several threads. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the errors of the
-    store.
+    `waits` is called, from several threads, for each broker if it takes time to see whether it is
+    alive. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the errors of the store.
     """
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
@@ -108,7 +107,7 @@ def of_root(
         return _ask_leader(store, watch, metadata, waits)
 
     brokers = [metadata.controller, *other_members(metadata)]
-    # Not as many threads as the store is worth: this waits for brokers.
+    # Not bounded by the requests that the store allows: these threads wait for brokers.
     with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE)) as pool:
         found = [each for each in pool.map(look_at, brokers) if each is not None]
     answers = [each.status for each in found if each.status is not None]
@@ -148,7 +147,7 @@ def of_root(
 
 
 def requiring_kafka(report: StatusReport) -> StatusReport:
-    """Returns the report with the reason in `unmet` if no Kafka listener of it answers."""
+    """Returns the report, with a reason in `unmet` if none of its Kafka listeners answers."""
     addresses = [each.kafka for each in report.answered if each.kafka]
     unmet = "" if addresses else "no broker that answers has a Kafka listener"
     if addresses:
@@ -160,7 +159,7 @@ def requiring_kafka(report: StatusReport) -> StatusReport:
 
 
 def _kafka_silence(address: str) -> str:
-    """Returns why no Kafka listener answers at `host:port`; empty if one does."""
+    """Returns the reason why no Kafka listener answers at `host:port`; empty if one does."""
     silence = f"no Kafka listener answers at {address}"
     try:
         found = kafka_port.answers(address, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
@@ -192,7 +191,7 @@ def _ask_leader(
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
     found, asked, reason = watch.poll(metadata), None, ""
-    # A broker that starts again meanwhile is asked at its new address.
+    # A broker that restarts in the meantime is asked at its new address.
     while found is not None and found.state is not LeaderState.DEAD and asked != found.leader.known:
         leader, asked = found.leader, found.leader.known
         try:
@@ -208,7 +207,7 @@ def _ask_leader(
             reason = str(error)
             there = leader.process.host
             if there != socket.gethostname() and is_loopback(leader.flight):
-                reason = f"it listens at {leader.flight}, which only host {there!r} reaches"
+                reason = f"it listens at {leader.flight}, which only host {there!r} can reach"
         found = watch.wait_for_state(on_wait=waits)
     if found is None:
         return None

@@ -20,14 +20,14 @@
             producer.send("orders", b"tea").result()
         assert broker.pending_faults == 0
 
-The broker runs in the process of the test and listens on free ports of 127.0.0.1. It differs from
-`sparklog broker` only in its store: an acked record survives `stop`, `crash` and `restart`, and is
-lost with the process. The tables are in memory too, so `log.read` reads them, but not Delta Lake or
-Spark. A flush does not wait for more records, as it does on an object store, so a test has each ack
-in about a millisecond; the setting `writer.linger_ms` makes it wait.
+The broker runs in the test's process and listens on free ports of 127.0.0.1. It differs from
+`sparklog broker` only in its store: an acked record survives `stop`, `crash` and `restart`, but is
+lost with the process. The tables are in memory too, so `log.read` can read them, but Delta Lake and
+Spark cannot. Unlike on an object store, a flush does not wait for more records, so a test receives
+each ack in about a millisecond; the setting `writer.linger_ms` makes it wait.
 
 Requests to the store fail on demand, and so do those of Flight clients: here a record is durable,
-and its ack is lost with the connection, so the client sends it again.
+but its ack is lost with the connection, so the client resends it.
 
         broker.fail_next("append", path="orders/", answer_only=True)
 """
@@ -64,8 +64,8 @@ from sparklog.storage.objects.faults import Operation as StoreOperation
 __all__ = ["Broker", "ConnectionCut", "Operation", "Request", "broker"]
 
 Operation = Literal["put", "get", "list", "delete", "append", "read", "action"]
-"""Requests of the broker to its object store (put, get, list, delete) and of Flight clients to the
-broker (append: one batch; read: one batch on its way to a client; action: any other), by kind."""
+"""Kinds of requests: from the broker to its object store (put, get, list, delete), and from Flight
+clients to the broker (append: one batch; read: one batch sent to a client; action: any other)."""
 
 Hook: TypeAlias = Callable[[Request], None]
 
@@ -85,7 +85,7 @@ _OF_STORE: Final[Mapping[StoreOperation, Operation]] = {
 _OF_CLIENTS: Final[Mapping[str, Operation]] = {"append": "append", "read": "read", "tail": "read"}
 _OPERATIONS: Final = (*dict.fromkeys(_OF_STORE.values()), "append", "read", "action")
 _WITH_ANSWER: Final = ("put", "append", "action")
-"""Operations that have an effect, and of which the answer alone can be lost."""
+"""Operations with an effect, whose answer alone can be lost."""
 _numbers = itertools.count(1)
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ def broker(
     """Starts a broker on an empty store, and stops it at the end of the `with` statement.
 
     Args:
-        kafka: listen for Kafka clients too, at `kafka_address`. Needs the extra `sparklog[broker]`.
+        kafka: also listen for Kafka clients, at `kafka_address`. Needs the extra
+            `sparklog[broker]`.
         settings: settings of the broker by dotted name, as in `conf/broker.toml`, such as
             `{"topics.default_partitions": 4}`. The environment is not read.
 
@@ -141,7 +142,7 @@ class Broker:
                 "flight.listen": _ANY_PORT,
                 "kafka.listen": _ANY_PORT if kafka else "",
                 "log.level": "error",
-                "writer.linger_ms": 0,  # a put in memory costs nothing that is worth a wait
+                "writer.linger_ms": 0,  # a put in memory is too cheap to wait for more records
             },
         )
         self.address = ""
@@ -149,21 +150,21 @@ class Broker:
         self.kafka_address = ""
         """`host:port` of the Kafka listener; empty without one."""
         self.on_request: Hook | None = None
-        """Called with each request of a Flight client before it has an effect, in the thread that
-        serves it. It may look at the request, wait, raise an error of sparklog, which refuses the
-        request, or raise `ConnectionCut`."""
+        """Called with each request of a Flight client before it takes effect, on the thread that
+        serves it. It may inspect the request, wait, raise one of sparklog's errors, which refuses
+        the request, or raise `ConnectionCut`."""
         self.on_answer: Hook | None = None
-        """Called after the effect of an append or action, before its answer. It may look at the
-        request, wait, or raise `ConnectionCut`, which loses the answer only."""
+        """Called after an append or action has taken effect, before its answer. It may inspect the
+        request, wait, or raise `ConnectionCut`, which loses only the answer."""
 
     @property
     def is_running(self) -> bool:
-        """True between a start and a stop, unless the broker has ended by itself."""
+        """True between a start and a stop, unless the broker has ended on its own."""
         agent = self._agent
         return agent is not None and agent.failure is None
 
     def connect(self) -> Log:
-        """Opens a log at the broker's address; it is closed with the broker at the latest."""
+        """Opens a log at the broker's address; it is closed with the broker, if not before."""
         log = connecting.connect(self.address)
         self._logs.append(log)
         return log
@@ -179,22 +180,22 @@ class Broker:
         error: Exception | None = None,
         answer_only: bool = False,
     ) -> None:
-        """Makes the next requests to the store, or of Flight clients, fail.
+        """Makes the next requests to the store, or from Flight clients, fail.
 
         Args:
-            operation: "put", "get", "list" or "delete" of the store; "append", "read" or "action"
-                of clients.
-            path: only requests whose path begins so. In the store, that of the object or folder:
-                "wal/" for acks, "topics/orders/" for the table of a topic, "meta/" for topics and
-                brokers. Of clients, topic and partition, "orders/0", or the name of the action,
-                "topics.create".
+            operation: "put", "get", "list" or "delete" to the store; "append", "read" or "action"
+                from clients.
+            path: only requests whose path has this prefix. To the store, the path of the object or
+                folder: "wal/" for acks, "topics/orders/" for the table of a topic, "meta/" for
+                topics and brokers. From clients, topic and partition, "orders/0", or the name of
+                the action, "topics.create".
             count: how many of them fail.
-            error: the error. By default the store raises `StorageUnavailable`, after which the
-                broker tries again, and the connections of clients break.
-            answer_only: the request has its effect, and only its answer is lost. For "put", whose
-                outcome the broker then finds out by reading, "append" and "action".
+            error: the error to raise. By default the store raises `StorageUnavailable`, after which
+                the broker retries, and the connections of clients break.
+            answer_only: the request takes effect, and only its answer is lost. For "append",
+                "action" and "put", after which the broker reads to find out the outcome.
 
-        Raises `BadOption` for an unknown operation, or `answer_only` of one that has no effect.
+        Raises `BadOption` for an unknown operation, or `answer_only` for one without an effect.
         """
         _check_operation(operation)
         if arguments.flag("answer_only", answer_only) and operation not in _WITH_ANSWER:
@@ -216,7 +217,7 @@ class Broker:
     def delay_next(
         self, operation: Operation, seconds: float, *, path: str = "", count: int = 1
     ) -> None:
-        """Makes the next requests wait before they have an effect.
+        """Makes the next requests wait before they take effect.
 
         `operation`, `path` and `count` are those of `fail_next`. Raises `BadOption`.
         """
@@ -225,12 +226,12 @@ class Broker:
         self._add(operation, path, count, lambda *_: time.sleep(seconds), is_after=False)
 
     def clear_faults(self) -> None:
-        """Removes the faults that no request has met yet."""
+        """Removes the faults that no request has hit yet."""
         self._faults.clear()
 
     @property
     def pending_faults(self) -> int:
-        """The number of failures and delays that no request has met yet."""
+        """The number of failures and delays that no request has hit yet."""
         return self._faults.pending
 
     def _add(
@@ -255,7 +256,7 @@ class Broker:
         )
 
     def cut_connections(self) -> None:
-        """Breaks the connections of all clients, Kafka's too. They may connect again."""
+        """Breaks the connections of all clients, including Kafka's. They may reconnect."""
         agent = self._agent  # without the lock: `stop` holds it until all requests have ended
         if agent is not None:
             agent.listeners.cut_connections()
@@ -263,7 +264,7 @@ class Broker:
     # -------------------------------------------------------------------------- running
 
     def stop(self) -> None:
-        """Stops the broker in good order: clients get no answer until `restart`.
+        """Shuts the broker down cleanly: clients receive no answer until `restart`.
 
         All records are published first, unless the store fails.
         """
@@ -273,7 +274,7 @@ class Broker:
                 agent.stop("the test stops it")
 
     def crash(self) -> None:
-        """Ends the broker as `kill -9` does: no answer, no publication, no mark in the store.
+        """Ends the broker like `kill -9`: no answer, no publication, no mark in the store.
 
         `restart` recovers from the write-ahead log.
         """
@@ -283,7 +284,7 @@ class Broker:
                 agent.crash()
 
     def restart(self) -> None:
-        """Stops the broker if it runs, and starts it again on its store and at its addresses."""
+        """Stops the broker if it is running, and restarts it on the same store and addresses."""
         self.stop()
         with self._lock:
             if not structlog.is_configured():
@@ -298,7 +299,7 @@ class Broker:
             agent.start()
             self._agent = agent
             self.address, self.kafka_address = agent.address, agent.kafka_address
-            # The next one listens at the same ports.
+            # The next one listens on the same ports.
             replace = msgspec.structs.replace
             flight = replace(self._settings.flight, listen=self.address)
             kafka = replace(self._settings.kafka, listen=self.kafka_address)
@@ -310,8 +311,8 @@ class Broker:
         for log in self._logs:
             try:
                 log.close()
-            except errors.SparklogError as error:  # for example of a producer without an ack
-                _log.warning("a log did not close in good order: %s", error)
+            except errors.SparklogError as error:  # for example, from a producer without an ack
+                _log.warning("a log did not close cleanly: %s", error)
         self._logs.clear()
         self.stop()
 
@@ -345,7 +346,7 @@ class _Fault:
 
 
 class _Faults(NoFaults):
-    """Faults in the order in which they were added; a request meets the first that fits."""
+    """Faults in the order in which they were added; a request hits the first that matches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -371,7 +372,7 @@ class _Faults(NoFaults):
         self.meet(operation, _OF_STORE.get(operation), path, is_after=True)
 
     def meet(self, name: str, operation: Operation | None, path: str, *, is_after: bool) -> None:
-        """Acts out the first fault that fits the request."""
+        """Triggers the first fault that matches the request."""
         with self._lock:
             fault = next(
                 (
@@ -394,8 +395,8 @@ class _Faults(NoFaults):
 class _Hooks:
     """Passes the requests of clients to the hooks of the test, and then to the faults.
 
-    A refused batch holds back the later ones of its producer, as in the broker: a producer that the
-    broker does not know yet would otherwise begin with one of them.
+    After a refused batch, later ones of its producer are refused too, as in the broker: otherwise a
+    producer that the broker does not know yet would begin with one of them.
     """
 
     def __init__(self, broker: Broker, faults: _Faults) -> None:

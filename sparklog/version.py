@@ -1,4 +1,4 @@
-"""The version, for all who must not import more than a number."""
+"""The version, for code that must not import anything else."""
 
 from __future__ import annotations
 

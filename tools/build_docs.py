@@ -1,10 +1,10 @@
 """Builds the documentation site from docs/: `python -m tools.build_docs`.
 
-The pages of docs/, CONTRIBUTING.md and CHANGELOG.md are copied to build/docs; the pages of
-`GENERATED` are rendered over them from the code, so that they cannot differ from it; Zensical
-makes build/site of all of them. In docs/, a generated page says only where its contents come from,
-so that links to it work on a repository host too. Broken links and anchors, missing pages, pages
-that no menu names and missing pictures fail the build.
+The pages of docs/, CONTRIBUTING.md and CHANGELOG.md are copied to build/docs. The pages of
+`GENERATED` replace some of them, rendered from the code so that they cannot differ from it.
+Zensical builds build/site from all of them. In docs/, a generated page only states where its
+contents come from, so that links to it also work on a repository host. The build fails on broken
+links and anchors, missing pages and images, and pages that are not in the menu.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "docs"
 PAGES: Final = ROOT / "build" / "docs"
 COPIED: Final = ("CONTRIBUTING.md", "CHANGELOG.md")
-"""Pages in the root of the project, which is docs/ on the site: links to and from them differ."""
+"""Pages in the project root. On the site they are in docs/, so links to and from them differ."""
 
 _WIDE: Final = 72
 _NOTE: Final = "*This page is generated from {source}.*"
@@ -35,7 +35,7 @@ _LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def python_api() -> str:
-    """The public names of the packages for programs, with signatures and docstrings."""
+    """The public names of the packages, with signatures and docstrings."""
     import sparklog
     from sparklog import sinks, sources
     from sparklog.formats import consumer_offsets, flight_messages, group_messages
@@ -89,7 +89,7 @@ def cli() -> str:
     )  # fmt: skip
     _, _, text = done.stdout.partition("\n")
     for name, command in _commands(typer.main.get_command(app)):
-        # Typer cuts the descriptions in its lists of commands after 45 characters.
+        # Typer truncates the descriptions in its command lists to 45 characters.
         about, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
         cut = f"* `{name}`: {command.get_short_help_str()}\n"
         text = text.replace(cut, f"* `{name}`: {' '.join(about.split())}\n")
@@ -104,7 +104,7 @@ def _commands(group: Any) -> Iterator[tuple[str, Any]]:
 
 
 def settings() -> str:
-    """Every key of `conf/broker.toml` with its default and its comment."""
+    """All keys of `conf/broker.toml`, with their defaults and comments."""
     head, sections = _settings()
     parts = [
         "# Settings of a broker",
@@ -126,7 +126,7 @@ def settings() -> str:
 
 
 def topic_configs() -> str:
-    """Every configuration key of a topic."""
+    """All configuration keys of a topic."""
     from sparklog.formats.topic_config import KEYS
 
     rows = [
@@ -153,26 +153,26 @@ def topic_configs() -> str:
 
 
 def errors() -> str:
-    """Every error by its kind: its code, its message, and the remedy for its kind."""
+    """All errors with their codes and messages, by kind, and the remedy for each kind."""
     from sparklog import errors as module
 
     kinds = {
-        module.Retriable: "Try again; the request had no effect. Clients of sparklog and of Kafka"
-        " do so by themselves until their time-out.",
+        module.Retriable: "Retry; the request had no effect. Clients of sparklog and of Kafka do so"
+        " on their own until their timeout.",
         module.Invalid: "Correct the request; it had no effect, and repeating it does not help.",
         module.Fenced: "Stop. A newer broker, producer or member has taken over.",
-        module.Corrupt: "Look at the named object. Stored bytes are not the bytes that were"
-        " written, or another program has changed or removed them.",
-        module.OutcomeUnknown: "Look before you repeat the request: it may have taken effect."
-        " Idempotent producers repeat it safely by themselves.",
+        module.Corrupt: "Inspect the named object. Its bytes are not those that were written, or"
+        " another program has changed or removed them.",
+        module.OutcomeUnknown: "Check before you repeat the request: it may have taken effect."
+        " Idempotent producers repeat it safely on their own.",
     }
     parts = [
         "# Errors",
         _NOTE.format(source="`sparklog/errors`"),
         (
-            "All errors are in `sparklog.errors` and derive from `SparklogError`. The kind says"
-            " what to do; `error.code` is stable, and `error.facts` has the values that the"
-            " message names."
+            "All errors are in `sparklog.errors` and derive from `SparklogError`. The kind"
+            " determines the remedy; `error.code` is stable, and `error.facts` contains the"
+            " values in the message."
         ),
     ]
     for kind, remedy in kinds.items():
@@ -187,7 +187,7 @@ def errors() -> str:
 
 
 def decisions() -> str:
-    """The list of the architecture decision records, by their titles."""
+    """The titles of the architecture decision records, with links."""
     rows = []
     for path in sorted((SOURCE / "adr").glob("[0-9]*.md")):
         title, _, _ = path.read_text(encoding="utf-8").partition("\n")
@@ -205,7 +205,7 @@ def decisions() -> str:
 
 
 def kafka_apis() -> str:
-    """Every request of Kafka's protocol that a broker answers, with its versions."""
+    """All requests of Kafka's protocol that a broker supports, with their versions."""
     import sparklog.broker.kafka.apis  # noqa: F401  registers them
     from sparklog.broker.kafka.registry import APIS
 
@@ -219,9 +219,9 @@ def kafka_apis() -> str:
             "",
             _NOTE.format(source="`sparklog/broker/kafka/registry.py`"),
             (
-                "`find_coordinator` knows consumer groups only: for transactions and share groups"
-                " it answers INVALID_REQUEST. A request that is not in this table closes its"
-                " connection, as it does with a Kafka broker that does not know it. The"
+                "`find_coordinator` supports only consumer groups: for transactions and share"
+                " groups it returns INVALID_REQUEST. A request that is not in this table closes"
+                " its connection, as on a Kafka broker that does not support it. The"
                 " differences from Kafka are listed in [Kafka compatibility](../kafka.md)."
             ),
             "",
@@ -242,7 +242,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "reference/errors.md": errors,
     "reference/kafka-apis.md": kafka_apis,
 }
-"""Paths below build/docs, and the functions that render them."""
+"""Paths under build/docs, and the functions that render them."""
 
 
 def _export(name: str, found: Any) -> list[str]:
@@ -270,7 +270,7 @@ def _function(name: str, found: Any, level: int = 3) -> list[str]:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    """`name: type = default`; the type is text, because annotations are not evaluated."""
+    """`name: type = default`; the type is a string, because annotations are not evaluated."""
     name = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
     name += parameter.name
     if parameter.annotation is not parameter.empty:
@@ -299,7 +299,7 @@ def _docstring(found: Any) -> list[str]:
     """The docstring as Markdown: the entries of its sections become lists."""
     text = inspect.getdoc(found) or ""
     if inspect.isclass(found) and text.startswith(f"{found.__name__}("):
-        return []  # made by dataclasses and NamedTuple
+        return []  # generated by dataclasses or NamedTuple
     lines: list[str] = []
     in_section = False
     for line in text.split("\n"):
@@ -334,7 +334,7 @@ _Section = tuple[str, str, list[tuple[str, str, str]]]
 
 
 def _settings() -> tuple[str, list[_Section]]:
-    """The comment at the head of conf/broker.toml, and its sections: name, comment and keys."""
+    """The head comment of conf/broker.toml, and its sections: name, comment and keys."""
     head = ""
     sections: list[_Section] = [("", "", [])]
     comment: list[str] = []
@@ -356,7 +356,7 @@ def _settings() -> tuple[str, list[_Section]]:
 
 
 def write_pages() -> list[str]:
-    """Fills build/docs. Returns the names of the pages, relative to it."""
+    """Writes all pages to build/docs, and returns their paths relative to it."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(SOURCE, PAGES)
     for name in COPIED:
@@ -372,12 +372,12 @@ def write_pages() -> list[str]:
         up = "../" * len(page.parent.relative_to(PAGES).parts)
         for name in COPIED:
             text = text.replace(f"]({up}../{name}", f"]({up}{name}")
-        page.write_text(_FENCE.sub(r"\1", text), encoding="utf-8")  # words for tests go
+        page.write_text(_FENCE.sub(r"\1", text), encoding="utf-8")  # drops words for tests
     return [str(each.relative_to(PAGES)) for each in pages]
 
 
 def problems(pages: list[str]) -> list[str]:
-    """The faults that Zensical does not report: of the menu, of pictures, of docs/llms.txt."""
+    """Returns faults that Zensical does not report: of the menu, images and docs/llms.txt."""
     with (ROOT / "zensical.toml").open("rb") as file:
         menu = set(_leaves(tomllib.load(file)["project"]["nav"]))
     found = [f"zensical.toml: the menu names {each}, which is missing" for each in menu - {*pages}]
@@ -406,7 +406,7 @@ def _leaves(nav: Any) -> Iterator[str]:
 
 
 def main() -> int:
-    """Builds the site. Returns 1 and prints the reasons where it has faults."""
+    """Builds the site. If it has faults, prints them and returns 1."""
     if found := problems(write_pages()):
         print("\n".join(found))
         return 1

@@ -1,16 +1,16 @@
-"""Builds what a release consists of, and tries it in clean environments: `python -m tools.dist`.
+"""Builds the artifacts of a release and tries them in clean environments: `python -m tools.dist`.
 
-This is `make dist`. The folder `dist` then has
+This is `make dist`. Afterwards, the folder `dist` contains
 
 - the wheel and the source distribution,
-- the image file, which builds an image from that wheel,
-- a bill of materials of what the image installs, in CycloneDX's JSON,
+- the Dockerfile, which builds an image from that wheel,
+- a bill of materials of the packages in the image, as CycloneDX JSON,
 - SHA256SUMS of all of them.
 
-Each is tried where nothing of the repository is found: the wheel and the source distribution are
-installed and write and read a record; the image file is linted, and its commands are run in a
-virtual environment, whose broker then serves Kafka's clients. No image is built: that takes a
-container engine. Exit code 1 if something fails.
+Each is tried without access to the repository: the wheel and the source distribution are installed,
+and write and read a record; the Dockerfile is linted, and its commands are run in a virtual
+environment, whose broker then serves Kafka clients. No image is built, because that requires a
+container engine. The exit code is 1 if something fails.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ consumer.close()
 
 
 class Environment:
-    """A virtual environment in a temporary folder, and another folder to work in."""
+    """A virtual environment in a temporary folder, and a separate working folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "work"
@@ -75,20 +75,20 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of this process, but with this environment's commands."""
+        """The variables of this process, with this environment's commands first in `PATH`."""
         own = {name: value for name, value in os.environ.items() if name not in _OF_THIS_RUN}
         own = {name: value for name, value in own.items() if not name.startswith("SPARKLOG_")}
         return {**own, "PATH": f"{self.bin}{os.pathsep}{own['PATH']}"}
 
     def run(self, *command: str) -> str:
-        """Returns the output of a command of the environment."""
+        """Runs a command of the environment, and returns its output."""
         program = str(self.bin / command[0])
         return _run(program, *command[1:], folder=self.folder, variables=self.variables)
 
 
 @contextmanager
 def clean_environment() -> Iterator[Environment]:
-    """Yields an environment without any package; it is gone at the end."""
+    """Yields an environment without any packages, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="sparklog-dist-") as folder:
         yield Environment(Path(folder))
 
@@ -118,7 +118,7 @@ def _run(
 
 
 def build() -> tuple[Path, Path]:
-    """Builds the wheel and the source distribution. Returns their paths."""
+    """Builds the wheel and the source distribution, and returns their paths."""
     shutil.rmtree(DIST, ignore_errors=True)
     _run(*_UV, "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(DIST))
     (DIST / ".gitignore").unlink(missing_ok=True)
@@ -128,15 +128,15 @@ def build() -> tuple[Path, Path]:
 
 
 def write_image_file(wheel: Path) -> Path:
-    """Writes a file that builds an image from the wheel next to it. Returns its path."""
+    """Writes a Dockerfile that builds an image from the wheel next to it, and returns its path."""
     text = IMAGE.read_text("utf-8")
     start = text.index("FROM ")
     text, count = _SOURCES.subn(f"COPY {wheel.name} /src/", text[start:])
-    assert count == 1, f"{IMAGE} copies its sources in another way"
+    assert count == 1, f"{IMAGE} copies its sources in a different way"
     text = text.replace('"/src[', f'"/src/{wheel.name}[')
     path = DIST / f"sparklog-{VERSION}.Dockerfile"
     path.write_text(
-        f"# An image of a broker of sparklog {VERSION}, without Java; alongside the wheel:\n"
+        f"# An image of a sparklog {VERSION} broker, without Java. Build it next to the wheel:\n"
         f"#   docker build --file {path.name} --tag sparklog:{VERSION} .\n{text}",
         "utf-8",
     )
@@ -144,7 +144,7 @@ def write_image_file(wheel: Path) -> Path:
 
 
 def write_bill_of_materials(environment: Environment) -> Path:
-    """Writes the packages of the environment with their licenses. Returns the path."""
+    """Writes the packages of the environment with their licenses, and returns the path."""
     path = DIST / f"sparklog-{VERSION}.cdx.json"
     _run(
         *(*_CYCLONEDX, "environment", "--output-reproducible", "--output-file", str(path)),
@@ -154,7 +154,7 @@ def write_bill_of_materials(environment: Environment) -> Path:
 
 
 def write_checksums() -> Path:
-    """Writes the SHA-256 of each file of `dist`, as `sha256sum --check` reads it."""
+    """Writes the SHA-256 of each file in `dist`, in the format of `sha256sum --check`."""
     path = DIST / "SHA256SUMS"
     files = sorted(each for each in DIST.iterdir() if each != path)
     sums = [f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in files]
@@ -166,7 +166,7 @@ def write_checksums() -> Path:
 
 
 def try_package(package: Path) -> float:
-    """Installs the package, and writes and reads a record. Returns the seconds of both."""
+    """Installs the package, and writes and reads a record. Returns the seconds taken."""
     with clean_environment() as environment:
         began = time.monotonic()
         environment.run("pip", "install", "--quiet", str(package))
@@ -179,14 +179,14 @@ def try_package(package: Path) -> float:
 
 
 def instructions(text: str, name: str) -> list[str]:
-    """Returns the arguments of all instructions of that name in an image file, in order."""
+    """Returns the arguments of all instructions with that name in a Dockerfile, in order."""
     code = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     lines = filter(str.strip, code.replace("\\\n", " ").splitlines())
     return [line.split(None, 1)[1] for line in lines if line.split(None, 1)[0] == name]
 
 
 def image_commands(text: str) -> tuple[list[str], dict[str, str], list[str]]:
-    """Returns the words of an image file's pip, its variables, and its entry point."""
+    """Returns a Dockerfile's pip command, its variables, and its entry point."""
     (install,) = (each for each in instructions(text, "RUN") if each.startswith("pip "))
     pip, _, _ = install.partition("&&")
     given = shlex.split(" ".join(instructions(text, "ENV")))
@@ -195,7 +195,7 @@ def image_commands(text: str) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def try_image(path: Path, wheel: Path) -> Path:
-    """Lints the file, and runs its commands in an environment, whose packages it writes down.
+    """Lints the Dockerfile, and runs its commands in an environment, whose packages it lists.
 
     Returns the path of the bill of materials.
     """
@@ -234,7 +234,7 @@ def try_image(path: Path, wheel: Path) -> Path:
 
 
 def main() -> None:
-    """Builds and tries everything."""
+    """Builds and tries all artifacts."""
     wheel, source = build()
     _say(wheel, "built")
     _say(source, "built")

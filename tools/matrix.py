@@ -1,11 +1,11 @@
-"""Runs Spark's tests with each version of Spark: `python -m tools.matrix [--only 4.0] [PYTEST …]`.
+"""Runs the Spark tests with each Spark version: `python -m tools.matrix [--only 4.0] [PYTEST …]`.
 
-Each version has an environment of its own in build/matrix, with everything else as
-requirements.lock pins it. Tests of what a version cannot do are skipped in it; the table at the end
-counts them.
+Each version has its own environment in build/matrix, with everything else as pinned in
+requirements.lock. Tests of features that a version lacks are skipped, and counted in the final
+table.
 
-The environment `lowest` has the oldest version of each package that pyproject.toml allows, and runs
-the unit tests and some of Spark and of the listeners.
+The environment `lowest` contains the oldest version of each package that pyproject.toml allows, and
+runs the unit tests and some tests of Spark and of the listeners.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FOLDER: Final = ROOT / "build" / "matrix"
 _LOWEST: Final = "lowest"
 _UV: Final = (sys.executable, "-m", "uv", "--quiet")
 _TESTS: Final = ("tests/spark", "-k", "not kill and not docs and not notebooks")
-"""All that a version of Spark could change; kills are independent of it, and take minutes."""
+"""Tests that depend on the Spark version; kills do not, and take minutes."""
 _TESTS_OF_LOWEST: Final = (
-    *("tests/unit", "--ignore", "tests/unit/test_plots.py"),  # plots differ by numpy
+    *("tests/unit", "--ignore", "tests/unit/test_plots.py"),  # plots depend on the numpy version
     *("tests/contract/test_flight_listener.py", "tests/contract/test_kafka_listener.py"),
     *("tests/contract/test_metrics_port.py", "tests/contract/test_objects.py"),
     *("tests/interop/test_check.py", "tests/interop/test_deltalake.py"),
@@ -37,7 +37,7 @@ _TESTS_OF_LOWEST: Final = (
 _PYTEST: Final = (
     *("-q", "-p", "no:cacheprovider", "--numprocesses", "2", "--dist", "loadgroup"),
     *("--timeout", "300"),
-    # The client of Spark 4.0 leaves sockets to the garbage collector.
+    # Spark 4.0's client leaves sockets to the garbage collector.
     *("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
 )
 _OF_A_RUN: Final = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "SPARK_HOME")
@@ -45,12 +45,12 @@ _OF_A_RUN: Final = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "SPAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """A pair that goes together; `delta`: None while no delta-spark has a jar for this Spark."""
+    """Compatible versions; `delta`: None if no delta-spark has a jar for this Spark yet."""
 
     spark: str
     delta: str | None
     name: str = ""
-    """The name of the environment, if it is not the version of Spark."""
+    """The name of the environment, if it is not the Spark version."""
 
     @property
     def packages(self) -> list[str]:
@@ -80,14 +80,14 @@ MATRIX: Final = (
 
 
 def install(versions: Versions) -> None:
-    """Makes an environment, unless it has what requirements.lock has now."""
+    """Creates an environment, unless it already matches requirements.lock."""
     lock = (ROOT / "requirements.lock").read_text()
     ours = _lowest() if versions.name == _LOWEST else versions.packages
     wanted = "\n".join([*ours, lock])
     stamp = versions.folder / "installed.txt"
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    # Without hashes, which constraints may not have, and without the versions under test.
+    # Without hashes, which are not allowed in constraints, and without the versions under test.
     names = tuple(f"{each.partition('==')[0]}==" for each in ours)
     pins = [
         line.removesuffix(" \\")
@@ -110,7 +110,7 @@ def install(versions: Versions) -> None:
 
 
 def _lowest() -> list[str]:
-    """Returns the oldest versions that pyproject.toml allows, with what they depend on."""
+    """Returns the oldest versions that pyproject.toml allows, with their dependencies."""
     command = [*_UV, "pip", "compile", "pyproject.toml", "--extra", "all", "--extra", "local-spark"]
     command += ["--resolution", "lowest-direct", "--python-version", "3.11"]
     command += ["--no-header", "--no-annotate"]
@@ -119,18 +119,18 @@ def _lowest() -> list[str]:
 
 
 def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
-    """Runs the tests, and returns their counts and whether all passed."""
+    """Runs the tests. Returns their counts, and whether all passed."""
     report = versions.folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [str(versions.python), "-m", "pytest", *_PYTEST, f"--junit-xml={report}"]
     began = time.monotonic()
-    # A run of its own: not the Python path or the options of a surrounding one.
+    # Independent of a surrounding run: without its Python path and options.
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_RUN}
     command += arguments or (_TESTS_OF_LOWEST if versions.name == _LOWEST else _TESTS)
     code = subprocess.run(command, check=False, cwd=ROOT, env=clean).returncode
     minutes = (time.monotonic() - began) / 60
     if not report.is_file():
-        return f"pytest ended with {code} and no report", False
+        return f"pytest exited with {code}, without a report", False
     suite = next(ET.parse(report).iter("testsuite"))
     count, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
     failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
@@ -140,9 +140,9 @@ def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """The program."""
-    parser = argparse.ArgumentParser(description="Runs Spark's tests with each version of Spark.")
-    parser.add_argument("--only", metavar="4.0", action="append", help="only this environment")
+    """Runs the chosen environments. Returns 1 if a test has failed."""
+    parser = argparse.ArgumentParser(description="Runs the Spark tests with each Spark version.")
+    parser.add_argument("--only", metavar="4.0", action="append", help="run only this environment")
     chosen, arguments = parser.parse_known_args()
     found = [
         each

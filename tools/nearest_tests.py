@@ -1,9 +1,8 @@
-"""The tests that are nearest to a change, as many as take two minutes.
+"""Selects the tests closest to a change, up to two minutes' worth.
 
-A module has the tests that the mutation suite runs for it (tests/mutation/suites.py): those that
-import it or bear its name, then its neighbours, then those of whole brokers. A test file that was
-changed comes first. How long each file takes is known from the last run of all tests on this
-machine.
+The tests of a module are those that the mutation suite runs for it (tests/mutation/suites.py):
+tests that import it or share its name, then those of its neighbours, then those of whole brokers.
+A changed test file comes first. The durations are those of the last full run on this machine.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Final
 from tests.mutation.suites import ROOT, stages
 
 _SECONDS: Final = 150.0
-"""Limit for the workers together: two take less than two minutes, with their start."""
+"""Budget of all workers together: two finish within two minutes, including startup."""
 _UNKNOWN_SECONDS: Final = 5.0
 _SIMULATION: Final = "tests/simulation/test_simulation.py"
 
 
 def changed() -> list[str]:
-    """Returns the files that differ from the branch `main`, or on it those of the last commit."""
+    """Returns the files that differ from `main`, or on `main` those of the last commit."""
     base = _git("merge-base", "HEAD", "main")
     if base == _git("rev-parse", "HEAD") and not _git("status", "--porcelain"):
         base = _git("rev-parse", "HEAD~1")
@@ -39,11 +38,11 @@ def _git(*arguments: str) -> str:
 
 
 def nearest(files: Iterable[str], file_seconds: Mapping[str, float]) -> list[str]:
-    """Returns test files for the changed files, the nearest first, within the time.
+    """Returns test files for the changed files, closest first, within the time budget.
 
     Args:
-        files: paths below the root of the project.
-        file_seconds: of each test file, as far as they are known.
+        files: paths relative to the project root.
+        file_seconds: the durations of test files, as far as known.
     """
     ranks: dict[str, int] = {}
     for file in files:
@@ -59,7 +58,7 @@ def nearest(files: Iterable[str], file_seconds: Mapping[str, float]) -> list[str
 
 
 def _tests_of(file: str) -> Iterable[tuple[int, str]]:
-    """Returns test files and how far they are from the file, from 0 up."""
+    """Returns the distance and path of each related test file; 0 is closest."""
     path = Path(file)
     if path.suffix == ".md":
         return [(1, "tests/unit/test_docs.py"), (9, "tests/contract/test_pages.py")]

@@ -1,7 +1,7 @@
-"""Runs the notebooks and writes their results into them: `python -m tools.notebooks [NAME …]`.
+"""Runs the notebooks and saves their results in them: `python -m tools.notebooks [NAME …]`.
 
-Each one runs from top to bottom in a new folder. Standard error is left out: it has the log of
-Spark's start, with the paths of the machine.
+Each one runs from top to bottom in a new folder. Standard error is dropped: it contains Spark's
+startup log, with paths of this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUN_SECONDS: Final = 300
 
 
 def run(notebook: Any, folder: Path) -> None:
-    """Runs all cells in `folder`, and keeps their results in `notebook`.
+    """Runs all cells in `folder`, and stores their results in `notebook`.
 
     Raises `nbclient.exceptions.CellExecutionError` for the first cell that fails.
     """
@@ -29,13 +29,13 @@ def run(notebook: Any, folder: Path) -> None:
         **{name: value for name, value in os.environ.items() if not name.startswith("SPARKLOG_")},
         "SPARKLOG_ROOT": str(folder / "root"),
         "PYTHONPATH": str(FOLDER.parent),
-        # A debugger, which is not used here, warns about frozen modules.
+        # Silences the debugger, which is not used here, but warns about frozen modules.
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
     with tempfile.TemporaryDirectory() as sockets:
         client = nbclient.NotebookClient(
             notebook,
-            # Not TCP, whose ports another process may take before the kernel does.
+            # Not TCP: another process may bind the port before the kernel does.
             config=Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
             kernel_name="python3",
             timeout=RUN_SECONDS,
@@ -43,17 +43,17 @@ def run(notebook: Any, folder: Path) -> None:
         )
         client.execute(env=environment)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # times, which would differ each time
+        cell.metadata.pop("execution", None)  # timestamps, which differ in each run
         if cell.cell_type == "code":
             cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
 
 
 def main() -> None:
-    """The program."""
+    """Runs the named notebooks, or all."""
     known = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
     chosen = sys.argv[1:] or known
     if unknown := set(chosen) - set(known):
-        sys.exit(f"no notebook is named {', '.join(sorted(unknown))}; choose of {', '.join(known)}")
+        sys.exit(f"no notebook named {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
     for name in chosen:
         print(name, flush=True)
         path = FOLDER / f"{name}.ipynb"

@@ -1,13 +1,13 @@
 """Runs the tests: `python -m tools.run_tests [--changed] [PYTEST …]`, which is `make test`.
 
-Tests that wait run next to tests that compute, in processes and workers of their own: see
-tests/groups.toml, which has a budget of time for each folder, too. A run of all tests ends with the
-slowest ones and the time of each folder, and fails where a folder exceeds its budget by half.
-build/tests has what each group printed, and a JUnit file of all.
+Tests that wait run concurrently with CPU-bound tests, in separate processes with their own workers:
+see tests/groups.toml, which also sets a time budget for each folder. A full run ends with a list of
+the slowest tests and the time per folder, and fails if a folder exceeds its budget by half.
+build/tests receives the output of each group, and one JUnit file for all of them.
 
-Arguments are those of pytest. A path runs in the group that it belongs to, and one file runs
-without workers. `--changed` runs the tests that are nearest to what differs from the branch `main`,
-as many as take two minutes.
+Arguments are those of pytest. A path runs in the group that it belongs to; a single file runs
+without workers. `--changed` runs the tests closest to the changes since `main`, up to two minutes'
+worth.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RESULTS: Final = ROOT / "build" / "tests"
 _JUNIT: Final = "junit.xml"
 _SLOWEST: Final = 20
 _MESSAGE: Final = 500
-"""Characters of a failure that are repeated at the end."""
+"""Maximum characters of a failure that are repeated at the end."""
 _EXCESS: Final = 1.5
 _NO_TESTS: Final = 5
-"""Exit code of pytest where no test was selected."""
+"""Exit code of pytest if no test was selected."""
 _LOOK_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 30.0
-"""Between two lines of progress where no terminal shows a bar."""
+"""Between two lines of progress, if there is no terminal for a bar."""
 _LOOP: Final = """
 import time
 began = time.perf_counter()
@@ -66,10 +66,10 @@ class Group:
     budget_seconds: Mapping[str, float]
 
     def selected(self, paths: Sequence[str]) -> list[str]:
-        """Returns what the paths have of the group's folders; all folders for no path."""
+        """Returns the parts of the paths in the group's folders; without paths, all folders."""
         if not paths:
             return [*self.budget_seconds]
-        # The id of a test is a path in this sense.
+        # A test id works as a path here.
         both = [(Path(path), Path(folder)) for path in paths for folder in self.budget_seconds]
         return [
             str(max(path, folder, key=lambda each: len(each.parts)))
@@ -80,7 +80,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """The groups, and the seconds of `_LOOP` on the machine that their budgets are for."""
+    """The groups, and the seconds that `_LOOP` takes on their budgets' reference machine."""
 
     groups: tuple[Group, ...]
     loop_seconds: float
@@ -99,14 +99,14 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A test that has run, and the seconds of its setup, its call and its teardown."""
+    """A test that has run; `seconds` includes its setup and teardown."""
 
     name: str
     seconds: float
     outcome: str
     """passed, failed or skipped."""
     message: str = ""
-    """Why it failed."""
+    """The reason it failed."""
 
     @property
     def folder(self) -> str:
@@ -136,7 +136,7 @@ def read_cases(junit: Path) -> list[Case]:
 
 
 def merge(junits: Iterable[Path], into: Path) -> None:
-    """Writes one JUnit file with the suites of all."""
+    """Merges the suites of several JUnit files into one file."""
     whole = ET.Element("testsuites", name="sparklog")
     for junit in junits:
         whole.extend(ET.parse(junit).getroot())
@@ -147,7 +147,7 @@ def merge(junits: Iterable[Path], into: Path) -> None:
 
 
 class Run:
-    """A process of pytest that runs tests of one group."""
+    """A pytest process that runs tests of one group."""
 
     def __init__(self, group: Group, paths: Sequence[str], options: Sequence[str]) -> None:
         self.group = group
@@ -169,19 +169,19 @@ class Run:
         return self._process.returncode in (0, _NO_TESTS)
 
     def progress(self) -> tuple[int, int]:
-        """Returns the percentage that is done, and how many tests have failed."""
+        """Returns the completed percentage, and the number of failed tests."""
         text = self.log.read_text(errors="replace")
         percents = _PERCENT.findall(text)
         failed = sum(len(re.findall("[FE]", dots)) for dots in _DOTS.findall(text))
         return int(percents[-1]) if percents else 0, failed
 
     def end(self) -> None:
-        """Waits for the process, which has the same Ctrl-C as this one."""
+        """Waits for the process, which receives Ctrl-C as this one does."""
         self._process.wait()
 
 
 def watch(runs: Sequence[Run]) -> None:
-    """Shows how far the runs are, until they are over."""
+    """Shows the progress of the runs until they are over."""
     console = Console(stderr=True)
     columns = ("{task.description}", "{task.percentage:>3.0f} %", "{task.fields[failed]} failed")
     texts = map(TextColumn, columns)
@@ -207,7 +207,7 @@ def _line(run: Run) -> str:
 
 
 def slowness(loop_seconds: float) -> float:
-    """Returns how many times longer than `loop_seconds` a loop takes here, on all cores at once."""
+    """Returns the time of `_LOOP` here, on all cores at once, as a multiple of `loop_seconds`."""
     loops = [
         subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE, text=True)
         for _ in range(os.cpu_count() or 1)
@@ -216,7 +216,7 @@ def slowness(loop_seconds: float) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Returns the processor time of all processes since the start of the machine; 0 off Linux."""
+    """Returns the CPU time of all processes since the machine booted; 0 except on Linux."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
@@ -230,7 +230,7 @@ def machine_cpu_seconds() -> float:
 def excesses(
     cases: Iterable[Case], budget_seconds: Mapping[str, float], factor: float
 ) -> dict[str, float]:
-    """Returns the seconds of the folders that take more than 1.5 × their budget."""
+    """Returns the folders that exceed 1.5 × their budget, with their seconds."""
     spent = _spent(cases, lambda case: case.folder)
     return {
         folder: seconds
@@ -240,7 +240,7 @@ def excesses(
 
 
 def _spent(cases: Iterable[Case], key: Callable[[Case], str]) -> dict[str, float]:
-    """Returns the seconds of the tests, summed by a key."""
+    """Returns the total seconds of the tests by key."""
     spent: defaultdict[str, float] = defaultdict(float)
     for case in cases:
         spent[key(case)] += case.seconds
@@ -248,7 +248,7 @@ def _spent(cases: Iterable[Case], key: Callable[[Case], str]) -> dict[str, float
 
 
 def report(cases: Sequence[Case], budget_seconds: Mapping[str, float], factor: float) -> str:
-    """Returns the slowest tests, and a table of the folders."""
+    """Returns a list of the slowest tests and a table of the folders."""
     lines = [f"the {_SLOWEST} slowest tests"]
     slowest = sorted(cases, key=lambda case: -case.seconds)[:_SLOWEST]
     lines += [f"{case.seconds:8.1f} s  {case.name}" for case in slowest]
@@ -260,12 +260,12 @@ def report(cases: Sequence[Case], budget_seconds: Mapping[str, float], factor: f
         lines.append(f"{folder:20} {counts[folder]:6} {seconds:8.0f} {budget:7.0f}")
     total = sum(budget_seconds.values())
     lines.append(f"{'all':20} {len(cases):6} {sum(spent.values()):8.0f} {total:7.0f}")
-    lines.append(f"this machine takes {factor:.2f} × the time of the one that the budgets are for")
+    lines.append(f"this machine takes {factor:.2f} × the time of the budgets' reference machine")
     return "\n".join(lines)
 
 
 def counted(cases: Iterable[Case]) -> str:
-    """Returns a line with the number of each outcome."""
+    """Returns one line with the count of each outcome."""
     found = Counter(case.outcome for case in cases)
     return f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
 
@@ -274,7 +274,7 @@ def counted(cases: Iterable[Case]) -> str:
 
 
 def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
-    """Runs the groups at the same time. Returns the exit code."""
+    """Runs the groups concurrently. Returns the exit code."""
     began, cpu_before = time.monotonic(), machine_cpu_seconds()
     before = slowness(budgets.loop_seconds)
     runs = [Run(group, group.selected([]), options) for group in budgets.groups]
@@ -294,7 +294,7 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
         print(f"FAILED: {folder} took {seconds:.0f} s, more than 1.5 × its budget")
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     spent = machine_cpu_seconds() - cpu_before
-    print(f"{minutes}:{seconds:02} min, {spent:.0f} s of processors; {RESULTS / _JUNIT}")
+    print(f"{minutes}:{seconds:02} min, {spent:.0f} s of CPU time; {RESULTS / _JUNIT}")
     for case in cases:
         if case.outcome == "failed":
             print(f"FAILED {case.name}: {case.message[:_MESSAGE]}")
@@ -305,7 +305,7 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
 
 
 def run_paths(budgets: Budgets, paths: Sequence[str], options: Sequence[str]) -> int:
-    """Runs what the paths select, one group after the other, and shows pytest's own output."""
+    """Runs the selected tests, one group at a time, and shows pytest's own output."""
     codes = []
     for group in budgets.groups:
         if selected := group.selected(paths):
@@ -318,12 +318,12 @@ def run_paths(budgets: Budgets, paths: Sequence[str], options: Sequence[str]) ->
 
 
 def run_changed(options: Sequence[str]) -> int:
-    """Runs the tests that are nearest to the change."""
+    """Runs the tests closest to the change."""
     junit = RESULTS / _JUNIT
     known = read_cases(junit) if junit.exists() else []
     file_seconds = _spent(known, lambda case: case.file)
     paths = nearest_tests.nearest(nearest_tests.changed(), file_seconds)
-    print("\n".join(paths) or "nothing differs that has tests")
+    print("\n".join(paths) or "no change has tests")
     if not paths:
         return 0
     command = [sys.executable, "-m", "pytest", *paths, *options]
@@ -332,7 +332,7 @@ def run_changed(options: Sequence[str]) -> int:
 
 
 def paths_of(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the paths of tests among the arguments, and the other arguments."""
+    """Splits the arguments into paths of tests and other arguments."""
     paths: list[str] = []
     options: list[str] = []
     is_value = False
@@ -344,13 +344,13 @@ def paths_of(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the selected tests, and returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--changed", action="store_true", help="what differs from main")
+    parser.add_argument("--changed", action="store_true", help="test the changes since main")
     given, others = parser.parse_known_args(arguments)
     RESULTS.mkdir(parents=True, exist_ok=True)
     budgets = Budgets.read()

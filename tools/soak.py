@@ -1,12 +1,12 @@
-"""Runs the long tests, one mode after the other: `python -m tools.soak --minutes 240`.
+"""Runs the long tests, one mode at a time: `python -m tools.soak --minutes 240`.
 
-This is `make soak`, for a machine that has a night. Modes without an end, such as seeds of the
-simulation and kills at random moments, share the minutes that the others leave; each gets at least
-one. At the end is a table of the modes with what they ran and found, which is also in
-build/soak/summary.txt; each mode's output is alongside it. Exit code 1 if something was found.
+This is `make soak`, to be run overnight. Open-ended modes, such as simulation seeds and kills at
+random moments, share the minutes that the others leave; each runs for at least one. At the end, a
+table shows what the modes ran and found; it is also written to build/soak/summary.txt, with each
+mode's output next to it. The exit code is 1 if a mode has found something.
 
-`--list` shows the modes, `--only kills clusters` selects some. Arguments of pytest instead of modes
-run the long tests that they select: `python -m tools.soak tests/contract/test_year.py`.
+`--list` shows the modes, `--only kills clusters` selects some. With pytest arguments instead of
+modes, the selected long tests run: `python -m tools.soak tests/contract/test_year.py`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """A program that proves something for as long as it is given, or until it is done."""
+    """A program that searches for faults for the given time, or until it is done."""
 
     name: str
     about: str
     command: Sequence[str]
-    """Arguments of Python; `{minutes}` is replaced by the minutes of the mode."""
+    """Arguments of Python; `{minutes}` is replaced by the mode's minutes."""
     share: float = 0.0
-    """Share of the minutes that are left to modes without an end; 0: it ends by itself."""
+    """Share of the minutes left for open-ended modes; 0 if the mode ends on its own."""
     minutes: float = 0.0
-    """That a mode takes that ends by itself."""
+    """Duration of a mode that ends on its own."""
     split: int = 1
-    """Tests of the mode that run for its minutes one after the other."""
+    """Number of tests that divide the mode's minutes among them."""
     environment: Mapping[str, str] | None = None
 
 
@@ -56,7 +56,7 @@ def _marked(mode: str, *more: str) -> Sequence[str]:
 
 
 _TIMED_TESTS_OF_KILLS: Final = 6
-"""Tests of the mode that take SPARKLOG_SOAK_MINUTES each; the others count their kills."""
+"""Tests of the mode that take SPARKLOG_SOAK_MINUTES each; the others count kills."""
 MODES: Final = (
     Mode(
         name="seeds",
@@ -82,7 +82,7 @@ MODES: Final = (
     ),
     Mode(
         name="mutations",
-        about="mutations of the code that the tests must notice, a new sample each day",
+        about="mutations of the code that the tests must detect, a new sample each day",
         command=(
             *("-m", "tests.mutation", "--count", "10000", "--minutes={minutes}"),
             *("--seed", time.strftime("%Y%m%d"), "--at-least", "0.8", "--jobs", _JOBS),
@@ -91,7 +91,7 @@ MODES: Final = (
     ),
     Mode(
         name="planted",
-        about="planted mistakes that the simulation must notice",
+        about="planted bugs that the simulation must detect",
         command=_marked("planted", "--numprocesses", _JOBS),
         minutes=5,
     ),
@@ -110,7 +110,7 @@ MODES: Final = (
     ),
     Mode(
         name="jobs",
-        about="each Spark job killed twenty times, and programs of the documentation",
+        about="each Spark job killed twenty times, and programs in the documentation",
         command=_marked("jobs"),
         minutes=35,
     ),
@@ -122,13 +122,13 @@ MODES: Final = (
     ),
     Mode(
         name="suites",
-        about="the test suites of Kafka's clients, with a real Kafka and with a broker of ours",
+        about="the test suites of Kafka's clients, against a real Kafka and against our broker",
         command=_marked("suites"),
         minutes=30,
     ),
     Mode(
         name="limits",
-        about="hostile clients on a quiet machine, bounds of memory, and a year of publishes",
+        about="hostile clients on a quiet machine, memory bounds, and a year of publishing",
         command=_marked("limits"),
         minutes=30,
     ),
@@ -137,7 +137,7 @@ MODES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of a mode: its output, and its verdict."""
+    """Result of a mode: its exit code and output."""
 
     mode: Mode
     seconds: float
@@ -153,7 +153,7 @@ class Outcome:
         return self.code in (0, _NO_TESTS)
 
     def lines(self) -> list[str]:
-        """Returns the row of the table, and a line for each finding."""
+        """Returns a row of the table, and a line per finding."""
         counted = _COUNTED.findall(self.text)
         verdict = "ok" if self.is_good else "FAILED"
         row = f"{self.mode.name:10} {self.seconds / 60:7.1f} min  {verdict:7}"
@@ -166,7 +166,7 @@ class Outcome:
 
 
 def minutes_of(modes: Sequence[Mode], minutes: float) -> dict[str, float]:
-    """Returns the minutes of each mode, of so many for all of them."""
+    """Distributes `minutes` over the modes."""
     left = max(minutes - sum(each.minutes for each in modes), 0.0)
     shares = sum(each.share for each in modes)
     return {
@@ -176,7 +176,7 @@ def minutes_of(modes: Sequence[Mode], minutes: float) -> dict[str, float]:
 
 
 def run(mode: Mode, minutes: float) -> Outcome:
-    """Runs a mode to its end."""
+    """Runs a mode until it ends."""
     each = f"{minutes / mode.split:.2f}"
     command = [sys.executable, *(word.replace("{minutes}", each) for word in mode.command)]
     environment = {**os.environ, "SPARKLOG_SOAK_MINUTES": each, **(mode.environment or {})}
@@ -196,18 +196,18 @@ def run(mode: Mode, minutes: float) -> Outcome:
 
 
 def main() -> int:
-    """Returns exit code 1 if a mode has found something."""
+    """Runs the selected modes. Returns exit code 1 if one has found something."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=240.0, help="of all modes, 240 by default")
+    parser.add_argument("--minutes", type=float, default=240.0, help="for all modes; default: 240")
     names = [each.name for each in MODES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="MODE", default=names)
-    parser.add_argument("--list", action="store_true", help="show the modes, run nothing")
+    parser.add_argument("--list", action="store_true", help="show the modes without running them")
     given, of_pytest = parser.parse_known_args()
     modes = [each for each in MODES if each.name in given.only]
     if of_pytest:
-        about = "the long tests that were named"
+        about = "the selected long tests"
         command = (*_PYTEST, "-m", "soak", *of_pytest)
         modes = [Mode(name="named", about=about, command=command, share=1.0)]
     minutes = minutes_of(modes, given.minutes)

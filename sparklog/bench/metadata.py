@@ -48,7 +48,7 @@ def large_cluster(options: BenchOptions) -> Iterator[Measurement]:
             target="≤ 4 MB",
             met=size <= 4_000_000,
         )
-        # A process of its own, for its memory; and no fork, which would share ours.
+        # A separate process, to measure its memory; spawned, since a fork would share ours.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             seconds, grown = pool.submit(_bootstrap, root).result()
@@ -91,7 +91,7 @@ def _cluster() -> ClusterMetadata:
 
 
 def _bootstrap(root: Path) -> tuple[float, int]:
-    """Returns the seconds of a first look, and by how many bytes the process's memory grew."""
+    """Returns the seconds that a first read takes, and by how many bytes its peak memory grew."""
     before = _memory_bytes("VmRSS")
     began = time.perf_counter()
     found = MetadataStore(open_store(str(root)), clock=SystemClock()).reload()
@@ -101,13 +101,13 @@ def _bootstrap(root: Path) -> tuple[float, int]:
 
 
 def _memory_bytes(field: str) -> int:
-    """Reads a field of this process's status; `getrusage` has the parent's largest size too."""
+    """Reads a field of this process's status; `getrusage` would include the parent's peak size."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def _failover(before: ClusterMetadata, dead: int) -> ClusterMetadata:
-    """Deals the partitions of `dead` out to ten others."""
+    """Distributes the partitions of `dead` over ten other brokers."""
     successors = {
         (name, number): 10 + number % 10
         for name, topic in before.topics.items()

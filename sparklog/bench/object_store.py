@@ -1,7 +1,7 @@
-"""The cost of an object store: each request takes 20 ms more, and each request is counted.
+"""The cost of an object store: each request is delayed by 20 ms, and counted.
 
-The store is in memory, so the broker is in this process. The client that sends at a rate is in
-another one: a single interpreter would be busy with both.
+The store is in memory, so the broker runs in this process. The client that sends at a fixed rate
+runs in another, so that the two do not compete for the GIL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WARM_SECONDS = 3.0
 
 
 def objectstore(options: BenchOptions) -> list[Measurement]:
-    """Acks, and requests an hour, over a store in memory that takes 20 ms a request."""
+    """Ack times and requests per hour, over an in-memory store that takes 20 ms per request."""
     store = DelayedStore(MemoryStore(SystemClock()), _DELAY_SECONDS)
     with _broker(store) as broker:
         log = broker.log
@@ -63,7 +63,7 @@ def objectstore(options: BenchOptions) -> list[Measurement]:
 
 
 def objectstore_wide(options: BenchOptions) -> list[Measurement]:
-    """Requests of an idle broker and of busy topics, table lag, and a start with many topics."""
+    """Requests of an idle broker and of busy topics, table lag, and startup with many topics."""
     return [*_idle_and_busy(options), *_many_idle_topics(options)]
 
 
@@ -129,10 +129,10 @@ class _Broker:
     log: Log
     address: str
     sender: Executor
-    """Runs calls in another process, which starts with the first one."""
+    """Runs calls in another process, which starts with the first call."""
 
     def send(self, topics: Sequence[str], seconds: float, records_per_second: float) -> None:
-        """Sends records of 100 bytes at a rate, to each topic in turn."""
+        """Sends 100-byte records at a fixed rate, to each topic in turn."""
         self.sender.submit(_send, self.address, topics, seconds, records_per_second).result()
 
 
@@ -162,7 +162,7 @@ def _send(address: str, topics: Sequence[str], seconds: float, records_per_secon
 
 
 class _Requests:
-    """Requests to a store from now on."""
+    """Counts the requests to a store from now on."""
 
     def __init__(self, store: DelayedStore) -> None:
         self._store = store
@@ -170,7 +170,7 @@ class _Requests:
         self._began = time.perf_counter()
 
     def measured(self, name: str) -> Measurement:
-        """Returns the requests until now, per hour and by kind."""
+        """Returns the requests so far, per hour and by kind."""
         found = self._store.requests - self._before
         hours = (time.perf_counter() - self._began) / 3600
         kinds = ", ".join(f"{kind} {count / hours:,.0f}" for kind, count in found.most_common(5))

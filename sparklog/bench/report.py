@@ -14,10 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """`scale` below 1 makes everything shorter, for a look; figures to quote are at 1."""
+    """Lower values shorten a run, for a quick check; figures to quote use the defaults."""
 
     folder: Path
-    """Folder for roots, on the disk to be measured."""
+    """Folder for roots, on the disk to measure."""
     seconds: float = 10.0
     rows: int = 20_000_000
     versions: int = 5_000
@@ -25,7 +25,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One line of the report: `target` is the expected value, `met` whether it is reached."""
+    """One line of the report: `target` is the expected value, `met` whether it was reached."""
 
     name: str
     value: str
@@ -36,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The figures of one run, as a file keeps them."""
+    """The figures of one run, as stored in a file."""
 
     machine: str
     command: str
@@ -71,7 +71,7 @@ class Times:
 
 
 def machine() -> str:
-    """This machine in one line: what figures are worth nothing without."""
+    """This machine in one line; figures mean nothing without it."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} × {_processor()}, {memory_gib:.0f} GiB, {platform.system()}"
@@ -89,7 +89,7 @@ def _processor() -> str:
 
 
 def markdown(figures: Iterable[Measurement]) -> str:
-    """The report as a table for docs."""
+    """The report as a Markdown table for the docs."""
     rows = ["| what | at least | measured | |", "|---|---|---|---|"]
     for each in figures:
         mark = {True: "✓", False: "✗", None: ""}[each.met]
@@ -99,5 +99,5 @@ def markdown(figures: Iterable[Measurement]) -> str:
 
 
 def percent(part: Sequence[float], whole: float) -> str:
-    """`part`'s sum as a share of `whole`, for people."""
+    """The sum of `part` as a percentage of `whole`, for display."""
     return f"{100 * sum(part) / whole:.1f} %"

@@ -1,4 +1,4 @@
-"""The price of metrics: scrapes of many partitions, and the Kafka listener alongside them."""
+"""The cost of metrics: scrapes of many partitions, and Kafka requests during them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOPICS: Final = 400
 _PARTITIONS: Final = 20
 _PING_SECONDS: Final = 0.002
 _SCRAPE_SECONDS: Final = 2.0
-"""The time between two scrapes: more than figures are kept for a second scrape."""
+"""The time between two scrapes: longer than the broker reuses figures for another scrape."""
 _API_VERSIONS: Final = 18
 
 _SCRAPER: Final = """
@@ -40,7 +40,7 @@ print(json.dumps(found))
 
 
 def scrape(options: BenchOptions) -> Iterator[Measurement]:
-    """Scrapes of 8,000 partitions, and what a Kafka client alongside them waits."""
+    """Scrapes of 8,000 partitions, and how long a Kafka client waits during them."""
     metrics = free_address()
     settings = {"SPARKLOG_METRICS_LISTEN": metrics}
     with (
@@ -80,7 +80,7 @@ def scrape(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def _pings(address: str, seconds: float) -> Times:
-    """Asks for the versions of the APIs, which the listener's event loop answers by itself."""
+    """Times ApiVersions requests, which the listener's event loop answers on its own."""
     host, _, port = address.rpartition(":")
     times = Times()
     with socket.create_connection((host, int(port)), 30) as connection:

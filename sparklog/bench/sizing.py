@@ -1,7 +1,7 @@
-"""The memory of a broker that idles, for each partition, connection, stream and group that it has.
+"""The memory of an idle broker per partition, connection, stream and group.
 
 Each figure is the growth of the broker's resident memory, divided by the number of things added.
-The broker starts again for each of them, so that none uses memory that another one has left.
+The broker is restarted for each figure, so that none reuses memory freed by the one before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SETTLED_BYTES: Final = 256 << 10
 _MOST_SECONDS: Final = 30.0
 _API_VERSIONS: Final = 18
 _SETTINGS: Final = {"SPARKLOG_PUBLISHER_PROCESS": "off"}
-"""The publishing process has memory of its own."""
+"""The publishing process has its own memory, which the figures would miss."""
 
 
 def sizing(options: BenchOptions) -> Iterator[Measurement]:
-    """Memory of a broker while nothing happens, and the disk of an idle topic."""
+    """Memory of an idle broker, and disk space of an idle topic."""
     with FreshRoot(options.folder) as root:
         broker = BrokerProcess(root, _SETTINGS, kafka="127.0.0.1:0")
         with broker:
@@ -67,7 +67,7 @@ def _each(name: str, grown_bytes: int, count: int) -> Measurement:
 
 
 def _connections(broker: BrokerProcess) -> Measurement:
-    """Connections of Kafka that have made a request."""
+    """Kafka connections that have made a request."""
     host, _, port = broker.kafka_address.rpartition(":")
     body = struct.pack(">hhih", _API_VERSIONS, 0, 1, -1)
 
@@ -110,7 +110,7 @@ def _streams(broker: BrokerProcess) -> Measurement:
 
 
 def _groups(broker: BrokerProcess) -> Measurement:
-    """Groups with committed offsets, and without members."""
+    """Groups with committed offsets but no members."""
     places = [(f"topic-{number:04d}", 0) for number in range(_GROUP_PARTITIONS)]
     with broker.connect() as log:
         log.commit_group_offsets("first", dict.fromkeys(places, 0))
@@ -136,5 +136,5 @@ def _settled_bytes(broker: BrokerProcess) -> int:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Returns the space that the files below a folder take, in blocks of the file system."""
+    """Returns the bytes that the files below a folder occupy on disk, in whole blocks."""
     return sum(each.lstat().st_blocks * 512 for each in folder.rglob("*"))

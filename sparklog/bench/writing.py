@@ -1,4 +1,4 @@
-"""Ack rates of records: single ones, bulk, sustained, and from a plain Python loop."""
+"""Ack rates of records: one at a time, bulk, sustained, and from a plain Python loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def disk(options: BenchOptions) -> list[Measurement]:
 
 
 def latency(options: BenchOptions) -> list[Measurement]:
-    """One record, sent and acked, in turn."""
+    """Single records, each sent once the one before it is acked."""
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("latency", partitions=4)
         times = Times()
@@ -77,7 +77,7 @@ def latency(options: BenchOptions) -> list[Measurement]:
 
 
 def _stream(log: Log, topic: str, until: Callable[[int], bool]) -> int:
-    """Sends batches from this thread, some ahead of their acks, while `until(rows)` is False."""
+    """Sends batches from this thread, several in flight, until `until(rows)` is true."""
     batch = pa.record_batch({"value": values(BATCH_ROWS)})
     rows = 0
     with log.producer(linger_ms=0) as producer:
@@ -109,7 +109,7 @@ def in_streams(log: Log, topic: str, until: Callable[[int], bool]) -> tuple[int,
 
 
 def burst(options: BenchOptions) -> list[Measurement]:
-    """Four streams of 10,000-row batches: acked rows a second of a burst."""
+    """Four streams of 10,000-row batches: rows acked per second in a burst."""
     share = options.rows // STREAMS
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("burst", partitions=4)
@@ -127,7 +127,7 @@ def burst(options: BenchOptions) -> list[Measurement]:
 
 
 def sustained(options: BenchOptions) -> list[Measurement]:
-    """Measures bulk sends for six times as long, until every record is in the table."""
+    """Measures bulk sends for 6 × `seconds`, until every record is in the table."""
     length = options.seconds * 6
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("sustained", partitions=4)
@@ -149,7 +149,7 @@ def sustained(options: BenchOptions) -> list[Measurement]:
 
 
 def send(options: BenchOptions) -> list[Measurement]:
-    """`producer.send`, one record a call, from one Python thread."""
+    """`producer.send`, one record per call, from one Python thread."""
     value = bytes(VALUE_BYTES)
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("send", partitions=4)

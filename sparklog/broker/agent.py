@@ -1,9 +1,10 @@
-"""The agent builds a broker in order, runs its threads, and stops it in reverse.
+"""The agent starts a broker, runs its threads, and stops it in reverse order.
 
-In addition to the threads of the listeners there are five: the publisher, which has pools for large
-topics and files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which
-also notices that a newer broker has taken over. A member of a cluster has one more, which follows
-the metadata and watches the other members. An error that ends the writer ends the broker.
+Besides the listeners' threads there are five: the publisher (with pools for large topics and
+files), the WAL cleaner, the janitor, the group coordinator, and the heartbeat, which also detects
+that a newer broker has taken over. On an object store, further threads lead flushes. A cluster
+member has one more, which follows the metadata and watches the other members. An error that ends
+the writer stops the broker.
 """
 
 from __future__ import annotations
@@ -70,18 +71,18 @@ from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 
-_FOLLOW_SECONDS = 0.02  # between two looks at the metadata, of a member that is not alone
+_FOLLOW_SECONDS = 0.02  # between a member's checks of the metadata, unless it is alone
 FOLLOW_REMOTE_SECONDS = 1.0
-REDIRECT_SECONDS = 1.0  # for which a broker that gave its partitions away still names their leaders
+REDIRECT_SECONDS = 1.0  # for which a broker still names the leaders of partitions it handed over
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
 _PUBLISH_IDLE_SECONDS = 0.1
-"""Between two looks while no record waits, or a tenth of the publish interval if that is less."""
+"""Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _SWITCH_INTERVAL_SECONDS = 0.001
-"""Python's default of 5 ms is too long for an ack that waits while the publisher computes."""
+"""Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
 
 
 class Agent:
@@ -100,19 +101,19 @@ class Agent:
         hooks: RequestHooks | None = None,
         ask: Ask | None = None,
     ) -> None:
-        """Creates a broker that has not started.
+        """Creates a broker without starting it.
 
         Args:
             settings: the broker's settings.
-            store: the root's store; None: the one that the settings name.
+            store: the root's store; None: the one named in the settings.
             clock: None: the machine's clock.
-            kind: how it is started: a standing broker takes over from the other kinds.
+            kind: how it is started; a standing broker takes over from the other kinds.
             take_over: replace the live leader of the root, whatever its kind.
-            allow_non_empty: also make a root of a folder that holds files of other programs.
+            allow_non_empty: also create the root in a folder that contains other programs' files.
             watch: earlier observations of the leader; None: none.
             hooks: called for each request of a Flight client; for tests.
-            ask: sends requests to other brokers: to silent ones, which are dead without it, and for
-                figures, which are unknown without it.
+            ask: sends requests to other brokers. Without it, silent brokers count as dead, and
+                other brokers' figures are unknown.
         """
         self.settings = settings
         self.kind = kind
@@ -134,19 +135,19 @@ class Agent:
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
         self._histories = Histories(self._store, clock=self._clock)
-        """Logs of others, for the thread that follows the cluster."""
+        """Logs of other brokers, for the thread that follows the cluster."""
         self._follow_now = threading.Event()
         self._removed_files = RemovedFileRetention(settings.janitor.removed_file_kept_seconds)
         self._stop_lock = threading.Lock()
-        """Held by the thread that stops the broker."""
+        """Held while the broker is being stopped."""
         self._refused = RefusedWork(self._clock)
         self._phase = Phase.STARTING
         self._recovered_at = -float("inf")
         """When the log was recovered, in monotonic seconds."""
         self._flushed_at = -float("inf")
-        """When the last flush was durable, in monotonic seconds."""
+        """When the last flush became durable, in monotonic seconds."""
         self._wal = ""
-        """The storage of the write-ahead log, and why."""
+        """The kind of storage of the write-ahead log, and the reason for it."""
         self._pools = Pools(is_local=self._store.is_local)
         self._loops = Loops(self._clock, self._stopping, self._on_failure)
         self.listeners = Listeners(settings, hooks=hooks)
@@ -155,15 +156,15 @@ class Agent:
         self._cluster: ClusterParts | None = None
         self._groups: Coordinator | None = None
         self._collect: Callable[[], Sequence[bytes]] | None = None
-        """Returns the text of the metrics; set once the broker serves."""
+        """Returns the metrics as text; set once the broker serves."""
         self._sources: Sources | None = None
-        """The sources of figures, once the broker serves."""
+        """The sources of figures; set once the broker serves."""
         self._is_serving = False
-        """Set while all listeners serve clients."""
+        """True while all listeners serve clients."""
         self._flushes = FlushCounts()
         self._upkeep = UpkeepCounts()
         self.failure: BaseException | None = None
-        """The error that stopped the broker, if it stopped by itself."""
+        """The error that stopped the broker, if it stopped on its own."""
 
     # -------------------------------------------------------------------------- starting
 
@@ -172,18 +173,18 @@ class Agent:
 
         Raises `BrokerAlive`, `NotARoot`, `RootNotEmpty`, `RootNotWritable`, `FormatTooNew`,
         `CorruptObject`, `MissingObject`, `ForeignTable`, `BrokerFenced`, `NotInstalled`, and
-        `BadOption` where the address of a listener is taken, or not one of this machine.
+        `BadOption` if a listener's address is in use or does not belong to this machine.
         """
         settings, store, clock = self.settings, self._store, self._clock
         began = clock.monotonic()
         check_installed(settings)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         try:
-            # The root has not been changed if a port is taken.
+            # Before the takeover, so that the root is unchanged if a port is in use.
             self.listeners.bind(self._ports_of_leader)
             self.address = self.listeners.flight_address
             if settings.kafka.listen and self._ports_of_leader():
-                compile_loops()  # while the present leader of the root still serves
+                compile_loops()  # while the root's current leader still serves
             self._leadership = self._acquire()
         except BaseException:
             self.listeners.close()
@@ -198,18 +199,18 @@ class Agent:
             check_leadership=self._check_known_leadership,
         )
         try:
-            with contextlib.suppress(errors.Retriable, PutUnresolved):  # another one follows
+            with contextlib.suppress(errors.Retriable, PutUnresolved):  # the loop writes the next
                 self._heartbeats.write()
-            # Recovery may take longer than a broker without heartbeats counts as alive.
+            # Recovery can take longer than a broker without heartbeats counts as alive.
             self._loops.start("heartbeat", self._heartbeat_loop)
             leading_since = clock.monotonic()
             self._open_metrics(patience_seconds=None)
             self._start_serving()
             self._phase = Phase.SERVING
-            if self.kind is not BrokerKind.EMBEDDED:  # that one its program stops
+            if self.kind is not BrokerKind.EMBEDDED:  # its program stops it
                 self.parts.broker.cluster_admin.stop = self.stop_soon
             with contextlib.suppress(errors.Retriable, PutUnresolved):
-                self._heartbeats.write()  # with the addresses of its listeners
+                self._heartbeats.write()  # now with the listeners' addresses
         except BaseException as error:
             self._stopping.set()
             self._mark_stopped()
@@ -234,7 +235,7 @@ class Agent:
         )
 
     def _acquire(self) -> Leadership:
-        """Takes over the root in a new epoch, and raises, as `takeover.acquire` does."""
+        """Takes over the root in a new epoch. Raises the same errors as `takeover.acquire`."""
         self._meta = MetadataStore(self._store, clock=self._clock)
 
         def choose_log() -> WalKind:
@@ -268,7 +269,7 @@ class Agent:
         )
 
     def _watch_of(self, broker: int | None) -> LeaderWatch:
-        """Returns a watch over a broker of the root; None: over its controller."""
+        """Returns a watch on a broker of the root; None: on its controller."""
         return LeaderWatch(
             self._store,
             clock=self._clock,
@@ -278,9 +279,10 @@ class Agent:
         )
 
     def _ports_of_leader(self) -> set[int]:
-        """Returns the ports of the broker that this one replaces, unless it is known to be dead.
+        """Returns the ports of the brokers that this one replaces, except those known to be dead.
 
-        That is the root's leader, or of a member the one with its id, or a broker of a program.
+        Normally that is the root's leader. A member replaces the previous broker with its id, and a
+        leader that is embedded or detached.
         """
         found = [self._watch.poll()]
         if self._is_member:
@@ -313,7 +315,7 @@ class Agent:
                 _log.error("cannot publish", topic=topic.name, reason=topic.refusal)
         given = self._surroundings()
         parts = assemble(given, led_partitions, open_table)
-        # Before the first client may ask for a topic that another broker has just created.
+        # Before the first client can ask for a topic that another broker has just created.
         reconciler = reconciler_of(
             given,
             parts,
@@ -329,11 +331,11 @@ class Agent:
         self._open_metrics(patience_seconds=self._liveness.dead_after_seconds)
         for number in range(parts.writer.leaders):
             self._loops.start(f"flush-{number}", parts.writer.lead_flushes)
-        if self._is_member:  # before the compilation: others already give it partitions
+        if self._is_member:  # before compiling: others already hand it partitions
             self._join_cluster(given, parts, reconciler)
         if (kafka := self.listeners.kafka) is not None:
-            compile_loops()  # while native clients are served, and before the backlog is published
-            if self.failure is not None:  # a thread has met it, and closed the listeners
+            compile_loops()  # while Flight clients are served, and before the backlog is published
+            if self.failure is not None:  # a thread hit it, and closed the listeners
                 raise self.failure
             kafka.start()
         self._start_loops(parts, groups)
@@ -363,7 +365,7 @@ class Agent:
         )
 
     def _open_listeners(self, given: Surroundings, parts: Parts) -> Coordinator:
-        """Opens the listeners for Kafka and Flight, and returns the groups that they serve."""
+        """Opens the Kafka and Flight listeners, and returns the group coordinator that they use."""
         broker, listeners = parts.broker, self.listeners
         # A broker that has just been replaced needs a moment to close its ports.
         patience_seconds = self._liveness.dead_after_seconds
@@ -371,7 +373,7 @@ class Agent:
         groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
         try:
             listeners.open_kafka(broker, groups, patience_seconds=patience_seconds)
-            # Set before the Flight listener opens: its first client may ask for them.
+            # Set before the Flight listener opens: its first client may ask for it.
             process = this_process()
             broker.serving = flight_messages.BrokerInfo(
                 broker=self._leadership.broker,
@@ -393,9 +395,9 @@ class Agent:
             flight = listeners.open_flight(broker, groups, patience_seconds=patience_seconds)
             self._parts = parts
         except BaseException:
-            broker.close()  # requests that wait would keep the Kafka listener from closing
+            broker.close()  # waiting requests would keep the Kafka listener from closing
             raise
-        if self.failure is not None:  # the heartbeat has found a successor
+        if self.failure is not None:  # the heartbeat thread has found a successor
             raise self.failure
         self._sources = sources_of(
             given,
@@ -415,7 +417,7 @@ class Agent:
         return groups
 
     def _join_cluster(self, given: Surroundings, parts: Parts, reconciler: Reconciler) -> None:
-        """Follows the metadata, and watches the other members, from now on."""
+        """Starts to follow the metadata and to watch the other members."""
         dead_after_seconds = self._liveness.dead_after_seconds
         cluster = self._cluster = cluster_parts(
             given,
@@ -429,7 +431,8 @@ class Agent:
             reconciler.tick()
             cluster.controller.tick()
             cluster.handovers.tick()
-            # Elsewhere each look costs requests. A broker that stops gets no partitions.
+            # On an object store each check costs requests. A draining broker receives no
+            # partitions.
             if self._store.is_local and self._phase is not Phase.DRAINING:
                 reconciler.prepare()
 
@@ -462,7 +465,7 @@ class Agent:
     @property
     def cluster(self) -> ClusterParts:
         """The parts of a member of a cluster, once it serves."""
-        assert self._cluster is not None, "the broker is not a member that serves"
+        assert self._cluster is not None, "the broker is not a serving member"
         return self._cluster
 
     @property
@@ -527,9 +530,10 @@ class Agent:
             )
 
     def _check_known_leadership(self) -> None:
-        """Raises `BrokerFenced` if a newer broker has taken over, by metadata as young as a beat.
+        """Raises `BrokerFenced` if a newer broker has taken over.
 
-        A successor with our id writes the same heartbeat file.
+        The metadata that it checks is at most a heartbeat interval old. A successor with our id
+        writes the same heartbeat file.
         """
         heartbeat_seconds, parts = self._liveness.heartbeat_seconds, self._parts
         if parts is not None and not self._is_member:
@@ -537,11 +541,11 @@ class Agent:
             if metadata.look_age_seconds > heartbeat_seconds:
                 metadata.follow()
         elif self._meta.look_age_seconds > heartbeat_seconds:
-            self._meta.refresh()  # what a member has to do then must delay no heartbeat
+            self._meta.refresh()  # a member's work on the changes must not delay a heartbeat
         takeover.check_leadership(self._meta.current, self._leadership)
 
     def _look_for_refusals(self, writer: Writer) -> None:
-        """Notes states in which work would be refused, though none is tried."""
+        """Notes states in which work would be refused, even if none is attempted."""
         if not self._heartbeats.is_writing:
             reason = "none could be written, and nothing else either"
             failure = self._heartbeats.failure  # None also while a write hangs
@@ -598,7 +602,7 @@ class Agent:
         )
 
     def _mark_stopped(self) -> None:
-        """Marks the heartbeat as stopped, so that no broker waits for this one.
+        """Marks the heartbeat as stopped, so that no other broker waits for this one.
 
         Does nothing if a newer broker has taken over.
         """
@@ -613,19 +617,22 @@ class Agent:
     # -------------------------------------------------------------------------- stopping
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Returns when the broker has stopped. Raises what stopped it, if it did so by itself."""
+        """Waits until the broker has stopped, and returns whether it has.
+
+        Raises the error that stopped it, if it stopped on its own.
+        """
         stopped = self._stopped.wait(timeout_seconds)
         if stopped and self.failure is not None:
             raise self.failure
         return stopped
 
     def may_return(self) -> bool:
-        """Returns whether this broker, which was fenced, may join its cluster in a new epoch.
+        """Returns whether this fenced broker may rejoin its cluster in a new epoch.
 
-        The others have found it dead, for example after a suspension, and have its partitions. It
-        stays away where another process has taken its id over, or where a standing broker leads
-        alone: both would take turns forever. A broker that a program has started for itself gives
-        way to it, as to any standing one. Returns once this broker has closed its ports.
+        The other members have declared it dead, for example after a suspension, and have its
+        partitions. It stays away if another process has taken over its id, or if a standing broker
+        leads alone: the two would replace each other forever. An embedded or detached broker gives
+        way to it, as to any standing one. Blocks until this broker has closed its ports.
         """
         self._stopped.wait()
         if self.kind is not BrokerKind.STANDING:
@@ -650,26 +657,26 @@ class Agent:
         error = takeover.explained(error, self._meta, self._leadership)
         known, self.failure = self.failure, error
         if known is not None and str(known) == str(error):
-            pass  # another thread has met and logged it
+            pass  # another thread hit the same error and logged it
         elif isinstance(error, errors.BrokerFenced) and self.kind is BrokerKind.EMBEDDED:
             _log.warning("this program continues as a client", reason=str(error))
         else:
             _log.error("the broker stops", reason=str(error) or repr(error))
-        if self._parts is not None:  # otherwise `start` is running, and meets the same error
+        if self._parts is not None:  # otherwise `start` is running, and raises this error
             self._parts.writer.fail(error)
             threading.Thread(target=self._stop_after_failure, name="sparklog-failed").start()
 
     def _stop_after_failure(self) -> None:
-        """Stops at once after a failure."""
+        """Stops immediately after a failure."""
         with self._stop_lock:
             if not self._stopped.is_set():
                 self._stopping.set()
                 self._finish(str(self.failure))
 
     def stop(self, reason: str = "stop was called", *, leaving: Collection[int] = ()) -> None:
-        """Stops in order: refuses new records, publishes all, trims, and marks the heartbeat.
+        """Shuts down cleanly: refuses new records, publishes all, trims, and marks the heartbeat.
 
-        `reason` is logged. A member gives its partitions to other members, except to `leaving`.
+        `reason` is logged. A member hands its partitions over to other members, except `leaving`.
         """
         with self._stop_lock:
             parts = self._parts
@@ -691,12 +698,12 @@ class Agent:
                 self._finish(reason)
 
     def stop_soon(self, reason: str, *, leaving: Collection[int] = ()) -> None:
-        """Stops in a thread of its own; for the arguments see `stop`."""
+        """Stops in its own thread; see `stop` for the arguments."""
         stop = functools.partial(self.stop, reason=reason, leaving=leaving)
         threading.Thread(target=stop, name="sparklog-stop").start()
 
     def _drain(self, leaving: Collection[int]) -> None:
-        """Gives the partitions of a member to others, which serve them at once."""
+        """Hands a member's partitions over to others, which serve them immediately."""
         if self._cluster is None or self._stopping.is_set():
             return
         self._phase = Phase.DRAINING
@@ -710,7 +717,7 @@ class Agent:
             deadline = self._clock.monotonic() + limits.DRAIN_SECONDS
             given = self._cluster.handovers.drain(deadline, leaving=leaving)
         except Exception as error:
-            _log.warning("stopped without giving all partitions away", reason=str(error))
+            _log.warning("stopped without handing over all partitions", reason=str(error))
         else:
             if given and has_clients():
                 follow_seconds = 0.0 if self._store.is_local else FOLLOW_REMOTE_SECONDS
@@ -724,7 +731,7 @@ class Agent:
         self._loops.join()
 
     def crash(self) -> None:
-        """Ends as a killed process does, for tests.
+        """Ends the way a killed process does; for tests.
 
         Connections are cut, so no client learns the outcome of its requests. Nothing is published,
         and the heartbeat is not marked as stopped.
@@ -745,7 +752,7 @@ class Agent:
             self._close()
             _log.info("stopped", reason=reason, root=self._store.uri)
         finally:
-            # Last: the process may end as soon as it is set, and take this thread with it.
+            # Last: the process may exit as soon as it is set, and take this thread with it.
             self._stopped.set()
 
     def _close(self) -> None:
@@ -775,16 +782,16 @@ class Agent:
 
 
 def publish_pause_seconds(waiting: int, interval_seconds: float) -> float:
-    """Returns the time until the next look for topics to publish, of which so many wait now."""
+    """Returns the time until the next check for topics to publish; `waiting`: objects to put."""
     idle_seconds = min(interval_seconds / 10, _PUBLISH_IDLE_SECONDS)
     return _PUBLISH_TICK_SECONDS if waiting else max(idle_seconds, _PUBLISH_TICK_SECONDS)
 
 
 def request_publication(backlog: Backlog) -> bool:
-    """Requests publication of all records that can be published; returns false if none wait.
+    """Requests publication of all records that can be published; returns false if there are none.
 
     For a broker that is about to stop: a large batch takes longer than a stop may, and the next
-    broker would begin it again.
+    broker would have to start it over.
     """
     waiting = [each for each in backlog.waiting() if each.waiting and not each.held_back]
     for topic in waiting:

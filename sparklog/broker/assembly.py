@@ -1,4 +1,4 @@
-"""Builds the parts of a broker that has taken its root over, in the order in which they depend."""
+"""Builds the parts of a broker that has taken over its root, in order of their dependencies."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable
 from sparklog.storage.wal.base import Appender
 
-FLUSHES_AT_ONCE_REMOTE = 4  # puts of the log that are under way at the same time
-_PUBLISH_SHARE_REMOTE = 1.0  # waiting for a store takes no processor from producers
-UPKEEP_QUIET_REMOTE_SECONDS = 20.0  # between two looks at a table to which nothing was committed
-_FREE_INODES_RESERVE = 100_000  # with fewer, files that may stay go
-_SILENT_ASK_SECONDS = 0.5  # for which a silent member is asked, before its partitions move
+FLUSHES_AT_ONCE_REMOTE = 4  # concurrent puts of WAL objects
+_PUBLISH_SHARE_REMOTE = 1.0  # waiting for a store takes no CPU from producers
+UPKEEP_QUIET_REMOTE_SECONDS = 20.0  # between checks of a table without new commits
+_FREE_INODES_RESERVE = 100_000  # with fewer, removed files stay for their grace period only
+_SILENT_ASK_SECONDS = 0.5  # timeout for asking a silent member before its partitions move
 _LOOK: Final = 0.15
-"""The pause between two looks at heartbeats on an object store, in shares of the time of death."""
+"""The interval of heartbeat checks on an object store, as a share of `dead_after_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The settings, the store and the threads that a broker is built with."""
+    """The settings, the store and the thread pools that a broker is built with."""
 
     settings: BrokerSettings
     store: Store
@@ -71,7 +71,7 @@ class Surroundings:
     stopping: threading.Event
     """Set once the broker stops."""
     publish_now: threading.Event
-    """Set where a request waits for the tables."""
+    """Set when a request waits for publication to the tables."""
     pools: Pools
     removed_files: RemovedFileRetention
     flushes: FlushCounts
@@ -115,7 +115,7 @@ def sources_of(
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
 ) -> Sources:
-    """Returns what the figures of a broker are read from; for the arguments see `Sources`."""
+    """Returns the sources of a broker's figures; see `Sources` for the arguments."""
     janitor = given.settings.janitor
     return Sources(
         broker=parts.broker,
@@ -139,7 +139,7 @@ def sources_of(
 
 
 def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: OpenTable) -> Parts:
-    """Returns the parts of a broker, none of which runs yet."""
+    """Returns the parts of a broker, none of them running yet."""
     settings, store, clock = given.settings, given.store, given.clock
     hot = HotTail(limit_bytes=settings.hot_tail.bytes)
     appender, writer = _writer(given, led_partitions, hot)
@@ -230,7 +230,7 @@ def _writer(
 
 
 def publish_process(given: Surroundings, hot: HotTail) -> PublishProcess | None:
-    """Returns the publishing process, which starts with work for it; None if none is wanted."""
+    """Returns the publishing process, which starts once it has work; None if off or unsupported."""
     store, settings = given.store, given.settings.publisher
     is_possible = given.kind is BrokerKind.STANDING and isinstance(store, LocalStore)
     if settings.process == "off" or not is_possible:
@@ -282,7 +282,7 @@ def _janitor(
     store = given.store
 
     def owns(topic: Topic) -> bool:
-        """Returns whether this broker maintains the topic's table: one broker does."""
+        """Returns whether this broker maintains the topic's table; only one broker does."""
         return topic.leaders[:1] == (given.leadership.broker,)
 
     return Janitor(
@@ -309,7 +309,7 @@ def _is_controller(given: Surroundings) -> bool:
 
 
 def _is_short_of_space(given: Surroundings) -> bool:
-    """Returns whether appends will soon be refused, or are."""
+    """Returns whether appends are refused, or soon will be."""
     free_bytes, free_inodes = given.store.free_bytes(), given.store.free_inodes()
     reserve_bytes = given.settings.writer.free_space_reserve_bytes
     has_bytes = free_bytes is None or free_bytes >= 2 * reserve_bytes
@@ -328,15 +328,15 @@ def reconciler_of(
     histories: Histories,
     on_change: Callable[[], None],
 ) -> Reconciler:
-    """Returns what follows the metadata; a member's requests use it from now on.
+    """Returns the reconciler, which follows the metadata; a member's requests use it from now on.
 
     Args:
         given: as for `assemble`.
         parts: the other parts.
         recovered: the metadata as of the takeover.
         open_table: returns the table of a topic.
-        histories: logs of others.
-        on_change: called when a tick has something to do.
+        histories: the logs of other brokers.
+        on_change: called when the reconciler's `tick` has work to do.
     """
     reconciler = Reconciler(
         given.store,
@@ -367,7 +367,7 @@ def cluster_parts(
     histories: Histories,
     ask: Ask | None,
 ) -> ClusterParts:
-    """Returns the parts of a member. `ask`: sends requests to other brokers, if it may."""
+    """Returns the parts of a member. `ask`: sends requests to other brokers; None: not possible."""
     store, clock, broker = given.store, given.clock, parts.broker
     ask_readiness = functools.partial(readiness, store)
     controller = Controller(

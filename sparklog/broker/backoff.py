@@ -1,4 +1,4 @@
-"""Retries of work that fails for one topic, or in one thread, without ending anything else."""
+"""Retries of work that fails for one topic, or in one thread, without stopping anything else."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sparklog.storage.objects import SyncFailed
 RETRY_MAX_SECONDS = 10.0  # between attempts after repeated failures
 
 ENDS_THE_BROKER: Final = (errors.BrokerFenced, SyncFailed)
-"""Errors after which no ack can be trusted. Any other error concerns only the work that met it."""
+"""Errors after which no ack can be trusted. Any other error concerns only the work that hit it."""
 
 
 def run_each(steps: Iterable[Callable[[], object]]) -> None:
-    """Runs all steps, also after one of them has failed, and raises the first failure then.
+    """Runs all steps even if one of them fails, and then raises the first failure.
 
     So work that frees space does not wait for work that needs it. An error that ends the broker is
-    raised at once.
+    raised immediately.
     """
     failure: Exception | None = None
     for step in steps:
@@ -36,7 +36,7 @@ def run_each(steps: Iterable[Callable[[], object]]) -> None:
 
 
 class RetrySchedule:
-    """When to retry failed work, by name: each time after twice as long, up to a bound."""
+    """When to retry failed work, by name: the delay doubles each time, up to a bound."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class RetrySchedule:
         bound_seconds = RETRY_MAX_SECONDS if most_seconds is None else most_seconds
         self._most_seconds = max(bound_seconds, first_seconds)
         self._failures: dict[str, tuple[int, float]] = {}
-        """Failures in a row, and the time of the next try in monotonic seconds, by name."""
+        """Consecutive failures, and the time of the next attempt in monotonic seconds, by name."""
 
     def is_waiting(self, name: str) -> bool:
-        """Returns true if it is too early to try."""
+        """Returns true if it is too early to retry."""
         found = self._failures.get(name)
         return found is not None and self._clock.monotonic() < found[1]
 
     def failed(self, name: str) -> None:
-        """Schedules the next try. Where many fail at once, their next tries are spread out."""
+        """Schedules the next attempt. If many fail at once, their retries are spread out."""
         count = self._failures.get(name, (0, 0.0))[0] + 1
         doubled = self._first_seconds * 2.0 ** min(count - 1, 32)
         jitter = crc32c.crc32c(f"{name} {count}".encode()) / 2**32
@@ -72,30 +72,30 @@ class RetrySchedule:
     def retain(self, names: Collection[str]) -> None:
         """Forgets all names but these."""
         for gone in self._failures.keys() - set(names):
-            self._failures.pop(gone, None)  # a worker may have forgotten it meanwhile
+            self._failures.pop(gone, None)  # a worker may have removed it concurrently
 
 
 class FailureLog:
-    """Reasons of failures that are in the log, by name, so that the same is not logged again."""
+    """Reasons of failures that were logged, by name, so that the same one is not logged again."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def is_new(self, name: str, reason: str) -> bool:
-        """Returns true if `name` had not failed before, or for another reason."""
+        """Returns true if `name` had not failed before, or had for a different reason."""
         before = self._reasons.get(name)
         self._reasons[name] = reason
         return before != reason
 
     def has(self, reason: str) -> bool:
-        """Returns true if any name fails for that reason."""
+        """Returns true if any name currently fails for that reason."""
         return reason in self._reasons.values()
 
     def __bool__(self) -> bool:
         return bool(self._reasons)
 
     def recovered(self, name: str) -> bool:
-        """Returns true if `name`, which succeeds now, had failed before."""
+        """Records that `name` succeeds now; returns true if it had failed before."""
         return self._reasons.pop(name, None) is not None
 
     def retain(self, names: Collection[str]) -> None:

@@ -1,7 +1,7 @@
-"""The façade of the broker: everything a listener may ask of it, in the log's own terms.
+"""The façade of the broker: everything a listener can ask of it, in the log's own terms.
 
-A listener translates and decides nothing; a request is refused here, by a typed error, with no side
-effect. All methods may be called from any thread.
+A listener only translates and decides nothing. A request is refused here, with a typed error and
+without side effects. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Broker:
         self._submit_timeout_seconds = submit_timeout_seconds
         self._closing = threading.Event()
         self.refused = refused or RefusedWork(clock)
-        """The work that this broker refuses now."""
+        """The work that this broker currently refuses."""
         self._reader = LogReader(store, led_partitions, hot)
         self._kafka_reader = KafkaReader(self._reader, led_partitions, hot, clock=clock)
         self.metadata = LeaderMetadata(
@@ -121,10 +121,10 @@ class Broker:
             clock=clock,
             sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
         )
-        """The cluster's metadata, as this broker knows them."""
+        """The cluster's metadata, as this broker knows it."""
         self.members = LiveMembers(self.metadata, leadership, clock=clock)
         self.partitions = Partitions(led_partitions)
-        """Answers about topics and partitions, as this broker knows them."""
+        """Answers queries about topics and partitions, as this broker knows them."""
         self.topics = TopicAdmin(
             store,
             self.metadata,
@@ -162,9 +162,9 @@ class Broker:
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.prove: Callable[[flight_messages.ProveRoot], flight_messages.RootProof] | None = None
-        """Proves which root this broker serves; set by their owner once it serves."""
+        """Proves which root this broker serves; set by the owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
-        """Returns the figures of this broker; set by their owner once it serves."""
+        """Returns the figures of this broker; set by the owner once it serves."""
         self._started_at = clock.monotonic()
 
     # -------------------------------------------------------------------------- this broker
@@ -175,7 +175,7 @@ class Broker:
         return self._leadership.broker
 
     def cluster(self) -> flight_messages.ClusterInfo:
-        """Returns the cluster's id and root, and its brokers that are up; this one is the first."""
+        """Returns the cluster's id and root, and its brokers that are up, this one first."""
         others = [
             flight_messages.BrokerInfo(
                 broker=broker,
@@ -234,7 +234,7 @@ class Broker:
         return self.collect_figures()
 
     def budgets(self) -> list[Budget]:
-        """Returns the memory of records, with its bounds."""
+        """Returns the memory budgets for records."""
         hot = Budget("hot_tail", self._hot.bytes, self._hot.limit_bytes)
         return [
             *self._writer.budgets(),
@@ -245,7 +245,7 @@ class Broker:
         ]
 
     def record_times(self) -> RecordTimes:
-        """Returns lookups of records' timestamps, for one caller."""
+        """Returns a lookup of records' timestamps, for use by one caller."""
         return RecordTimes(self._reader, self._led_partitions)
 
     def status(self) -> flight_messages.BrokerStatus:
@@ -282,7 +282,7 @@ class Broker:
         return described.broker_entries(self._settings, listener)
 
     def free_bytes(self) -> int | None:
-        """Returns the free space under the root, or None where it is unknown."""
+        """Returns the free space under the root, or None if unknown."""
         return self._store.free_bytes()
 
     @property
@@ -293,7 +293,7 @@ class Broker:
     # -------------------------------------------------------------------------- leadership
 
     def close(self) -> None:
-        """Wakes all waiting calls; nothing is accepted any more."""
+        """Wakes all waiting calls; no further requests are accepted."""
         self._closing.set()
         self._writer.fail(errors.BrokerClosing(broker=self._leadership.broker))
 
@@ -334,11 +334,11 @@ class Broker:
         )
 
     def submit_internal(self, append: Append) -> PendingAppend:
-        """Queues an append of `prepare_internal`, even where the queue is full.
+        """Queues an append of `prepare_internal`, even if the queue is full.
 
         Raises the error that ended the writer.
         """
-        # While producers are held back, consumers must continue: their groups would fall apart.
+        # While producers are throttled, consumers must continue: their groups would fall apart.
         # Such records are small and cannot pile up, because a client waits for each of its own.
         return self._writer.submit([append], is_bounded=False)
 
@@ -347,8 +347,8 @@ class Broker:
     ) -> Append:
         """Checks a record batch in Kafka's encoding, for `submit`; queues nothing yet.
 
-        Raises `UnknownTopic`, `InternalTopic`, and what `AppendPreparer` raises: `WouldBlock`
-        where `only_quick` is given and the check takes long.
+        Raises `UnknownTopic`, `InternalTopic`, and what `AppendPreparer` raises: `WouldBlock` if
+        `only_quick` is set and the check would take a long time.
         """
         check_not_internal(topic, "write to")
         found = self._led_partitions.topic(topic)
@@ -368,7 +368,7 @@ class Broker:
         return self._writer.submit([append])
 
     def flush_if_quick(self) -> None:
-        """Makes the queued appends durable if that hardly delays an event loop. Never raises.
+        """Makes the queued appends durable if that barely delays an event loop. Never raises.
 
         Appends that are not `done` afterwards need a `wait`.
         """
@@ -376,11 +376,11 @@ class Broker:
 
     @property
     def submit_timeout_seconds(self) -> float:
-        """The longest time for which an append waits for space in the queue."""
+        """The maximum time that an append waits for space in the queue."""
         return self._submit_timeout_seconds
 
     def wait(self, pending: PendingAppend) -> list[AppendResult]:
-        """Returns once the append is durable. Raises why it was refused, or `OutcomeUnknown`."""
+        """Waits until the append is durable. Raises the error of a refusal, or `OutcomeUnknown`."""
         return self._writer.wait(pending)
 
     # -------------------------------------------------------------------------- reading
@@ -395,7 +395,7 @@ class Broker:
         columns: Sequence[str] | None = None,
         topic_id: str | None = None,
     ) -> Iterator[ReadBatch]:
-        """Yields every record of the range in order. Raises what `LogReader.read` raises."""
+        """Yields every record in the range, in order. Raises what `LogReader.read` raises."""
         counts = self._counts_of(topic)
         counts.fetches += 1
         found = self._reader.read(topic, partition, start, end, columns=columns, topic_id=topic_id)
@@ -409,26 +409,26 @@ class Broker:
         columns: Sequence[str] | None = None,
         batch_rows: int = limits.SCAN_BATCH_ROWS,
     ) -> Tail:
-        """Follows partitions, and raises, as `LogReader.tail` does."""
+        """Follows partitions. Raises what `LogReader.tail` raises."""
         for topic in {each.topic for each in positions}:
             self._counts_of(topic).fetches += 1
         return self._reader.tail(positions, notify, columns=columns, batch_rows=batch_rows)
 
     def _counts_of(self, topic: str) -> TopicCounts:
-        """Returns the counts of a topic; of an unknown one, counts that are dropped."""
+        """Returns the counts of a topic; for an unknown one, counts that are discarded."""
         if not self._led_partitions.has_topic(topic):
             return TopicCounts()
         return self._led_partitions.topic(topic).counts
 
     def count_full_queue(self, topic: str) -> None:
-        """Counts a batch that found no space in the queue for so long that it is refused."""
+        """Counts a batch that was refused because the queue stayed full for too long."""
         self._counts_of(topic).failed_produces += 1
         self.refused.note(
             Work.WRITES, "the writer's queue was full for as long as a producer waits"
         )
 
     def count_fetch(self, topic: str, sent_bytes: int, *, failed: bool) -> None:
-        """Counts a partition of a fetch request, and the bytes of its records."""
+        """Counts one partition of a fetch request, and the bytes of its records."""
         counts = self._counts_of(topic)
         counts.fetches += 1
         counts.bytes_out += sent_bytes
@@ -445,7 +445,7 @@ class Broker:
         at_least_one: bool = True,
         only_memory: bool = False,
     ) -> Fetched | None:
-        """Returns record batches from `offset`, and raises, as `KafkaReader.fetch` does."""
+        """Returns record batches from `offset` on. Raises what `KafkaReader.fetch` raises."""
         return self._kafka_reader.fetch(
             topic,
             partition,
@@ -456,7 +456,7 @@ class Broker:
         )
 
     def read_kafka_together(self, places: Sequence[tuple[str, int, int]]) -> None:
-        """Makes `fetch_kafka` of several partitions faster, as `KafkaReader.read_together` does."""
+        """Speeds up `fetch_kafka` for several partitions; see `KafkaReader.read_together`."""
         self._kafka_reader.read_together(places)
 
     def watch_growth(
@@ -465,10 +465,10 @@ class Broker:
         lacking_bytes: int,
         notify: Callable[[], None],
     ) -> GrowthWatch:
-        """Has `notify` called once when the partitions have grown by `lacking_bytes` together.
+        """Calls `notify` once when the partitions together have grown by `lacking_bytes`.
 
-        It is called under the lock of the led partitions, possibly at once, and also where a topic
-        of them is deleted: it must not wait for anything. End the watch by `stop_watching`.
+        It is called under the lock of the led partitions, possibly right away, and also if one of
+        their topics is deleted; it must not block. End the watch with `stop_watching`.
 
         Args:
             seen: the last known `PartitionStatus.appended_bytes` of each partition, by topic and
@@ -479,20 +479,20 @@ class Broker:
         return self._led_partitions.growths.watch(seen, lacking_bytes, notify)
 
     def stop_watching(self, watch: GrowthWatch) -> None:
-        """Ends a watch: its `notify` is not called any more."""
+        """Ends a watch: its `notify` is no longer called."""
         self._led_partitions.growths.stop(watch)
 
     def greatest_time(self, topic: str, partition: int) -> tuple[int, int]:
-        """Returns (time in ms, offset) of the first record with the greatest time.
+        """Returns (timestamp in ms, offset) of the first record with the maximum timestamp.
 
-        Returns (-1, -1) where there is no record. Raises `UnknownTopic` and `UnknownPartition`.
+        Returns (-1, -1) if there are no records. Raises `UnknownTopic` and `UnknownPartition`.
         """
         return self._reader.greatest_time(topic, partition)
 
     def offsets_for_times(
         self, request: flight_messages.OffsetsForTimes
     ) -> flight_messages.Offsets:
-        """Returns the first offsets at or after given times.
+        """Returns the first offsets at or after the given timestamps.
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
@@ -500,7 +500,7 @@ class Broker:
 
 
 def _counting_bytes(batches: Iterator[ReadBatch], counts: TopicCounts) -> Iterator[ReadBatch]:
-    """Counts the bytes of the batches that a native reader gets."""
+    """Yields the batches, and counts the bytes that a native reader receives."""
     for batch in batches:
         counts.bytes_out += batch.rows.nbytes
         yield batch

@@ -1,4 +1,4 @@
-"""Requests of a cluster's operator to one of its brokers."""
+"""Requests from a cluster's operator to one of its brokers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sparklog.storage.metadata.liveness import Answers
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
 
-_OVERVIEW_PAUSE_SECONDS = 0.25  # between two looks at the heartbeat of a member that may be dead
+_OVERVIEW_PAUSE_SECONDS = 0.25  # between checks of the heartbeat of a member that may be dead
 
 Failures: TypeAlias = Mapping[tuple[str, int], errors.SparklogError]
-"""Why a (topic, partition) has not moved."""
+"""The error that kept each (topic, partition) from moving."""
 
 
 class ClusterAdmin:
@@ -45,16 +45,17 @@ class ClusterAdmin:
         self._clock = clock
         self._check_open = check_open
         self.stop: Callable[[str], None] | None = None
-        """Begins to stop this broker, and logs the reason; None while it starts, and of a broker
+        """Begins to stop this broker, and logs the reason; None while it starts, and for a broker
         that ends with its program."""
         self.handovers: Handovers | None = None
-        """Gives partitions of a member to others; None while it starts, and of any other broker."""
+        """Hands partitions over to other members; None while it starts, and for any other
+        broker."""
         self.ask: Ask | None = None
-        """Sends requests to other members; None while it starts, and of any other broker."""
+        """Sends requests to other members; None while it starts, and for any other broker."""
         self.answers: Answers | None = None
-        """Asks silent brokers; None: silence is death."""
+        """Asks silent brokers; None: a silent broker counts as dead."""
         self._stopping = threading.Lock()
-        """Taken by the first request to stop, and never released."""
+        """Acquired by the first request to stop, and never released."""
 
     def describe(
         self, request: flight_messages.DescribeCluster
@@ -86,7 +87,7 @@ class ClusterAdmin:
         )
 
     def balance(self, request: flight_messages.BalanceCluster) -> flight_messages.BalanceReply:
-        """Gives partitions to members that lead fewer. A broker that leads alone has none to give.
+        """Hands partitions over to members that lead fewer; none if this broker leads alone.
 
         Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
         """
@@ -97,9 +98,10 @@ class ClusterAdmin:
         return flight_messages.BalanceReply(moved=self.handovers.balance())
 
     def move(self, request: flight_messages.MovePartitions) -> flight_messages.BalanceReply:
-        """Gives partitions that this broker leads to the members that are named for them.
+        """Hands partitions that this broker leads over to the requested members.
 
-        Raises `BadAssignment` if one of them takes no partitions now, and as `balance`.
+        Raises `BadAssignment` if one of them currently accepts no partitions, and what `balance`
+        raises.
         """
         if self.handovers is None:
             return flight_messages.BalanceReply()
@@ -107,13 +109,13 @@ class ClusterAdmin:
         return flight_messages.BalanceReply(moved=self.handovers.place(targets))
 
     def reassign(self, targets: Moves, *, timeout_seconds: float) -> Failures:
-        """Has the leaders of partitions give them to the members that are named for them.
+        """Has the leaders of partitions hand them over to the requested members.
 
-        Returns why some have not moved. The fault of one leader keeps no other from its part.
-        Raises `BrokerFenced` and the errors of the store.
+        Returns an error for each partition that has not moved. One leader's failure does not keep
+        the others from moving theirs. Raises `BrokerFenced` and the errors of the store.
 
         Args:
-            timeout_seconds: for all leaders together, `limits.ACTION_TIMEOUT_SECONDS` at most.
+            timeout_seconds: for all leaders together, at most `limits.ACTION_TIMEOUT_SECONDS`.
         """
         timeout_seconds = min(max(timeout_seconds, 0.0), limits.ACTION_TIMEOUT_SECONDS)
         deadline = self._clock.monotonic() + timeout_seconds
@@ -143,7 +145,7 @@ class ClusterAdmin:
     def _left(
         self, targets: Moves, timeout_seconds: float
     ) -> dict[tuple[str, int], errors.SparklogError]:
-        """Returns an error for each partition that has another leader than the one named for it."""
+        """Returns an error for each partition whose leader is not the requested one."""
         metadata = self._metadata.reload()
         return {
             (topic, number): errors.TimedOut(
@@ -155,7 +157,7 @@ class ClusterAdmin:
         }
 
     def upgrade(self) -> flight_messages.UpgradeReply:
-        """Raises the feature level to the highest that all brokers know.
+        """Raises the feature level to the highest that all brokers support.
 
         Raises `BrokerFenced`, `OutcomeUnknown` and the errors of the store.
         """
@@ -170,10 +172,10 @@ class ClusterAdmin:
         return flight_messages.UpgradeReply(before=before, after=after)
 
     def drain(self, request: flight_messages.DrainBroker) -> None:
-        """Begins to give all partitions to other members, and to stop. Returns at once.
+        """Begins to hand over all partitions to other members, and to stop. Returns immediately.
 
-        Raises `CannotDrain` if another broker is meant, if no other one takes the partitions, or if
-        this one belongs to a program; and `BrokerFenced` and the errors of the store.
+        Raises `CannotDrain` if another broker is meant, if no other broker accepts the partitions,
+        or if this one belongs to a program; also `BrokerFenced` and the errors of the store.
         """
         own = self._own
         wanted = request.cluster_id, request.broker, request.epoch
@@ -197,10 +199,10 @@ class ClusterAdmin:
     def log_level(
         self, request: flight_messages.LogLevel, *, client: str = ""
     ) -> flight_messages.LogLevel:
-        """Returns the level of this broker's log lines, and sets it before if a level is given.
+        """Returns this broker's log level, after setting it if a level is given.
 
-        `client` names who asked, in the log. Raises `BadRequest` if another broker is meant, or if
-        the level is that of a program.
+        `client` identifies the caller in the log. Raises `BadRequest` if another broker is meant,
+        or if a program has configured the level.
         """
         if request.broker != self._own.broker:
             reason = (
@@ -219,6 +221,6 @@ class ClusterAdmin:
 
 
 def _leader(metadata: ClusterMetadata, topic: str, number: int) -> int | None:
-    """Returns the leader of a partition; None if there is no such partition."""
+    """Returns the leader of a partition; None if it does not exist."""
     known = metadata.topics.get(topic)
     return known.leaders[number] if known and number < len(known.leaders) else None

@@ -1,7 +1,7 @@
-"""Changes of the configuration of topics, which the metadata and the topic's table both have.
+"""Changes of topic configurations, which are stored in the metadata and in the topic's table.
 
-The table gets a change first, and the metadata decides whether it counts: a change that was cut
-short between the two is taken back from the table.
+A change is written to the table first, and the metadata decides whether it counts: a change that
+was interrupted between the two is reverted in the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ConfigChanges:
     def alter(self, request: AlterTopic, *, client: str = "") -> None:
         """Sets configuration keys, or resets those whose value is None to their default.
 
-        `client` names who asked, in the log.
+        `client` identifies the caller in the log.
 
         Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
         """
@@ -64,7 +64,7 @@ class ConfigChanges:
         only_checks: bool,
         client: str = "",
     ) -> None:
-        """Changes single keys by (edit, key, value), or only checks the change; see `alter`.
+        """Changes individual keys by (edit, key, value), or only checks the change; see `alter`.
 
         Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
         """
@@ -79,7 +79,7 @@ class ConfigChanges:
     def replace(
         self, topic: str, config: Mapping[str, str], *, only_checks: bool, client: str = ""
     ) -> None:
-        """Replaces the whole configuration: keys that `config` lacks return to their default.
+        """Replaces the whole configuration: keys missing in `config` revert to their default.
 
         Raises what `edit` raises.
         """
@@ -114,7 +114,7 @@ class ConfigChanges:
             was, topic.config = topic.config, config
             try:
                 if becomes_mirror:
-                    # The writer takes no other records any more; some may be under way.
+                    # The writer no longer accepts other records; some may be in flight.
                     self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
                     _check_empty(topic, source)
                 topic.table.commit(
@@ -123,7 +123,7 @@ class ConfigChanges:
                     )
                 )
                 topic.config = dict(self._metadata.change_topics(replace_config).topic(name).config)
-                # Another broker may have changed it too, or undone it as one that was cut short.
+                # Another broker may have changed it too, or reverted it as an interrupted change.
                 topic.table.commit(lambda before: self._as_named(topic, before))
             except BaseException:
                 known = self._metadata.known.topics.get(name)
@@ -135,10 +135,10 @@ class ConfigChanges:
         log_change("altered a topic", name, client, config=changed)
 
     def settle(self, name: str) -> None:
-        """Takes a configuration back from the table that no version of the metadata has got.
+        """Reverts a configuration in the table that never reached the metadata.
 
-        A change may have been cut short between the two. Retention would obey the table's. Raises
-        `UnknownTopic`, and the errors of the store.
+        A change may have been interrupted between the two, and retention would obey the table.
+        Raises `UnknownTopic`, and the errors of the store.
         """
         topic = self._led_partitions.topic(name)
         known = self._metadata.known.topics.get(name)
@@ -148,9 +148,10 @@ class ConfigChanges:
             topic.table.commit(lambda before: self._as_named(topic, before))
 
     def _as_named(self, topic: Topic, before: TableSnapshot) -> TableChange | None:
-        """Gives the table the configuration that the metadata has, in which others take part.
+        """Returns the change that gives the table the metadata's configuration, if it differs.
 
-        The metadata is read after the table, so the last of several such commits has the newest.
+        Other brokers change the metadata too. It is read after the table, so the last of several
+        such commits has the newest configuration.
         """
         known = entry_of(self._metadata.reload().topics, topic)
         if check_current(before, topic).config == known.config:
@@ -159,7 +160,7 @@ class ConfigChanges:
 
 
 def _check_empty(topic: Topic, source: str | None) -> None:
-    """Checks that a topic with records does not become a mirror: they may differ from its source's.
+    """Checks that a new mirror is empty: existing records may differ from those of its source.
 
     Raises `BadOption` and `InternalTopic`.
     """

@@ -1,8 +1,8 @@
-"""Counts for the broker's figures: plain numbers on objects that exist already.
+"""Counts for the broker's figures: plain numbers on objects that exist anyway.
 
-A count is raised where its event happens, by one addition, and read when figures are collected.
-Nothing here takes a lock. An addition to an attribute by one thread is not interrupted by another
-one in CPython with a GIL; elsewhere, a count could at worst be lost.
+A count is incremented where its event happens, and read when figures are collected. Nothing here
+takes a lock. In CPython with a GIL, one thread's addition to an attribute is not interrupted by
+another thread; elsewhere, a count could at worst be lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparklog.storage.snapshot import TableFile
 
 _STEPS_BITS: Final = 3
 _STEPS: Final = 1 << _STEPS_BITS
-"""Buckets of a `Distribution` for each power of two, so that a bucket spans an eighth at most."""
+"""Buckets of a `Distribution` per power of two, so that a bucket spans at most an eighth of it."""
 _MOST_BITS: Final = 40
 _BUCKETS: Final = (_MOST_BITS - _STEPS_BITS) * _STEPS + _STEPS
 _WINDOW_SECONDS: Final = 60.0
@@ -23,7 +23,7 @@ _SAMPLE_SECONDS: Final = 10.0
 
 
 class Budget(NamedTuple):
-    """A budget of memory: the bytes that are held now, and their bound."""
+    """A memory budget: the bytes currently held, and their limit."""
 
     name: str
     held_bytes: int
@@ -31,7 +31,7 @@ class Budget(NamedTuple):
 
 
 class TopicCounts:
-    """Traffic of one topic since this broker leads it."""
+    """Traffic of one topic since this broker began to lead it."""
 
     __slots__ = (
         "batches_in",
@@ -45,16 +45,16 @@ class TopicCounts:
 
     def __init__(self) -> None:
         self.batches_in = 0
-        """Batches that were appended: one of each partition in a produce request."""
+        """Batches appended: one per partition in a produce request."""
         self.records_in = 0
         self.bytes_in = 0
-        """Bytes of the appended records, as they are in the write-ahead log."""
+        """Bytes of the appended records, as stored in the write-ahead log."""
         self.bytes_out = 0
-        """Bytes of records that were given to consumers."""
+        """Bytes of records sent to consumers."""
         self.failed_produces = 0
         """Batches that were refused."""
         self.fetches = 0
-        """Partitions in fetch requests, and reads of the native protocol."""
+        """Partitions in fetch requests, and reads over the native protocol."""
         self.failed_fetches = 0
 
     def add(self, other: TopicCounts) -> None:
@@ -64,7 +64,7 @@ class TopicCounts:
 
 
 class UpkeepCounts:
-    """Bytes and files that were written to the tables: published first, then compacted."""
+    """Bytes and files written to the tables, by publishing and by compaction."""
 
     __slots__ = ("commits", "merged_bytes", "merged_files", "published_bytes", "published_files")
 
@@ -84,23 +84,23 @@ class UpkeepCounts:
         self.published_bytes += size
 
     def add_merged(self, files: Iterable[TableFile]) -> None:
-        """Counts files of a compaction, of small files or by key."""
+        """Counts the files written by a file compaction or a key compaction."""
         for each in files:
             self.merged_files += 1
             self.merged_bytes += each.size_bytes
 
     @property
     def amplification(self) -> float:
-        """The bytes that were written for each byte that was published; 1 before the first."""
+        """The bytes written per byte published; 1 before anything is published."""
         written_bytes = self.published_bytes + self.merged_bytes
         return written_bytes / self.published_bytes if self.published_bytes else 1.0
 
 
 class Distribution:
-    """A distribution of whole numbers from 0 on, such as durations in µs.
+    """A distribution of non-negative integers, such as durations in µs.
 
-    Each number is counted in a bucket that spans an eighth of its power of two at most; numbers
-    below 16 have buckets of their own.
+    Each number is counted in a bucket that spans at most an eighth of its power of two; numbers
+    below 16 have individual buckets.
     """
 
     __slots__ = ("buckets", "count", "total")
@@ -130,7 +130,7 @@ def _index(value: int) -> int:
 
 
 def _middle(index: int) -> float:
-    """Returns the middle of a bucket: of the numbers that fall into it."""
+    """Returns the midpoint of the numbers that fall into a bucket."""
     if index < 2 * _STEPS:
         return float(index)
     shift = (index >> _STEPS_BITS) - 1
@@ -141,7 +141,7 @@ def _middle(index: int) -> float:
 class RecentQuantiles:
     """Quantiles of a distribution over about the last minute, for a reader that asks repeatedly.
 
-    The writer of the distribution pays nothing: the reader keeps earlier states of it.
+    The writer of the distribution pays nothing: the reader keeps earlier snapshots of it.
     """
 
     __slots__ = ("_distribution", "_states")
@@ -151,7 +151,7 @@ class RecentQuantiles:
         self._states: deque[tuple[float, Sequence[int]]] = deque([(float("-inf"), ())])
 
     def at(self, now_seconds: float, quantiles: Sequence[float]) -> list[float]:
-        """Returns the quantiles of the numbers of the last minute; 0 where there are none."""
+        """Returns the quantiles of the last minute's numbers; 0 if there are none."""
         buckets = list(self._distribution.buckets)
         states = self._states
         while len(states) > 1 and states[1][0] <= now_seconds - _WINDOW_SECONDS:
@@ -164,7 +164,7 @@ class RecentQuantiles:
 
 
 def _quantiles(buckets: Sequence[int], quantiles: Sequence[float]) -> list[float]:
-    """Returns the least number that at least the given share of all is not above; sorted input."""
+    """Returns the midpoint of the bucket of each quantile; `quantiles` must be sorted."""
     left = sum(buckets)
     if not left:
         return [0.0] * len(quantiles)
@@ -185,9 +185,9 @@ class ApiCounts:
 
     def __init__(self) -> None:
         self.versions: Counter[int] = Counter()
-        """Requests that were answered, by version."""
+        """Answered requests, by version."""
         self.times_us = Distribution()
-        """From the last byte of a request until its response is written."""
+        """From the arrival of a request's last byte until its response is written."""
 
 
 class ListenerCounts:
@@ -201,13 +201,13 @@ class ListenerCounts:
         self.apis: dict[int, ApiCounts] = {}
         """By API key; only those that were requested."""
         self.errors: Counter[tuple[int, str]] = Counter()
-        """Errors in responses, by API key and the error's name; of produce and fetch requests, one
-        for each partition."""
+        """Errors in responses, by API key and the error's name; for produce and fetch requests, one
+        per partition."""
         self.connections_opened = 0
         self.loop_delay_us = Distribution()
-        """The delay of timers of the event loop."""
+        """The delay of the event loop's timers."""
         self.idle_share = 1.0
-        """The share of time in which the event loop's thread used no CPU."""
+        """The share of time during which the event loop's thread used no CPU."""
 
     def answered(self, key: int, version: int, seconds: float) -> None:
         """Counts a request that was answered."""

@@ -1,7 +1,7 @@
 """Memory that threads share while they decode large data.
 
-A grant is whole or not at all, so that no thread waits while it holds a part of the memory that
-others need. A thread that holds a grant must not ask for a second one. Thread-safe.
+A grant is all or nothing, so that no thread waits while holding part of the memory that others
+need. A thread that holds a grant must not request a second one. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 
 class DecodeMemory:
-    """A number of bytes, granted in the order of the requests.
+    """A budget of bytes, granted in the order of the requests.
 
-    A request for more than all of it is granted once no other grant is held.
+    A request for more than the limit is granted once no other grant is held.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -26,17 +26,17 @@ class DecodeMemory:
 
     @property
     def is_short(self) -> bool:
-        """True if a thread waits for a grant."""
+        """True if a thread is waiting for a grant."""
         return bool(self._waiting)
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are held now."""
+        """The bytes currently held."""
         return self._held_bytes
 
     @property
     def limit_bytes(self) -> int:
-        """The bytes that may be held at a time, unless one grant alone is larger."""
+        """The maximum bytes held at a time, unless a single grant is larger."""
         return self._limit_bytes
 
     @contextmanager
@@ -60,7 +60,7 @@ class DecodeMemory:
         """Returns True if `size_bytes` are held now; otherwise `granted` is called once they are.
 
         It is called in the thread that releases other bytes, and must not block. It returns whether
-        the bytes are still wanted; then they are held until they are given to `release`.
+        the bytes are still wanted; if so, they are held until they are passed to `release`.
         """
         with self._lock:
             if not self._waiting and self._has_room(size_bytes):
@@ -72,11 +72,11 @@ class DecodeMemory:
     def release(self, size_bytes: int) -> None:
         """Frees bytes that `request` has granted."""
         while ready := self._free(size_bytes):
-            # A call from `granted` to this method would nest as deep as requests wait.
+            # Calling this method from `granted` would nest once per waiting request.
             size_bytes = sum(size for size, granted in ready if not granted())
 
     def _free(self, size_bytes: int) -> list[tuple[int, Callable[[], bool]]]:
-        """Frees bytes, and returns the requests that they are granted to."""
+        """Frees bytes, and returns the requests that are granted as a result."""
         ready: list[tuple[int, Callable[[], bool]]] = []
         with self._lock:
             self._held_bytes -= size_bytes

@@ -20,13 +20,13 @@ from sparklog.settings import BrokerSettings
 
 
 class ConfigSource(enum.Enum):
-    """Source of a value; the first in this order that has a value decides."""
+    """Source of a value; the first in this order that has a value takes precedence."""
 
     TOPIC = "topic"
     BROKER = "broker"
     DEFAULT = "default"
     LOGGER = "logger"
-    """Only of loggers."""
+    """For loggers only."""
 
 
 class Synonym(NamedTuple):
@@ -50,7 +50,7 @@ class ConfigEntry:
     read_only: bool
     is_secret: bool = False
     synonyms: tuple[Synonym, ...] = ()
-    """All keys that supply a value; the first decides."""
+    """All keys that supply a value; the first takes precedence."""
 
 
 ROOT_LOGGER: Final = "root"
@@ -62,17 +62,17 @@ LOG_LEVELS: Final = {
     "ERROR": "error",
     "FATAL": "error",
 }
-"""The setting `log.level` by Kafka's `LogLevelConfig`, which has two more levels."""
+"""The setting `log.level` for each level of Kafka's `LogLevelConfig`, which has two more."""
 
 
 # ------------------------------------------------------------------------------ of a topic
 
 
 def topic_entries(config: Mapping[str, str], settings: BrokerSettings) -> list[ConfigEntry]:
-    """Returns every key of a topic with that configuration, on a broker with those settings.
+    """Returns every key of a topic with this configuration, on a broker with these settings.
 
-    The key that Kafka does not have is left out if it is not set: programs copy all keys of a topic
-    to a Kafka, which refuses unknown ones.
+    `mirror.source`, which Kafka does not have, is omitted unless set: programs copy all keys of a
+    topic to a Kafka cluster, which rejects unknown ones.
     """
     return [
         _topic_entry(name, key, config, settings)
@@ -111,7 +111,7 @@ def _synonyms(
 _OF_BROKER: Final[Mapping[str, Callable[[BrokerSettings], str]]] = {
     "max.message.bytes": lambda settings: str(settings.writer.max_batch_bytes),
 }
-"""Defaults of topics that a broker's settings change."""
+"""Topic defaults that a broker's settings override."""
 
 
 # ------------------------------------------------------------------------------ of other resources
@@ -136,20 +136,20 @@ _METRICS_KEYS: Final[Mapping[str, tuple[str, ConfigType]]] = {
 
 
 def group_entries() -> list[ConfigEntry]:
-    """Returns the configuration of any consumer group: Kafka 4.1's defaults, which are fixed."""
+    """Returns the configuration of every consumer group: Kafka 4.1's defaults, which are fixed."""
     idle = "no effect here: only classic groups are served"
     return _defaults(_GROUP_KEYS, idle, with_synonyms=True)
 
 
 def metrics_entries() -> list[ConfigEntry]:
-    """Returns the configuration of any subscription to clients' metrics (KIP-714), also fixed."""
+    """Returns the configuration of every client metrics subscription (KIP-714), also fixed."""
     return _defaults(_METRICS_KEYS, "no effect here: clients push no metrics", with_synonyms=False)
 
 
 def logger_entries(level: str | None) -> list[ConfigEntry]:
-    """Returns the levels of a broker's loggers, in Kafka's words: one logger writes all lines.
+    """Returns the log level of a broker in Kafka's terms: a single logger writes all lines.
 
-    `level`: the level in ours; None: there is no logger whose level could be altered.
+    `level`: sparklog's name for it; None: there is no logger whose level can be altered.
     """
     return [
         ConfigEntry(
@@ -186,7 +186,7 @@ def _defaults(
 
 
 class _Known(NamedTuple):
-    """A name of Kafka's for something that a broker has."""
+    """The value and meaning, in a sparklog broker, of one of Kafka's broker keys."""
 
     kind: ConfigType
     value: Callable[[BrokerSettings], object]
@@ -246,7 +246,7 @@ _KAFKAS: Final[Mapping[str, _Known]] = {
     "offsets.topic.num.partitions": _Known(
         ConfigType.INT,
         lambda _: limits.OFFSETS_PARTITIONS,
-        "of the topic with the offsets of groups",
+        "partitions of __consumer_offsets",
     ),
     "offsets.topic.replication.factor": _Known(
         ConfigType.SHORT, lambda _: 1, "the root's storage replicates"
@@ -258,7 +258,7 @@ _DEFAULTS: Final = BrokerSettings()
 
 
 def broker_entries(settings: BrokerSettings, listener: str) -> list[ConfigEntry]:
-    """Returns the keys of a broker with those settings, sorted by name.
+    """Returns the keys of a broker with these settings, sorted by name.
 
     Args:
         settings: the broker's settings.
@@ -317,7 +317,7 @@ def _of_topics(name: str, key: TopicKey, settings: BrokerSettings) -> ConfigEntr
 
 
 def _settings(settings: BrokerSettings) -> Iterator[ConfigEntry]:
-    """Yields all settings; options of the store have no value, because they may be secret."""
+    """Yields all settings; store options come without values, because they may be secret."""
     defaults = dict(_flat(_DEFAULTS))
     for name, value in _flat(settings):
         source = ConfigSource.DEFAULT if defaults.get(name) == value else ConfigSource.BROKER

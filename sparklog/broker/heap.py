@@ -1,7 +1,7 @@
-"""Memory that the broker has freed, given back to the system where glibc keeps it.
+"""Returns memory to the operating system that the broker has freed and glibc retains.
 
-glibc keeps memory that was freed below a buffer still in use, for later allocations. After a burst
-of large records that may be hundreds of MiB: no other program can use them, and they count as the
+glibc retains memory freed below a buffer that is still in use, for later allocations. After a burst
+of large records that can be hundreds of MiB, which no other program can use and which count as the
 broker's.
 """
 
@@ -13,8 +13,8 @@ from typing import Self
 
 from sparklog import limits
 
-IDLE_HEAP_BYTES = 64 * limits.MIB  # of freed memory; more is returned to the system
-IDLE_HEAP_SECONDS = 10.0  # that it is unused before
+IDLE_HEAP_BYTES = 64 * limits.MIB  # of freed memory; this much or more is returned
+IDLE_HEAP_SECONDS = 10.0  # for which it must be unused first
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -30,11 +30,11 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class HeapTrimmer:
-    """Trims the heap after its use has stayed well below an earlier peak; call `tick` often.
+    """Trims the heap once its use has stayed well below an earlier peak; call `tick` often.
 
-    A trim takes about 0.3 ms for each MiB, and the next use of the memory takes as long. So it
+    A trim takes about 0.3 ms per MiB, and the next use of the memory takes as long again. So it
     waits until `IDLE_HEAP_BYTES` or more have been unused for `IDLE_HEAP_SECONDS`. The bytes that
-    glibc counts as free are not a measure: they include those already given back.
+    glibc counts as free are not a usable measure: they include those already returned.
     """
 
     def __init__(self, used_bytes: Callable[[], int], trim: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class HeapTrimmer:
 
         Args:
             used_bytes: returns the bytes of the heap in use.
-            trim: gives the other bytes back to the system.
+            trim: returns the other bytes to the system.
         """
         self._used_bytes = used_bytes
         self._trim = trim
@@ -60,7 +60,7 @@ class HeapTrimmer:
         return cls(lambda: int(info().uordblks), lambda: trim(ctypes.c_size_t(0)))
 
     def tick(self, now: float) -> None:
-        """Trims if it is time; `now` is in seconds of a monotonic clock."""
+        """Trims if it is due; `now` is in seconds of a monotonic clock."""
         used_bytes = self._used_bytes()
         self._peak_bytes = max(self._peak_bytes, used_bytes)
         if self._peak_bytes - used_bytes < IDLE_HEAP_BYTES:

@@ -1,4 +1,4 @@
-"""Answers to listeners about topics, partitions and producers."""
+"""Answers listeners' queries about topics, partitions and producers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PartitionStatus:
     start: int
     end: int
     appended_bytes: int
-    """Bytes of records appended since this broker leads the partition, for `watch_growth`."""
+    """Bytes of records appended while this broker leads the partition, for `watch_growth`."""
 
 
 class PartitionStatuses(Sequence[PartitionStatus]):
@@ -53,7 +53,7 @@ class PartitionStatuses(Sequence[PartitionStatus]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveProducer:
-    """An idempotent producer, as a partition remembers it."""
+    """An idempotent producer, as remembered by a partition."""
 
     producer_id: int
     epoch: int
@@ -88,7 +88,7 @@ class ActiveProducers(Collection[ActiveProducer]):
 
 
 class Partitions:
-    """Answers to listeners about topics and partitions, as this broker knows them now."""
+    """Answers listeners' queries about topics and partitions, as this broker knows them now."""
 
     def __init__(self, led_partitions: LedPartitions) -> None:
         self._led_partitions = led_partitions
@@ -109,7 +109,7 @@ class Partitions:
     def led(self, topic: str) -> Mapping[int, int]:
         """Returns the partitions of a topic that this broker serves, with their leader epochs.
 
-        None of an unknown topic.
+        Empty for an unknown topic.
         """
         if not self._led_partitions.has_topic(topic):
             return {}
@@ -131,7 +131,7 @@ class Partitions:
     def statuses(self, topic: str) -> Sequence[PartitionStatus]:
         """Returns the statuses of all partitions, in order, each computed when it is accessed.
 
-        Those that other brokers lead have no offsets here: they are -1. Raises `UnknownTopic`.
+        The offsets of partitions that other brokers lead are -1. Raises `UnknownTopic`.
         """
         found = self._led_partitions.topic(topic)
         return PartitionStatuses(range(found.count), partial(self._status_at, found))
@@ -149,7 +149,7 @@ class Partitions:
         )
 
     def _status_of(self, partition: Partition) -> PartitionStatus:
-        # Read before `end`: records that arrive in between then count as growth.
+        # Read before `end`, so that records that arrive in between count as growth.
         appended_bytes = partition.growth.appended_bytes
         return PartitionStatus(
             appended_bytes=appended_bytes,
@@ -171,7 +171,7 @@ class Partitions:
         raise kind(topic=topic, partition=partition, found=leader_epoch, current=current)
 
     def epoch_end(self, topic: str, partition: int, leader_epoch: int) -> tuple[int, int]:
-        """Returns the end of `leader_epoch`, or of the last epoch before it that has records.
+        """Returns the end of `leader_epoch`, or of the last earlier epoch that has records.
 
         The result is (leader epoch, end offset), or (-1, -1) for a future epoch. Raises
         `UnknownTopic`, `UnknownPartition`.
@@ -190,7 +190,7 @@ class Partitions:
     def log_bytes(self) -> dict[str, dict[int, int]]:
         """Returns the bytes of each partition that this broker leads, by topic and number.
 
-        They are those of table files and unpublished entries.
+        Counts table files and unpublished entries.
         """
         found = {}
         for topic in self._led_partitions.topics():
@@ -203,7 +203,7 @@ class Partitions:
         return found
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
-        """Returns the id of a partition's leader, and its leader epoch, as far as is known.
+        """Returns the id of a partition's leader and its leader epoch, as known to this broker.
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """
@@ -214,9 +214,9 @@ class Partitions:
         return leaders[partition], epochs[partition]
 
     def is_moving(self, topic: str, partition: int) -> bool:
-        """Returns whether this broker is giving a partition to another one, or is getting it.
+        """Returns whether this broker is handing a partition over to another one, or receiving it.
 
-        False for one that cannot be restored, or does not exist.
+        False for a partition that cannot be restored, or does not exist.
         """
         return (
             self._led_partitions.has_topic(topic)
@@ -225,21 +225,21 @@ class Partitions:
         )
 
     def has_resigned(self, topic: str, partition: int) -> bool:
-        """Returns whether this broker has led a partition lately, and knows its next leader."""
+        """Returns whether this broker led a partition recently, and knows its next leader."""
         table = self._led_partitions
         return table.has_topic(topic) and table.resignations.is_retained(
             table.topic(topic), partition
         )
 
     def watch_leaders(self, notify: Callable[[], None]) -> None:
-        """Has `notify` called when partitions have other leaders, or are served from now on.
+        """Calls `notify` when partitions get new leaders, or when this broker begins to serve them.
 
-        It must not wait for anything.
+        It must not block.
         """
         self._led_partitions.on_leaders = notify
 
     def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
-        """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
+        """Returns the bytes of records from `offset` on, or slightly more; None if unknown.
 
         Raises `UnknownTopic`, `UnknownPartition`.
         """

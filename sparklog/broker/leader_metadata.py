@@ -1,18 +1,18 @@
 """The root's metadata, as the broker that leads the root reads and changes it.
 
 A broker that was suspended, or that has lost its connection to the store, may have been replaced
-without knowing it. Its successor has records, topics, group members and committed offsets that it
-has not. Two rules keep it from misleading clients:
+without knowing it. Its successor may have records, topics, group members and committed offsets that
+it lacks. Two rules keep it from misleading clients:
 
-- a response that says that a client knows more than the broker is sent only after a *proof of
-  leadership*: a look at the metadata that began after the request arrived. Such responses are that
-  an offset is out of range, that a sequence number is out of order, and that a topic, a member or a
+- a response implying that the client knows more than the broker is sent only after a *proof of
+  leadership*: a read of the metadata that began after the request arrived. Such responses say that
+  an offset is out of range, that a sequence number is out of order, or that a topic, a member or a
   committed offset does not exist. A consumer would reset its position, and a producer would fail;
-- a broker that may have been replaced since its last look at the metadata, because that look or its
-  last heartbeat is long ago (`LivenessSettings.sight_seconds`), serves no request before the next
-  look. Appends are excepted, because an ack is a proof itself, and requests of group members, whose
-  sessions would end during an outage of the store. A look counts once the broker serves what it has
-  found: other threads of a broker that has just woken up may answer before.
+- a broker that may have been replaced since it last read the metadata, because that read or its
+  last heartbeat is too old (`LivenessSettings.sight_seconds`), serves no request before the next
+  read. Exceptions are appends, because an ack is itself a proof, and requests of group members,
+  whose sessions would expire during an outage of the store. A read counts only once the broker
+  serves its result: other threads of a broker that has just woken up might answer before that.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from sparklog.storage.objects import SyncFailed
 
 
 class _SharedLook:
-    """A look at the metadata whose result, or failure, all calls share that wait for its lock."""
+    """A metadata read whose result or failure is shared by all calls that wait for its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held during a look."""
+        """Held during a read."""
         self.succeeded = 0
-        """The number of the newest look that has succeeded."""
+        """The number of the newest read that succeeded."""
         self.failed: tuple[int, errors.SparklogError] | None = None
-        """The newest one that has failed, and why."""
+        """The number of the newest read that failed, and its error."""
 
 
 class LeaderMetadata:
@@ -68,48 +68,48 @@ class LeaderMetadata:
         self._clock = clock
         self._sight_seconds = sight_seconds
         self._seen = NEVER
-        """When the newest look began whose result is served."""
+        """The start of the newest read whose result is served."""
         self._looks = 0
-        """The number of looks that have begun."""
+        """The number of reads begun so far."""
         self._proof, self._sight = _SharedLook(), _SharedLook()
-        """The looks of `prove` and of `regain_sight`."""
+        """The reads of `prove` and of `regain_sight`."""
         self._changed = 0
-        """The newest look that has found other topics or leaders."""
+        """The number of the newest read that found changed topics or leaders."""
         self.lead: Callable[[ClusterMetadata], bool] = lambda _metadata: False
-        """Serves the leaders of known topics, and no deleted ones, without I/O; of a member.
+        """Applies new leaders of known topics, and deletions, without I/O; set for a member.
 
         Returns whether it has changed anything.
         """
         self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
-        """Does the whole work of `serve`, as `lead` does a part of it."""
+        """Does all the work of `serve`, of which `lead` does a part."""
         self.heartbeat_age_seconds: Callable[[], float] = lambda: 0.0
-        """Returns the time since our last heartbeat, from which others count our silence."""
+        """Returns the time since our last heartbeat, from which other brokers count our silence."""
         self._leading = threading.Lock()
         self._serving = threading.Lock()
-        """Held while `lead` and `apply` work, until their changes are counted."""
+        """Held while `lead` and `apply` run, until their changes are counted."""
         self._counting = threading.Lock()
         self._changing = threading.Lock()
-        """Held across I/O too, by administrative calls."""
+        """Held by administrative calls, even across I/O."""
 
     @property
     def known(self) -> ClusterMetadata:
-        """The version that was read or written last."""
+        """The version last read or written."""
         return self._store.current
 
     def follow(self) -> None:
-        """Serves what the newest version says. Raises as `reload` and `serve`."""
+        """Applies the newest version. Raises what `reload` and `serve` raise."""
         self._apply(self._look())
 
     def serve(self, metadata: ClusterMetadata) -> None:
-        """Serves what this version says, or a newer one. Raises as `apply`.
+        """Applies this version or a newer one. Raises what `apply` raises.
 
-        No request that was judged on what this broker knew before is proven after that.
+        Afterwards, no request that was judged on the previous state can be proven.
         """
         self._lead(metadata)
         self._apply(metadata)
 
     def _look(self) -> ClusterMetadata:
-        """Returns the newest version, whose leaders are served. A table may have to be read yet."""
+        """Returns the newest version, after applying its leaders. Tables may remain to be read."""
         began = Moment.now(self._clock)
         metadata = self.reload()
         self._lead(metadata)
@@ -138,26 +138,26 @@ class LeaderMetadata:
             return self._looks
 
     def reload(self) -> ClusterMetadata:
-        """Returns the newest version. Raises `BrokerFenced` where it names a newer leader."""
+        """Returns the newest version. Raises `BrokerFenced` if it names a newer leader."""
         metadata = self._store.refresh()
         self._check_leadership(metadata)
         return metadata
 
     @property
     def has_sight(self) -> bool:
-        """True if the last look at the metadata and our last heartbeat are recent. Never waits."""
+        """True if our last read of the metadata and our last heartbeat are recent. Never blocks."""
         return max(self.look_age_seconds, self.heartbeat_age_seconds()) < self._sight_seconds
 
     @property
     def look_age_seconds(self) -> float:
-        """The time since the last look began whose result is served."""
+        """The time since the start of the last read whose result is served."""
         return self._seen.age_seconds(self._clock)
 
     def regain_sight(self) -> None:
-        """Looks at the metadata before a request is judged, which news do not disturb.
+        """Reads the metadata before a request is judged; changes are not an error.
 
-        Calls share looks, and the failure of a slow one, as those of `prove` do. Waits for no table
-        that has to be read: one that answers slowly does not concern the readers of other topics.
+        Calls share reads, and the failure of a slow one, as in `prove`. Does not wait for tables
+        that have to be read: a slow one does not concern the readers of other topics.
 
         Raises `BrokerFenced`, and the errors of the store.
         """
@@ -167,7 +167,7 @@ class LeaderMetadata:
                 self._make(self._sight, since, self._look)
 
     def _make(self, shared: _SharedLook, since: int, look: Callable[[], object]) -> None:
-        """Makes a look, whose lock is held, unless one has failed since: then raises as that."""
+        """Performs a read, whose lock is held; raises the error of one that has failed since."""
         if shared.failed is not None and shared.failed[0] > since:
             raise errors.revive(shared.failed[1].code, shared.failed[1].facts)
         number = self._next_look()
@@ -180,20 +180,20 @@ class LeaderMetadata:
 
     @property
     def looks(self) -> int:
-        """The number of looks that `prove` has begun: the present moment, for its argument."""
+        """The number of reads begun so far: the current moment, as an argument of `prove`."""
         return self._looks
 
     def is_proven(self, since: int) -> bool:
-        """Returns whether a look that began after the moment `since` has found us leading."""
+        """Returns whether a read that began after the moment `since` has found us leading."""
         return self._proof.succeeded > since >= self._changed
 
     def prove(self, since: int) -> None:
-        """Checks by a look that began after the moment `since` that we lead; shares it with others.
+        """Checks that we lead, with a read begun after the moment `since`; calls share reads.
 
-        Raises `BrokerFenced`, and the errors of the store: then nothing is proven. A look that
-        fails slowly fails for all that wait, who would otherwise wait for one after another.
-        Raises `MetadataChanged` if another broker has changed topics or leaders: the request was
-        judged on what this broker knew before.
+        Raises `BrokerFenced`, and the errors of the store, after which nothing is proven. A read
+        that fails slowly fails for all waiting calls, which would otherwise wait for one read after
+        another. Raises `MetadataChanged` if another broker has changed topics or leaders: the
+        request was judged on the previous state.
         """
 
         def look() -> None:
@@ -226,7 +226,7 @@ class LeaderMetadata:
     def change_topics(
         self, change: Callable[[dict[str, TopicMetadata]], dict[str, TopicMetadata]]
     ) -> ClusterMetadata:
-        """Puts a version with other topics, and returns it. Raises what `change` raises."""
+        """Puts a version with changed topics, and returns it. Raises what `change` raises."""
         return self.change(
             lambda metadata: msgspec.structs.replace(metadata, topics=change(metadata.topics))
         )
@@ -235,7 +235,7 @@ class LeaderMetadata:
     def changing(self, action: str) -> Iterator[None]:
         """Admits one change at a time; `action` names it in an error.
 
-        A member of a cluster judges it on the newest version, and raises as `follow`.
+        A cluster member first applies the newest version, and raises what `follow` raises.
         """
         with self._changing, self.stopping_on_sync_failure(action):
             if self._leadership.is_member:
@@ -244,7 +244,7 @@ class LeaderMetadata:
 
     @contextlib.contextmanager
     def stopping_on_sync_failure(self, action: str) -> Iterator[None]:
-        """Stops the writer and raises `OutcomeUnknown` where the disk fails to flush.
+        """Stops the writer and raises `OutcomeUnknown` if the disk fails to flush.
 
         A disk that has lost a table or the metadata cannot be trusted with records either.
         """

@@ -1,7 +1,7 @@
 """The listeners of a broker: their ports, from binding to closing, and their servers.
 
-A port is bound before the root is taken over, so that a start that cannot serve changes nothing,
-and listens once the broker has recovered.
+A port is bound before the root is taken over, so that a broker that cannot serve changes nothing.
+It listens once the broker has recovered.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from sparklog.broker.metrics.server import MetricsServer
 
 KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
-"""Packages of the extra `broker`, which the Kafka listener needs."""
+"""Packages from the extra `broker` that the Kafka listener needs."""
 METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
-"""Packages of the extra `broker`, which the port for metrics needs."""
+"""Packages from the extra `broker` that the metrics port needs."""
 
 _log = structlog.get_logger("sparklog.broker")
 _SLOW_SECONDS = 3.0
 _LEAVING_SECONDS = 0.7
-"""Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
+"""The time a broker needs to close its ports after marking its heartbeat as stopped."""
 
 
 class Listeners:
-    """The ports for Flight, Kafka and metrics, and what serves them."""
+    """The ports for Flight, Kafka and metrics, and their servers."""
 
     def __init__(self, settings: BrokerSettings, *, hooks: RequestHooks | None = None) -> None:
         """`hooks`: called for each request of a Flight client; for tests."""
@@ -65,7 +65,7 @@ class Listeners:
 
     @property
     def kafka_advertised(self) -> str:
-        """The address for Kafka clients, before its listener is open; empty without one."""
+        """The address for Kafka clients, even before the listener is open; empty without one."""
         if self._kafka_port is None:
             return ""
         return _advertised(self._settings.kafka.advertised, self._kafka_port.address)
@@ -87,10 +87,10 @@ class Listeners:
     # -------------------------------------------------------------------------- opening
 
     def bind(self, ports_of_leader: Callable[[], Collection[int]]) -> None:
-        """Binds the ports. Raises `BadOption` for one that another program holds.
+        """Binds the ports. Raises `BadOption` for one that another program uses.
 
-        A port that the live leader of the root holds is bound later, once that broker has been
-        replaced and has closed it.
+        A port that the root's live leader uses is bound later, once that broker has been replaced
+        and has closed it.
         """
         for each in self._ports():
             if not each.try_bind() and each.port not in ports_of_leader():
@@ -103,7 +103,7 @@ class Listeners:
                 )
 
     def bind_all(self, *, patience_seconds: float) -> None:
-        """Binds ports that a broker held which was replaced, and needs a moment to close them."""
+        """Binds the ports of a replaced broker, which needs a moment to close them."""
         for each in self._ports():
             each.bind(patience_seconds=patience_seconds)
 
@@ -129,7 +129,7 @@ class Listeners:
     def open_flight(
         self, broker: Broker, groups: Coordinator, *, patience_seconds: float
     ) -> FlightListener:
-        """Opens the Flight listener, which serves at once."""
+        """Opens the Flight listener, which serves immediately."""
         assert self._flight_port is not None
         self.flight = FlightListener(
             broker,
@@ -149,9 +149,9 @@ class Listeners:
         is_ready: Callable[[], bool],
         patience_seconds: float | None,
     ) -> None:
-        """Opens the HTTP port for metrics, if there is one and it is not open.
+        """Opens the HTTP port for metrics, if there is one and it is not yet open.
 
-        `patience_seconds`: None: only if it is bound.
+        `patience_seconds`: None: only if the port is already bound.
         """
         port = self._metrics_port
         if port is None or self._metrics is not None:
@@ -171,24 +171,24 @@ class Listeners:
     # -------------------------------------------------------------------------- clients
 
     def has_clients(self) -> bool:
-        """Returns whether a client is connected whose requests have to be redirected.
+        """Returns whether clients are connected whose requests have to be redirected.
 
         Each request is answered with the new leader of its partition. If the connection were closed
-        instead, a client would ask any other member for the leaders, and believe one that does not
-        know of the change yet.
+        instead, a client would ask any other member for the leaders, and trust one that has not
+        seen the change yet.
         """
         return (self.kafka is not None and self.kafka.connection_count > 0) or (
             self.flight is not None and self.flight.open_calls > 0
         )
 
     def budgets(self) -> list[Budget]:
-        """Returns the budgets of memory of the listeners that serve, with the bytes held."""
+        """Returns the memory budgets of the open listeners."""
         of_kafka = self.kafka.memory.budgets() if self.kafka is not None else ()
         of_flight = self.flight.budgets() if self.flight is not None else ()
         return [*of_kafka, *of_flight]
 
     def cut_connections(self) -> None:
-        """Cuts the connections of all clients, which may connect again; for tests."""
+        """Cuts the connections of all clients, which may reconnect; for tests."""
         for listener in (self.kafka, self.flight):
             if listener is not None:
                 listener.cut_connections()
@@ -217,7 +217,7 @@ def _advertised(advertised: str, listen: str) -> str:
 
 
 def check_installed(settings: BrokerSettings) -> None:
-    """Raises `NotInstalled` where a listener is wanted and its packages are missing."""
+    """Raises `NotInstalled` if a listener is configured and its packages are missing."""
     for what, listen, packages, without in (
         ("the Kafka listener", settings.kafka.listen, KAFKA_PACKAGES, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
@@ -227,7 +227,7 @@ def check_installed(settings: BrokerSettings) -> None:
             raise errors.NotInstalled(
                 what=f"{what} at {listen}",
                 missing=", ".join(missing),
-                hint=f"pip install 'sparklog[broker]', or start the broker without it by {without}",
+                hint=f"pip install 'sparklog[broker]', or start the broker without it: {without}",
             )
 
 

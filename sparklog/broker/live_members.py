@@ -1,4 +1,4 @@
-"""The members of the cluster that are up, as a broker names them to its clients."""
+"""The members of the cluster that are up, as a broker reports them to its clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.processes import Fate, fate_of
 
 _FATE_SECONDS: Final = 0.01
-"""The time for which the fates of other members' processes are remembered."""
+"""The time for which the fates of other members' processes are cached."""
 _FAREWELL_SECONDS: Final = 5.0
-"""The time for which clients still hear of a member that has just gone."""
+"""The time for which a member that has just gone is still reported to clients."""
 
 
 class _Members(NamedTuple):
@@ -25,15 +25,15 @@ class _Members(NamedTuple):
     metadata: ClusterMetadata | None = None
     registered: Mapping[int, BrokerRegistration] = MappingProxyType({})
     up: Mapping[int, BrokerRegistration] = MappingProxyType({})
-    """Without those whose process had ended."""
+    """Excludes those whose process had ended."""
     gone: Mapping[int, tuple[BrokerRegistration, float]] = MappingProxyType({})
-    """Those that have just left `up`, and until when clients hear of them, in monotonic seconds."""
+    """Those that have just left `up`, and the monotonic time until which clients hear of them."""
     until: float = 0.0
-    """The monotonic time at which `up` becomes too old."""
+    """The monotonic time at which `up` expires."""
 
 
 class LiveMembers:
-    """Any number of threads may ask at the same time."""
+    """Tracks the members that are up. Thread-safe."""
 
     def __init__(self, metadata: LeaderMetadata, own: Leadership, *, clock: Clock) -> None:
         self._metadata = metadata
@@ -42,10 +42,10 @@ class LiveMembers:
         self._members = _Members()
 
     def up(self) -> Mapping[int, BrokerRegistration]:
-        """Returns the brokers that are up, by id; of a broker that leads the root alone, itself.
+        """Returns the brokers that are up, by id; only itself if this broker leads the root alone.
 
-        Leaves out those whose process has ended on this machine: others will lead in their place,
-        and clients ask again soon.
+        Omits those whose process has ended on this machine: others will lead in their place, and
+        clients will soon ask again.
         """
         known, now = self._members, self._clock.monotonic()
         if known.metadata is self._metadata.known and now < known.until:
@@ -72,10 +72,11 @@ class LiveMembers:
         return up
 
     def up_or_just_gone(self) -> Mapping[int, BrokerRegistration]:
-        """Returns `up`, and those that have been up until a moment ago.
+        """Returns `up`, and those that were up until a moment ago.
 
-        librdkafka ends its connection to a broker that metadata no longer name. Partitions that are
-        just moving from it then have no leader until it asks again, a second later.
+        librdkafka closes its connection to a broker that the metadata no longer names. Partitions
+        that are just moving from that broker then have no leader until librdkafka asks again, a
+        second later.
         """
         up = self.up()
         return {**{number: each for number, (each, _) in self._members.gone.items()}, **up}

@@ -4,8 +4,8 @@ A log file is bounded: once it reaches `LOG_FILE_BYTES` it is renamed to `<name>
 renamed to `<name>.2`, and the oldest is removed. A logger must not stop a broker, so lines that
 cannot be written are lost.
 
-The level may change while the process runs. A program with a broker of its own may have configured
-structlog itself: its level is then the program's, and is not changed here.
+The level can change while the process runs. A program that embeds a broker may have configured
+structlog itself; the level is then the program's, and is not changed here.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ import structlog
 from sparklog import errors, limits
 from sparklog.settings import LogSettings
 
-LOG_FILE_BYTES = 10 * limits.MIB  # of a log file before the next one begins
+LOG_FILE_BYTES = 10 * limits.MIB  # of a log file before it is rotated
 _LOG_FILES_KEPT = 3  # older log files
 
 _CLASSES: Final = {
     level: structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
     for level in ("debug", "info", "warning", "error")
 }
-"""The class of the loggers that write lines from a level up, by that level."""
+"""The logger class for each minimum level."""
 _audit = structlog.wrap_logger(
     None, wrapper_class=_CLASSES["debug"], logger_factory_args=("sparklog.logging",)
 )
-"""Writes at any level."""
+"""Writes whatever the level is."""
 NOT_OURS: Final = "the program that runs this broker has configured its logging itself"
-"""The reason why the level cannot be changed where `level` returns None."""
+"""The reason why the level cannot be changed if `level` returns None."""
 
 
 def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile | None:
-    """Configures structlog, in a process that has not configured it itself.
+    """Configures structlog, for a process that has not configured it itself.
 
-    `broker_id` is in every line then, because several brokers write to one place. Returns the log
-    file, if there is one. Raises `BadOption` where it cannot be written.
+    `broker_id`, if given, is in every line, because several brokers write to the same place.
+    Returns the log file, if any. Raises `BadOption` if it cannot be written.
     """
     in_file = LogFile(Path(settings.file)) if settings.file else None
     to_terminal = in_file is None and sys.stderr.isatty()
@@ -72,9 +72,9 @@ def configure(settings: LogSettings, *, broker_id: int | None = None) -> LogFile
 
 
 class _LoggerFactory:
-    """Makes the loggers of a configuration of ours, which is known by it.
+    """Creates the loggers of our configuration, and identifies it as ours.
 
-    A line is one write, with its end: several brokers write to one place.
+    A line and its newline are one write, because several brokers write to the same place.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -85,7 +85,7 @@ class _LoggerFactory:
 
 
 def level() -> str | None:
-    """Returns the level from which lines are written; None where a program has configured that."""
+    """Returns the minimum level of written lines; None if a program has configured logging."""
     found = structlog.get_config()
     if not isinstance(found["logger_factory"], _LoggerFactory):
         return None
@@ -94,9 +94,9 @@ def level() -> str | None:
 
 
 def set_level(wanted: str, *, client: str) -> None:
-    """Changes the level of this process until it ends, and logs who has asked for it.
+    """Changes the level of this process until it ends, and logs the client that asked for it.
 
-    The line is written at any level. Does nothing where `level` returns None.
+    The line is written whatever the level is. Does nothing if `level` returns None.
     """
     before = level()
     if before is None:
@@ -106,7 +106,7 @@ def set_level(wanted: str, *, client: str) -> None:
 
 
 def is_debug() -> bool:
-    """Returns whether lines of the level DEBUG are written; it is cheaper than such a line."""
+    """Returns whether lines at level DEBUG are written; cheaper than logging a suppressed one."""
     found = structlog.get_config()
     return found["wrapper_class"] is _CLASSES["debug"] and isinstance(
         found["logger_factory"], _LoggerFactory
@@ -114,7 +114,7 @@ def is_debug() -> bool:
 
 
 class _StandardError:
-    """The standard error of the process, which may be a terminal that is closed by now.
+    """The standard error of the process, which may be a terminal that has since been closed.
 
     Looked up for each line: a program with an embedded broker may replace it.
     """
@@ -130,10 +130,10 @@ class _StandardError:
 
 
 class LogFile:
-    """A text file of bounded size for appending. Thread-safe."""
+    """An append-only text file of bounded size. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `BadOption` where it cannot be opened for writing."""
+        """Raises `BadOption` if it cannot be opened for writing."""
         self._path = path
         self._lock = threading.Lock()
         self._holds_stderr = False
@@ -148,7 +148,7 @@ class LogFile:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, text: str) -> int:
-        """Appends text, and starts a new file where this one would grow too large."""
+        """Appends text, rotating the file first if it would grow too large."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock, contextlib.suppress(OSError):
             if os.fstat(self._file).st_size + len(data) > LOG_FILE_BYTES:
@@ -163,7 +163,8 @@ class LogFile:
         for number in range(_LOG_FILES_KEPT - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 self._numbered(number).rename(self._numbered(number + 1))
-        # Another process may have just rotated them; its new file is renamed, and nothing is lost.
+        # Another process may have just rotated them; then its new file is renamed, and nothing
+        # lost.
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(self._numbered(1))
         old = self._file

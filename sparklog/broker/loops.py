@@ -1,7 +1,7 @@
 """The threads of a broker, each of which repeats one kind of work until the broker stops.
 
-An error that ends a thread ends the broker. Work that fails otherwise is tried again, later and
-later, with a line in the log when its reason changes.
+An error that ends a thread ends the broker. Work that fails otherwise is retried at growing
+intervals, and logged when the reason changes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Loops:
         stopping: threading.Event,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_failure`: called in a thread that an error ends."""
+        """`on_failure`: called in a thread that ends with an error."""
         self._clock = clock
         self._stopping = stopping
         self._on_failure = on_failure
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, loop: Callable[[], None]) -> None:
-        """Runs a loop in a thread of its own."""
+        """Runs a loop in its own thread."""
         thread = threading.Thread(target=self._run, args=(loop,), name=f"sparklog-{name}")
         thread.daemon = True
         thread.start()
         self._threads.append(thread)
 
     def join(self) -> None:
-        """Waits until all threads have ended, except the one that calls."""
+        """Waits until all threads have ended, except the calling one."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -62,9 +62,9 @@ class Loops:
         *,
         wake: threading.Event | None = None,
     ) -> None:
-        """Repeats `work`, also after errors, except those that end the broker.
+        """Repeats `work`, even after errors, except those that end the broker.
 
-        `wake`: set where the next repetition is due before `seconds` have passed.
+        `wake`: set when the next repetition is due before `seconds` have passed.
         """
         backoff, failures = RetrySchedule(self._clock, first_seconds=RETRY_SECONDS), FailureLog()
         due = wake or self._stopping

@@ -1,4 +1,4 @@
-"""The threads that work alongside the loops of a broker."""
+"""The threads that work alongside a broker's loops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _COMPACTORS = 1
 
 
 class Pools:
-    """Pools of threads, which wait for the store more than they compute."""
+    """Thread pools, whose work mostly waits for the store."""
 
     def __init__(self, *, is_local: bool) -> None:
-        """`is_local`: the store is a disk, which many requests at once make no faster."""
+        """`is_local`: the store is a disk, which gains nothing from many concurrent requests."""
         self.files = ThreadPoolExecutor(
             _FILES if is_local else _FILES_REMOTE, thread_name_prefix="sparklog-files"
         )
@@ -23,12 +23,12 @@ class Pools:
         self.publishers = ThreadPoolExecutor(
             _PUBLISHERS if is_local else _PUBLISHERS_REMOTE, thread_name_prefix="sparklog-publish"
         )
-        """Publishes topics alongside the others, because they have much."""
+        """Publishes topics with many records alongside the others."""
         self.compactors = ThreadPoolExecutor(_COMPACTORS, thread_name_prefix="sparklog-compact")
-        """Compacts tables by key, alongside the janitor."""
+        """Runs key compactions of tables, alongside the janitor."""
 
     def close(self) -> None:
-        """Waits for the work that has begun or is queued."""
+        """Waits for running and queued work."""
         self.compactors.shutdown()
         self.publishers.shutdown()  # their work uses the files' pool
         self.files.shutdown()

@@ -1,11 +1,11 @@
-"""Ports of the listeners: bound before the broker takes over its root, listening once it recovered.
+"""Ports of the listeners: bound before the broker takes over its root, listening after recovery.
 
-A socket that is bound and does not listen refuses connections, as if there were no broker yet.
+A socket that is bound but not listening refuses connections, as if there were no broker yet.
 
-- An explicit port is bound with SO_REUSEADDR. Linux lets several such sockets have one port while
-  none of them listens, so the root's metadata decides between two brokers that start at the same
-  time. `bind` fails where a program listens already, and only one of several bound sockets gets to
-  listen; for a moment, two may hinder each other.
+- An explicit port is bound with SO_REUSEADDR. Linux lets several such sockets share a port while
+  none of them listens, so the root's metadata decides between two brokers that start concurrently.
+  `bind` fails if a program is already listening, and only one of several bound sockets gets to
+  listen; for a moment, two may block each other.
 - A port that the system chooses (port 0) is bound without the option: no other program can bind it.
   The option is set later, because without it the port could not be bound again for a minute after
   its last connections have ended.
@@ -23,7 +23,7 @@ from sparklog import errors, limits
 
 _RETRY_SECONDS: Final = 0.05
 _UNSPECIFIED: Final = ("0.0.0.0", "::")
-"""The unspecified addresses of IPv4 and IPv6, which stand for all addresses."""
+"""The unspecified addresses of IPv4 and IPv6, which mean all addresses."""
 _OPTIONS: Final = {
     "flight.listen": "--flight HOST:PORT, or SPARKLOG_FLIGHT_LISTEN",
     "metrics.listen": "SPARKLOG_METRICS_LISTEN",
@@ -32,11 +32,11 @@ _OPTIONS: Final = {
 
 
 class BoundPort:
-    """The socket of one listener, from `bind` over `listen` to `close`.
+    """The socket of one listener, from `bind` through `listen` to `close`.
 
     Args:
-        option: the setting that names the address, for errors.
-        listen: `host:port`, an IPv6 host in brackets; port 0 takes a free one.
+        option: the setting that contains the address, for error messages.
+        listen: `host:port`, an IPv6 host in brackets; port 0 chooses a free one.
     """
 
     def __init__(self, option: str, listen: str) -> None:
@@ -44,12 +44,12 @@ class BoundPort:
         self._listen = listen
         self._host, _, port = listen.rpartition(":")
         self.port = int(port)
-        """0 until a port is bound, where any port was requested."""
+        """0 until a port is bound, if any port was requested."""
         self._socket: socket.socket | None = None
 
     @property
     def listen_address(self) -> str:
-        """The address as the setting has it."""
+        """The address as configured."""
         return self._listen
 
     @property
@@ -58,7 +58,7 @@ class BoundPort:
 
     @property
     def address(self) -> str:
-        """`host:port`, with the port that was bound."""
+        """`host:port`, with the port actually bound."""
         return f"{self._host}:{self.port}"
 
     def try_bind(self) -> bool:
@@ -71,8 +71,8 @@ class BoundPort:
     def bind(self, *, patience_seconds: float) -> None:
         """Binds the socket if it is not bound.
 
-        Raises `BadOption` where another program still listens there after `patience_seconds`, and
-        for an address that this machine does not have.
+        Raises `BadOption` if another program still listens there after `patience_seconds`, and for
+        an address that this machine does not have.
         """
         self._retry(self._bind, patience_seconds)
 
@@ -86,10 +86,10 @@ class BoundPort:
         return len(hosts) == 1 or not hosts.isdisjoint(_UNSPECIFIED)
 
     def listen(self, *, patience_seconds: float) -> socket.socket:
-        """Returns the socket, listening; its user, or `close`, or both close it.
+        """Returns the listening socket; its user, or `close`, or both close it.
 
-        Raises `BadOption` as `bind` does: a program that was bound to the port at the same time may
-        have been faster.
+        Raises `BadOption` as `bind` does: another program bound to the port may have been the first
+        to listen.
         """
         self._retry(self._bind_and_listen, patience_seconds)
         assert self._socket is not None
@@ -121,7 +121,7 @@ class BoundPort:
             time.sleep(_RETRY_SECONDS)
 
     def _taken_error(self, attempt: Callable[[], None]) -> OSError | None:
-        """Returns the error if another program has the port, or None if the attempt succeeds."""
+        """Returns the error if another program uses the port, or None if the attempt succeeds."""
         try:
             attempt()
         except OSError as error:
@@ -149,14 +149,14 @@ def port_of(address: str) -> int:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound and does not listen. Raises `OSError`.
+    """Returns a socket that is bound but not listening. Raises `OSError`.
 
-    A name with addresses of both versions means that of IPv4, and an IPv6 address accepts no
-    connections of IPv4.
+    For a host name with addresses of both versions the IPv4 address is used, and an IPv6 socket
+    accepts no IPv4 connections.
     """
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # from the codec of host names
+    except UnicodeError as error:  # from the codec for host names
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
     family, kind, _, _, address = min(infos, key=lambda info: info[0] != socket.AF_INET)
     found = socket.socket(family, kind)

@@ -1,7 +1,7 @@
-"""Answers how far positions of consumer groups are behind in the partitions that are led here.
+"""Reports how far consumer groups' positions lag behind in the partitions led here.
 
-A group's coordinator has its committed offsets; the ends of partitions, and the records whose age
-is the lag in seconds, are with their leaders. So the coordinator asks them for its figures.
+A group's coordinator has its committed offsets; the partitions' leaders have the ends, and the
+records whose age is the lag in seconds. So the coordinator asks the leaders for its figures.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sparklog.formats.flight_messages import (
     PositionLags,
 )
 
-LAG_READ_SECONDS = 0.2  # in which a leader reads timestamps of records for others
+LAG_READ_SECONDS = 0.2  # in which a leader reads record timestamps for other brokers
 
 
 class LagAnswers:
-    """Answers other brokers. Thread-safe: one caller at a time reads records, the others do not."""
+    """Answers other brokers. Thread-safe: only one caller at a time reads records."""
 
     def __init__(self, led_partitions: LedPartitions, times: RecordTimes) -> None:
         self._led_partitions = led_partitions
@@ -30,7 +30,7 @@ class LagAnswers:
         self._reading = threading.Lock()
 
     def answer(self, request: GroupPositions) -> PositionLags:
-        """Returns the lag of each position; its age, if wanted, as far as that is known soon."""
+        """Returns the lag of each position; its age too, if requested and quickly available."""
         deadline = time.monotonic() + LAG_READ_SECONDS
         lags = [PositionLag(self._end(each)) for each in request.positions]
         if not request.ages:

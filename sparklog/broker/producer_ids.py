@@ -1,4 +1,4 @@
-"""Producer ids, taken from the metadata in blocks as in Kafka (KIP-730)."""
+"""Producer ids, allocated from the metadata in blocks as in Kafka (KIP-730)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.formats.flight_messages import ProducerIdentity
 from sparklog.storage.metadata.model import ClusterMetadata
 
-_PRODUCER_IDS_TAKEN = 1_000  # in one version of the metadata, as Kafka has it
+_PRODUCER_IDS_TAKEN = 1_000  # per version of the metadata, as in Kafka
 
 
 class ProducerIds:
-    """Gives out ids that no producer has had before."""
+    """Allocates ids that no producer has had before."""
 
     def __init__(self, metadata: LeaderMetadata) -> None:
         self._metadata = metadata
         self._taking_block = threading.Lock()
-        """Held by the thread that takes a block; the others wait for that block."""
+        """Held by the thread that allocates a block; the others wait for that block."""
         self._block: Iterator[int] = iter(())
-        """Ids that have not been given out; `next` of it is atomic."""
+        """Ids that have not been handed out; `next` on it is atomic."""
 
     def new(self) -> ProducerIdentity:
-        """Returns a new id; waits for storage where the block is used up.
+        """Returns a new id; waits for storage if the block is used up.
 
         The rest of a block is never used once its broker has stopped. Raises what
         `LeaderMetadata.change` raises.
@@ -39,7 +39,7 @@ class ProducerIds:
                 return identity
 
     def new_if_at_hand(self) -> ProducerIdentity | None:
-        """Returns a new id without waiting, or None where the block is used up."""
+        """Returns a new id without waiting, or None if the block is used up."""
         producer_id = next(self._block, None)
         return None if producer_id is None else ProducerIdentity(producer_id=producer_id)
 

@@ -1,4 +1,4 @@
-"""Waiting until the tables hold all acked records."""
+"""Waits until the tables contain all acked records."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PublishNow
 
 Goal: TypeAlias = tuple[Topic, Mapping[int, int]]
-"""A topic, and the offset below which each of its partitions has to be published."""
+"""A topic, and the offset below which each of its partitions must be published."""
 
 _POLL_SECONDS = 0.005
 
 
 class PublishWaiter:
-    """Asks for topics to be published next, and waits for it."""
+    """Requests that topics be published next, and waits for it."""
 
     def __init__(
         self,
@@ -30,20 +30,20 @@ class PublishWaiter:
         check_open: Callable[[], None],
         members: Callable[[], Collection[int]],
     ) -> None:
-        """`check_open` raises `BrokerClosing` once the broker closes; `members` are up."""
+        """`check_open` raises `BrokerClosing` once the broker closes; `members`: those up."""
         self._members = members
         self._led_partitions = led_partitions
         self._publisher = publisher
         self._clock = clock
         self._check_open = check_open
         self.publish_now: Callable[[], None] = lambda: None
-        """Asks the publishing thread to begin at once; set by the owner of that thread."""
+        """Has the publishing thread begin immediately; set by the owner of that thread."""
 
     def publish(self, request: PublishNow) -> None:
-        """Returns once the tables hold all that was acked before the call and that we lead.
+        """Waits until the tables contain all records of our partitions acked before the call.
 
-        Raises `UnknownTopic`, `MetadataChanged` if a partition is just moving, or its leader is
-        replaced, and what `wait` raises.
+        Raises `UnknownTopic`, `MetadataChanged` if a partition is just moving or its leader is
+        being replaced, and what `wait` raises.
         """
         topics = self._led_partitions.topics()
         if request.topics is not None:
@@ -65,10 +65,9 @@ class PublishWaiter:
             raise errors.MetadataChanged
 
     def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
-        """Returns once every goal is reached.
+        """Waits until every goal is reached.
 
-        Raises `TimedOut`, `BrokerClosing`, and `MetadataChanged` if a partition has got another
-        leader.
+        Raises `TimedOut`, `BrokerClosing`, and `MetadataChanged` if a partition has a new leader.
         """
         deadline = self._clock.monotonic() + timeout_seconds
         while behind := self.behind(goals):
@@ -77,7 +76,7 @@ class PublishWaiter:
             self._clock.sleep(_POLL_SECONDS)
 
     def behind(self, goals: Sequence[Goal]) -> list[Topic]:
-        """Returns the topics whose goal is not reached, and asks for them to be published next.
+        """Returns the topics whose goal is not reached, and requests that they be published next.
 
         Raises `BrokerClosing`.
         """
@@ -99,6 +98,6 @@ class PublishWaiter:
 
 
 def publish_timed_out(behind: Sequence[Topic], timeout_seconds: float) -> errors.TimedOut:
-    """Returns the error for topics that were not published in time, with why they are held back."""
+    """Returns the error for topics not published in time, with the reasons they are held back."""
     reasons = [f"; {each.name}: {each.held_back}" for each in behind if each.held_back]
     return errors.TimedOut(what="publishing" + "".join(reasons), timeout_seconds=timeout_seconds)

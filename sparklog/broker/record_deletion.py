@@ -25,11 +25,11 @@ class Deletion:
     log_starts: Mapping[int, int]
     """The requested log start offset of each partition."""
     raised: Mapping[int, int]
-    """Those of them that are beyond the partition's current log start offset."""
+    """Those beyond the partition's current log start offset."""
 
     @property
     def goal(self) -> Goal:
-        """The offsets up to which the partitions have to be published first."""
+        """The offsets up to which the partitions must be published first."""
         return self.topic, self.raised
 
 
@@ -50,15 +50,15 @@ class RecordDeletion:
         self._publishing = publishing
 
     def delete(self, request: DeleteRecords) -> LogStarts:
-        """Raises the log start offset of partitions, and returns the offsets that hold then.
+        """Raises the log start offsets of partitions, and returns the resulting ones.
 
         Records below it can no longer be read and are gone from the topic's table; their files
-        are removed after the grace period of replaced files. A repetition changes nothing.
+        are removed after the grace period of replaced files. Repeating the call changes nothing.
 
         Raises, with no effect, `UnknownTopic`, `InternalTopic`, `UnknownPartition`,
-        `PolicyViolation` where the topic's `cleanup.policy` does not include `delete`,
-        `OffsetOutOfRange` beyond the high watermark, `TimedOut` where the records cannot be
-        published in time; and what `retention.delete_records` raises.
+        `PolicyViolation` if the topic's `cleanup.policy` does not include `delete`,
+        `OffsetOutOfRange` beyond the high watermark, `TimedOut` if the records cannot be published
+        in time; and what `retention.delete_records` raises.
         """
         deletion = self.begin(request)
         if deletion.raised:
@@ -70,7 +70,7 @@ class RecordDeletion:
         check_not_internal(request.topic, "delete records of")
         topic = self._led_partitions.topic(request.topic)
         if "delete" not in topic_config.value_of(topic.config, "cleanup.policy").split(","):
-            reason = "its cleanup.policy is not delete, so its records stay but for newer ones"
+            reason = "its cleanup.policy is not delete, so only newer records replace its records"
             raise errors.PolicyViolation(topic=topic.name, reason=reason)
         log_starts = {
             number: _log_start(topic, topic.partition(number), offset)
@@ -84,11 +84,11 @@ class RecordDeletion:
         return Deletion(topic=topic, log_starts=log_starts, raised=raised)
 
     def is_published(self, deletion: Deletion) -> bool:
-        """Returns true once the table holds all records to delete; asks for publication if not."""
+        """Returns true once the table contains all records to delete; else requests publication."""
         return not self._publishing.behind([deletion.goal])
 
     def timed_out(self, deletion: Deletion, timeout_seconds: float) -> errors.TimedOut:
-        """Returns the error to raise where the records were not published in time."""
+        """Returns the error to raise if the records were not published in time."""
         return publish_timed_out([deletion.topic], timeout_seconds)
 
     def end(self, deletion: Deletion) -> LogStarts:

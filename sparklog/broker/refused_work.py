@@ -1,8 +1,8 @@
 """States in which the broker refuses work, for its log, its status, its metrics and the alerts.
 
-A state begins with the first refusal, and ends once nothing was refused for some seconds. So one
-that comes and goes has one line in the log when it begins and one when it ends. Topics whose table
-cannot be written are states of those topics: `LedPartitions.hold_back`.
+A state begins with the first refusal, and ends once nothing has been refused for some seconds. So
+an intermittent one is logged once when it begins and once when it ends. A table that cannot be
+written is a state of its topic instead: `LedPartitions.hold_back`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Work(enum.StrEnum):
     """Work that a broker may refuse."""
 
     WRITES = "writes"
-    """Appends: no space, no rights, a read-only or silent store, or a full queue or backlog."""
+    """Appends: no space, no permission, a read-only or silent store, or a full queue or backlog."""
     HEARTBEATS = "heartbeats"
     """Heartbeats cannot be written, so other brokers have to ask whether this one is alive."""
     CONNECTIONS = "connections"
-    """Connections of Kafka clients: `kafka.max_connections` and its bound for an address."""
+    """Connections of Kafka clients: `kafka.max_connections` and its per-address limit."""
     STREAMS = "streams"
     """Streams of sparklog's own clients: `flight.max_streams`."""
 
@@ -47,12 +47,12 @@ class RefusedWork:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.look: Callable[[], object] = lambda: None
-        """Notes what would be refused now, though nothing was tried; set by the owner."""
+        """Notes work that would be refused now, even if none was attempted; set by the owner."""
         self._lock = threading.Lock()
         self._states: dict[Work, _State] = {}
 
     def note(self, work: Work, reason: str) -> None:
-        """Notes a refusal, or that the next work of the kind would be refused."""
+        """Notes a refusal, or that the next work of this kind would be refused."""
         now = self._clock.monotonic()
         with self._lock:
             known = self._states.get(work)
@@ -63,7 +63,7 @@ class RefusedWork:
         _log.error(f"{work} are refused", reason=reason)
 
     def tick(self) -> None:
-        """Ends the states in which nothing was refused lately."""
+        """Ends the states in which nothing has been refused recently."""
         now = self._clock.monotonic()
         with self._lock:
             over = {
@@ -78,9 +78,9 @@ class RefusedWork:
             _log.info(f"{work} are accepted again", refused_for_seconds=seconds)
 
     def states(self) -> dict[Work, str]:
-        """Returns the work that is refused now, with the reasons.
+        """Returns the work that is currently refused, with the reasons.
 
-        Looks again first: the thread that looks regularly may hang at the store.
+        Calls `look` first: the thread that calls it regularly may be blocked by the store.
         """
         self.look()
         self.tick()

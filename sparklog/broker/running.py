@@ -1,6 +1,6 @@
-"""A broker as a whole process: its signals, its line on standard output, and its supervisor.
+"""A broker as its own process: its signals, its line on standard output, and its supervisor.
 
-A broker that its cluster has found dead while it was suspended joins again by itself.
+A broker that its cluster declared dead while it was suspended rejoins on its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import BrokerKind
 
-GC_FULL_EVERY = 100  # garbage collections of young objects; Python's default is 10
+GC_FULL_EVERY = 100  # collections of younger objects; Python's default is 10
 
 _log = structlog.get_logger("sparklog.broker")
 _RETURN_SECONDS: Final = (1.0, 3.0)
-"""The bounds of the pause before a broker that was fenced joins its cluster again."""
+"""The bounds of the pause before a fenced broker rejoins its cluster."""
 
 
 def run_broker(
@@ -43,9 +43,9 @@ def run_broker(
     stops_with: Collection[int] | None = None,
     ask: Ask | None = None,
 ) -> None:
-    """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
+    """Runs a broker as this process: prints a line once it serves, stops on SIGTERM or SIGINT.
 
-    A hangup (SIGHUP), as of a closed terminal, stops it likewise, unless it is ignored.
+    A hangup (SIGHUP), as from a closed terminal, also stops it, unless it is ignored.
 
     Raises what `Agent.start` and `Agent.wait` raise.
 
@@ -53,13 +53,13 @@ def run_broker(
         settings: the broker's settings.
         take_over: as for `Agent`.
         allow_non_empty: as for `Agent`.
-        stops_with: the other brokers of its supervisor, which stop with it; None: it has none.
+        stops_with: the other brokers of its supervisor, which stop with it; None: no supervisor.
         ask: as for `Agent`.
     """
     is_supervised = stops_with is not None
     log_file = configure(settings.log, broker_id=settings.id if is_supervised else None)
     pandas_import.block()
-    # A broker that leaves when it is idle was started on demand, and gives way to any other.
+    # A broker that exits when idle was started on demand, and gives way to any other.
     kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
     signals = _Signals(stops_with or ())
     try:
@@ -96,12 +96,12 @@ def run_broker(
 
 
 def _run(agent: Agent, log_file: LogFile | None, signals: _Signals, *, is_supervised: bool) -> None:
-    """Runs an agent until it ends. Raises what ended it."""
+    """Runs an agent until it stops. Raises the error that stopped it."""
     settings = agent.settings
     try:
         agent.start()
         signals.stop(agent)
-    except _StoppedEarly as reason:  # a start may take long, and the next broker waits for the mark
+    except _StoppedEarly as reason:  # starts can be slow, and the next broker waits for the mark
         agent.stop(reason=str(reason))
         raise
     if log_file is not None:
@@ -114,7 +114,7 @@ def _run(agent: Agent, log_file: LogFile | None, signals: _Signals, *, is_superv
         sys.stdout.write(f"{served}, Flight at {agent.address}\n")
         sys.stdout.flush()
     heap = HeapTrimmer.of_glibc()
-    while not agent.wait(1.0):  # a wait without a timeout would block the handling of signals
+    while not agent.wait(1.0):  # a wait without a timeout would block signal handling
         if heap is not None:
             heap.tick(time.monotonic())
 
@@ -124,39 +124,39 @@ class _StoppedEarly(BaseException):
 
 
 class _Signals:
-    """SIGTERM, SIGINT and SIGHUP: they interrupt a start, and stop a broker that serves."""
+    """SIGTERM, SIGINT and SIGHUP: they interrupt a start, and stop a serving broker."""
 
     def __init__(self, stops_with: Collection[int]) -> None:
-        """`stops_with`: brokers that get no partitions where the supervisor stops all."""
+        """`stops_with`: brokers that receive no partitions if the supervisor stops all."""
         self._stops_with = stops_with
         self._numbers = stop_signals()
         self._all_stop = threading.Event()
         self._main_thread = threading.get_ident()
         self._interrupted: str | None = None
-        """Reason of a signal that came during a start."""
+        """The reason of a signal that arrived during a start."""
         self.is_stopping = False
         """True once a signal has stopped a broker."""
 
     def interrupt_start(self) -> None:
-        """From now on, a signal raises `_StoppedEarly` in the main thread."""
+        """Makes signals raise `_StoppedEarly` in the main thread from now on."""
         self._handle(self._interrupt)
 
     def stop(self, agent: Agent) -> None:
-        """From now on, a signal stops `agent` in good order.
+        """Makes signals stop `agent` gracefully from now on.
 
-        Raises `_StoppedEarly` if one came during the start: an exception that a signal raises in a
-        callback from C, such as those of a compiler, is printed and lost.
+        Raises `_StoppedEarly` if one arrived during the start: an exception that a signal raises in
+        a callback from C, such as a compiler's, is printed and lost.
         """
         self._handle(functools.partial(self._stop, agent))
         if self._interrupted is not None:
             raise _StoppedEarly(self._interrupted)
 
     def ignore(self) -> None:
-        """From now on, a signal does nothing: the process ends, and first says why."""
+        """Ignores signals from now on: the process is ending, and first reports the reason."""
         self._handle(signal.SIG_IGN)
 
     def stop_with_supervisor(self) -> None:
-        """Acts as a signal does, together with the other brokers of the supervisor."""
+        """Acts like a signal, together with the other brokers of the supervisor."""
         self._all_stop.set()
         signal.pthread_kill(self._main_thread, signal.SIGTERM)
 
@@ -179,11 +179,11 @@ class _Signals:
 
 
 def _freeze_objects() -> None:
-    """Exempts the present objects, most of them of modules, from garbage collection.
+    """Exempts existing objects, most of which belong to modules, from garbage collection.
 
-    The collector would visit half a million objects that live as long as the process, for a tenth
-    of a second, and delay an ack by it. Of later objects it finds hardly any in old cycles, so it
-    visits all of them less often. It was off until now.
+    The collector would spend a tenth of a second on half a million objects that live as long as the
+    process, and delay an ack by that. Later objects are rarely in old cycles, so full collections
+    run less often. The collector was off until now.
     """
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], GC_FULL_EVERY)

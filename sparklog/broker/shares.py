@@ -1,8 +1,8 @@
-"""Settings of several brokers on one machine, made from the settings of one.
+"""Settings of several brokers on one machine, derived from the settings of one.
 
-Each broker has an id and ports of its own, counted up from those that the settings name. Bounds on
-the memory, the connections and the unpublished records are for the machine, so each broker gets an
-equal share. A share must suffice for one request: see `_share`.
+Each broker has its own id and ports, counted up from those in the settings. Bounds on memory,
+connections and unpublished records apply to the machine, so each broker gets an equal share. A
+share must suffice for one request: see `_share`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def settings_of_each(settings: BrokerSettings, processes: int) -> list[BrokerSet
 
 
 def _with(settings: BrokerSettings, values: Mapping[str, Any]) -> BrokerSettings:
-    """Returns the settings with these values by dotted name."""
+    """Returns the settings with these values, given by dotted name, replaced."""
     for name, value in values.items():
         table, _, key = name.rpartition(".")
         if table:
@@ -91,7 +91,7 @@ def _check(settings: BrokerSettings, processes: int) -> None:
 
 
 def _check_apart(settings: BrokerSettings, name: str, other: str, processes: int) -> None:
-    """Raises `BadOption` if a process would listen where another listener of another one does."""
+    """Raises `BadOption` if two listeners of different processes would use the same port."""
     hosts, ports = zip(*(_split(attrgetter(each)(settings)) for each in (name, other)), strict=True)
     is_one_host = hosts[0] == hosts[1] or not ANY_HOST.isdisjoint(
         each.strip("[]") for each in hosts
@@ -112,7 +112,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _moved(name: str, address: str, number: int, processes: int) -> str:
-    """Returns an address whose port is higher by `number`; port 0 stays, and so does none."""
+    """Returns an address with its port raised by `number`, unless the port is 0 or missing."""
     host, port = _split(address)
     if not port:
         return address
@@ -123,10 +123,10 @@ def _moved(name: str, address: str, number: int, processes: int) -> str:
 
 
 def _share(settings: BrokerSettings, name: str, processes: int) -> int:
-    """Returns a part of a bound, and never less than one request needs.
+    """Returns one broker's share of a bound, never less than one request needs.
 
-    A bound that has its default and cannot be divided so far is not: the processes together may
-    exceed it then. Any other value was chosen for this machine, so it is refused.
+    A bound at its default is divided only as far as possible, so the processes together may exceed
+    it. Any other value was chosen for this machine, so too small a share is refused.
     """
     value, default = attrgetter(name)(settings), attrgetter(name)(BrokerSettings())
     share = value // processes
@@ -145,7 +145,7 @@ def _share(settings: BrokerSettings, name: str, processes: int) -> int:
 
 
 def _needs(settings: BrokerSettings, name: str) -> Iterable[tuple[str, int]]:
-    """Yields what a share must suffice for: in words, and as a number."""
+    """Yields the minimums for a share, in words and as numbers."""
     if name not in _MAY_BE_ZERO:
         yield "1", 1
     for low, high in NOT_ABOVE:

@@ -1,13 +1,13 @@
-"""Appending the batches that Spark tasks staged as files, by reference.
+"""Appends batches that Spark tasks staged as files, by reference.
 
-If this broker leads all partitions of a batch's topics, all rows become durable together, and one
-partition that remembers the batch speaks for the whole.
+If this broker leads all partitions of a batch's topics, all rows become durable together, and any
+partition that remembers the batch vouches for all of it.
 
 Otherwise this broker appends the *part* of the batch that belongs to its partitions, and names the
-leaders of the others, which the driver asks next. Each partition then speaks for itself. The
+leaders of the others, which the driver asks next. Each partition then vouches only for itself. The
 manifest decides which rows go where, and stays until a later batch of the query has begun, so a
-rerun of the batch cannot distribute its rows differently. Rows for a topic that was deleted and
-created again are left out: they were of the topic that is gone.
+rerun of the batch cannot distribute its rows differently. Rows for a topic that has been deleted
+and recreated are omitted: they belong to the deleted topic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparklog.storage.staging.manifest import Destination, Section
 
 
 class StagedBatches:
-    """Appends each staged batch once, however often it is asked to."""
+    """Appends each staged batch once, however often this is requested."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StagedBatches:
         submit_timeout_seconds: float,
         has_others: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`has_others`: whether other brokers are up, which may get partitions of a batch."""
+        """`has_others`: whether other brokers are up, which may receive partitions of a batch."""
         self._has_others = has_others
         self._store = store
         self._led_partitions = led_partitions
@@ -58,15 +58,15 @@ class StagedBatches:
         self._submit_timeout_seconds = submit_timeout_seconds
 
     def append(self, request: AppendStaged) -> AppendStagedReply:
-        """Appends the rows that a manifest names, as far as this broker leads their partitions.
+        """Appends the rows that a manifest names, for those partitions that this broker leads.
 
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
-        `MissingObject`, `TopicHeldBack`, `MetadataChanged` if a partition leaves this broker just
-        then, and what `Writer.submit` and `wait` raise.
+        `MissingObject`, `TopicHeldBack`, `MetadataChanged` if a partition leaves this broker
+        concurrently, and what `Writer.submit` and `wait` raise.
         """
-        # The files of an appended batch may be gone, and a rerun distributes its rows to other
-        # partitions, which do not remember the batch. So one partition that does is enough, unless
-        # it has only a part.
+        # The files of an appended batch may be gone, and a rerun may distribute its rows to other
+        # partitions, which do not remember the batch. So one partition that remembers it is enough,
+        # unless it has only a part.
         batch_id = manifest.batch_of(request.manifest)
         self._learn_from_tables()
         remembered = self._find_whole(batch_id)
@@ -79,10 +79,10 @@ class StagedBatches:
                 return self._append_part(staged)
             return self._append_whole(staged)
         except errors.NotLeader as error:
-            raise errors.MetadataChanged from error  # asked again, any broker names the leaders
+            raise errors.MetadataChanged from error  # on a retry, any broker names the leaders
         except (errors.BadRequest, errors.MissingObject):
-            # An earlier attempt may meanwhile have appended it, and its files been removed. If that
-            # was another broker, which led everything, the tables have it.
+            # An earlier attempt may have appended it in the meantime, and its files been removed.
+            # If that was another broker, which led everything, the tables contain the batch.
             for topic in self._led_partitions.topics():
                 if {*topic.leaders} != {self._led_partitions.broker}:
                     with contextlib.suppress(errors.Corrupt, errors.Invalid):
@@ -93,10 +93,10 @@ class StagedBatches:
             raise
 
     def _without_gone(self, staged: manifest.Manifest) -> manifest.Manifest:
-        """Returns the batch without the rows that were staged for topics that are gone.
+        """Returns the batch without the rows staged for topics that no longer exist.
 
-        Raises `BadRequest` if these are all, and `MetadataChanged` if this broker does not know yet
-        which topics there are.
+        Raises `UnknownTopic` or `BadRequest` if no rows remain, and `MetadataChanged` if this
+        broker does not know yet which topics exist.
         """
         names = {section.topic for section in staged.sections}
         known: dict[str, Destination] = {}
@@ -122,8 +122,8 @@ class StagedBatches:
         if gone == names:
             raise errors.BadRequest(
                 reason=f"batch {staged.batch} of {staged.query} was staged for"
-                f" {', '.join(sorted(known))} before that was deleted and created again: start the"
-                " query or the write again; it stages the batch for the topic that there is now"
+                f" {', '.join(sorted(known))} before it was deleted and created again: start the"
+                " query or the write again; it stages the batch for the current topic"
             )
         here = tuple(each for each in staged.sections if each.topic not in gone)
         return msgspec.structs.replace(staged, sections=here)
@@ -137,7 +137,7 @@ class StagedBatches:
         staged.check_files(self._store, staged.sections)
         reply = self._submit(staged.sections, appends)
         if self._has_others() or self._has_part(staged):
-            # Once its partitions have several leaders, only a receipt shows that it is published.
+            # Once its partitions have several leaders, only a receipt shows that it was published.
             reply = msgspec.structs.replace(reply, topic_ids=self._topic_ids(staged))
         return reply
 
@@ -152,7 +152,7 @@ class StagedBatches:
         return AppendStagedReply(ranges=ranges, skipped=all(each.duplicate for each in results))
 
     def _find_whole(self, batch_id: BatchId) -> AppendStagedReply:
-        """Returns the topics that hold the whole batch, with the offsets that are remembered."""
+        """Returns the topics that contain the whole batch, with the remembered offsets."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         for topic in self._led_partitions.topics():
             found = self._led_partitions.batches(topic.partitions.values(), batch_id)
@@ -168,10 +168,11 @@ class StagedBatches:
     # -------------------------------------------------------------------------- parts
 
     def _is_in_parts(self, staged: manifest.Manifest) -> bool:
-        """Returns whether other leaders append a part of the batch, or have done so.
+        """Returns whether other leaders append, or have appended, a part of the batch.
 
-        A partition that has no rows of the batch now may have had some when it was appended, and
-        only its leader remembers. So this broker must lead all partitions of the topics.
+        A partition that gets no rows of the batch now may have received some when it was appended
+        before, which only its leader remembers. So the batch is whole only if this broker leads all
+        partitions of the topics.
         """
         batch_id = staged.batch_id
         for name in {section.topic for section in staged.sections}:
@@ -187,7 +188,7 @@ class StagedBatches:
         return False
 
     def _has_part(self, staged: manifest.Manifest) -> bool:
-        """Returns whether a request that came just before has appended a part of the batch."""
+        """Returns whether a request just before this one has appended a part of the batch."""
         names = {section.topic for section in staged.sections}
         return any(
             each.kind.is_part
@@ -199,7 +200,7 @@ class StagedBatches:
         )
 
     def _append_part(self, staged: manifest.Manifest) -> AppendStagedReply:
-        """Appends the sections of our partitions that do not remember the batch."""
+        """Appends the sections for those of our partitions that do not remember the batch."""
         elsewhere: dict[str, dict[int, int]] = {}
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         missing: list[Section] = []
@@ -223,15 +224,15 @@ class StagedBatches:
             self._check_not_begun_later(staged.batch_id, kind)
             if staged.kind is not BatchKind.UNNAMED:
                 for name in {section.topic for section in missing}:
-                    self._learn(self._led_partitions.topic(name))  # others commit to it, too
+                    self._learn(self._led_partitions.topic(name))  # other brokers commit to it too
             remembered = self._find_whole(staged.batch_id)
             if remembered.ranges:
                 return remembered
             self._check_not_outdated(staged.batch_id)
             self._check_age(staged, kind)
             self._check_batches_known(staged, missing)
-            # Sections of other brokers are checked as well, as far as this one can: a batch that
-            # one leader would refuse is better refused by the first.
+            # Other brokers' sections are checked too, as far as this one can: a batch that any
+            # leader would refuse is better refused by the first.
             for section in staged.sections:
                 self._check_records(section)
             staged.check_files(self._store, missing)
@@ -246,15 +247,15 @@ class StagedBatches:
         )
 
     def _topic_ids(self, staged: manifest.Manifest) -> dict[str, str]:
-        """Returns the topics of a batch: the driver puts a receipt for those that are named."""
+        """Returns the ids of a batch's topics: the driver puts a receipt for topics named here."""
         names = {section.topic for section in staged.sections}
         return {name: self._led_partitions.topic(name).topic_id for name in names}
 
     def _check_not_begun_later(self, batch_id: BatchId, kind: BatchKind) -> None:
-        """Raises `BadRequest` if a later batch of the query is staged: this one was over by then.
+        """Raises `BadRequest` if a later batch of the query is staged: this one is then complete.
 
-        It may be in partitions of other leaders alone. Its manifest is gone, or will be, and a
-        driver that was suspended may have put another one.
+        Its rows may be only in partitions of other leaders. Its manifest is gone, or will be, and a
+        driver that was suspended may have put a different one.
         """
         if not kind.is_numbered:
             return
@@ -266,10 +267,10 @@ class StagedBatches:
     # -------------------------------------------------------------------------- checks
 
     def _check_not_outdated(self, batch_id: BatchId) -> None:
-        """Raises `BadRequest` for a batch that is older than its query's newest, and not known.
+        """Raises `BadRequest` for an unknown batch that is older than its query's newest.
 
-        The numbers of a query's batches rise, so such a batch belongs to a checkpoint, or to a
-        program, that was set back.
+        A query's batch numbers increase, so such a batch comes from a checkpoint or a program that
+        was rolled back.
         """
         newest = max(
             (topic.spark_batches.begun(batch_id.query) for topic in self._led_partitions.topics()),
@@ -286,13 +287,13 @@ class StagedBatches:
                     self._learn(topic)
 
     def _learn(self, topic: Topic) -> None:
-        """Reads the batches of a topic's table. Raises as `refresh` and `check_current`."""
+        """Reads the batches of a topic's table. Raises what `refresh` and `check_current` raise."""
         check_current(topic.table.refresh(), topic)
         batches = topic.table.batches(topic.topic_id)
         self._led_partitions.record_batches(topic, batches)
 
     def _check_batches_known(self, staged: manifest.Manifest, sections: Iterable[Section]) -> None:
-        """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""
+        """Raises `TopicHeldBack` for a topic whose batches cannot be read from its table."""
         if staged.kind is BatchKind.UNNAMED:
             return
         for name in {section.topic for section in sections}:
@@ -302,7 +303,7 @@ class StagedBatches:
                 raise errors.TopicHeldBack(topic=name, reason=reason)
 
     def _check_age(self, staged: manifest.Manifest, kind: BatchKind) -> None:
-        """Raises `BadRequest` for a write so old that it may be forgotten, and its files gone."""
+        """Raises `BadRequest` for a write so old that it may be forgotten and its files removed."""
         if kind is BatchKind.NUMBERED:
             return
         try:
@@ -312,21 +313,21 @@ class StagedBatches:
         age_seconds = (self._clock.now_us() - decided_us) / 1e6
         if age_seconds > append_within_seconds(kind):
             reason = (
-                f"write {staged.query} was staged {age(round(age_seconds * 1e6))} ago, so long that"
-                " it may have been appended and forgotten. Check whether its rows are in the topic,"
-                " and if not, write them again under another name"
+                f"write {staged.query} was staged {age(round(age_seconds * 1e6))} ago, so long ago"
+                " that it may have been appended and forgotten. Check whether its rows are in the"
+                " topic, and if not, write them again under another name"
             )
             raise errors.BadRequest(reason=reason)
 
     def _check_records(self, section: Section) -> None:
-        """Raises what a topic refuses, whichever broker leads the partition."""
+        """Raises if the topic refuses the records, whichever broker leads the partition."""
         check_not_internal(section.topic, "write to")
         topic = self._led_partitions.topic(section.topic)
         if not 0 <= section.partition < topic.count:
             raise errors.UnknownPartition(
                 topic=topic.name, partition=section.partition, last=topic.count - 1
             )
-        if section.offsets is None:  # else the source has accepted its records as they are
+        if section.offsets is None:  # otherwise the source has accepted them as they are
             arrival_us = self._clock.now_us()
             times_us = _times_us(section, topic, arrival_us)
             topic.check_keys(section.partition, section.keyless)
@@ -356,7 +357,7 @@ class StagedBatches:
 
 
 def _times_us(section: Section, topic: Topic, arrival_us: int) -> list[int]:
-    """Returns the times that bound those of the section's records."""
+    """Returns times that bound the timestamps of the section's records."""
     times_us = [arrival_us]  # for rows without a time
     if topic.timestamp_type == CREATE_TIME or section.offsets is not None:
         bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
@@ -366,7 +367,7 @@ def _times_us(section: Section, topic: Topic, arrival_us: int) -> list[int]:
 
 def _outdated(batch_id: BatchId, newest: int) -> errors.BadRequest:
     reason = (
-        f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}, and its"
+        f"batch {batch_id.batch} of {batch_id.query} arrived after batch {newest}, and its"
         " offsets are no longer remembered: it may have been written already. Check whether"
         " its rows are in the topic, and if not, write them as a batch of another query"
     )

@@ -1,15 +1,17 @@
-"""Several brokers on one machine: a process that starts them, watches them, and ends with them.
+"""Runs several brokers on one machine: starts them, watches them, and ends with them.
 
 - Each broker is a child process that reads its settings from its standard input, a pipe that stays
-  open. Its end means that all brokers of the supervisor stop. It also comes when the supervisor is
-  killed, on every system, so no broker is left behind.
-- At such a stop the brokers give no partitions to each other: those would move again and again, and
-  would all be led by the broker that stops last. Brokers that the supervisor has not started get
-  them, as at any other stop. A broker that is stopped by itself gives its partitions to all others.
-- A broker that has served and ends is started again: at once, and then after growing pauses. The
-  brokers end together if one of them fails before it has ever served, because it would again.
-- Children write to the supervisor's standard error themselves, so no line waits for it. They are
-  in sessions of their own: a Ctrl-C is for the supervisor, which stops them.
+  open. End of file means that all brokers of the supervisor must stop. It also occurs, on every
+  system, when the supervisor is killed, so no broker is left behind.
+- In such a stop the brokers hand over no partitions to each other: those would move again and
+  again, and would all end up with the broker that stops last. Brokers that the supervisor did not
+  start receive them, as in any other stop. A broker that is stopped on its own hands its partitions
+  over to all others.
+- A broker that ends after it has served is restarted: immediately at first, then after growing
+  pauses. All brokers stop if one of them fails before it has ever served, because it would fail
+  again.
+- Children write to the supervisor's standard error directly, so no line waits for the supervisor.
+  They run in their own sessions: a Ctrl-C reaches only the supervisor, which stops them.
 
 The supervisor imports nothing large, and has no part in what the brokers do.
 """
@@ -36,20 +38,20 @@ from sparklog.broker.shares import settings_of_each
 from sparklog.clock import Clock, SystemClock
 from sparklog.settings import BrokerSettings
 
-PROCESS_STOP_SECONDS = 2 * (limits.DRAIN_SECONDS + limits.STOP_SECONDS)  # then they are killed
-PROCESS_RETRY_SECONDS = 0.5  # before a process that ends again and again is started; then doubled
+PROCESS_STOP_SECONDS = 2 * (limits.DRAIN_SECONDS + limits.STOP_SECONDS)  # before they are killed
+PROCESS_RETRY_SECONDS = 0.5  # before restarting a process that keeps ending; doubles
 PROCESS_RETRY_MAX_SECONDS = 10.0
-PROCESS_STEADY_SECONDS = 60.0  # that a broker has served, after which its end is the first again
+PROCESS_STEADY_SECONDS = 60.0  # of serving, after which earlier ends no longer count
 
 _log = structlog.get_logger("sparklog.supervisor")
 _WAIT_SECONDS: Final = 1.0
-"""The longest wait for an event: one without an end would block the handling of signals."""
+"""The longest wait for an event: an unbounded one would block signal handling."""
 _BY_SIGNAL: Final = 128
-"""Added to the number of the signal that ended a process, as in the exit codes of shells."""
+"""Added to the number of the signal that ended a process, as in shells' exit codes."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a child's standard input: the broker that it is to run."""
+    """The first line of a child's standard input: the broker to run."""
 
     settings: BrokerSettings
     stops_with: frozenset[int]
@@ -66,7 +68,7 @@ _decode: Final = msgspec.json.Decoder(Assignment).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serves:
-    """A broker serves, and has written this line."""
+    """A broker has begun to serve, and has written this line."""
 
     broker: int
     line: str
@@ -74,7 +76,7 @@ class Serves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The process of a broker has ended, with a code as `subprocess` has it."""
+    """A broker's process has ended, with an exit code as in `subprocess`."""
 
     broker: int
     code: int
@@ -82,11 +84,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The supervisor got a signal."""
+    """The supervisor received a signal."""
 
     reason: str
     may_kill: bool = True
-    """False for a hangup, which may come twice, from the terminal and from the shell."""
+    """False for a hangup, which may arrive twice, from the terminal and from the shell."""
 
 
 Event: TypeAlias = Serves | Ended | StopRequested
@@ -99,30 +101,30 @@ class Child(Protocol):
     """A process that runs a broker."""
 
     def stop(self) -> None:
-        """Has it end in good order. Never waits."""
+        """Makes it shut down cleanly. Never blocks."""
         ...
 
     def kill(self) -> None:
-        """Ends it amid whatever it does."""
+        """Kills it immediately, whatever it is doing."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
-    """One broker: its process, if it runs, and how it fared."""
+    """One broker: its process, if running, and its history."""
 
     child: Child | None = None
     serves_since: float | None = None
-    """None if its present process does not serve yet."""
+    """None if its current process does not serve yet."""
     has_served: bool = False
     failures: int = 0
-    """Its ends in a row, each soon after its start."""
+    """Consecutive ends, each soon after a start."""
     starts_at: float = field(default=-float("inf"))
     """When its next process is due, in monotonic seconds."""
 
 
 class Supervisor:
-    """Decides when brokers start and stop. Of one thread: it gets events, and is ticked."""
+    """Decides when brokers start and stop. Driven by one thread, with events and ticks."""
 
     def __init__(
         self,
@@ -137,11 +139,11 @@ class Supervisor:
 
         Args:
             brokers: their ids.
-            start: starts the process of a broker; true if it is the broker's first one. Its events
-                go to `handle`. May raise `OSError`.
-            clock: its monotonic time decides when a broker is started again.
+            start: starts the process of a broker; true if the broker has never served. Its events
+                are passed to `handle`. May raise `OSError`.
+            clock: its monotonic time decides when a broker is restarted.
             tell: prints a line for people.
-            root: the root, as lines name it.
+            root: the root, as shown in those lines.
         """
         self._members = {broker: _Member() for broker in brokers}
         self._start = start
@@ -153,7 +155,7 @@ class Supervisor:
         """When brokers that have not stopped are killed, in monotonic seconds."""
         self._signals = 0
         self._failed_with = 0
-        """The first exit code that the supervisor has to return; 0: none failed."""
+        """The first failure's exit code, which the supervisor returns; 0: none failed."""
 
     @property
     def exit_code(self) -> int | None:
@@ -163,7 +165,7 @@ class Supervisor:
         return None
 
     def pause_seconds(self) -> float:
-        """Returns how long `tick` has nothing to do."""
+        """Returns the time for which `tick` has nothing to do."""
         if self._is_stopping:
             return _WAIT_SECONDS
         due = [each.starts_at for each in self._members.values() if each.child is None]
@@ -200,7 +202,7 @@ class Supervisor:
         self._tell(line)
         if all(each.serves_since is not None for each in self._members.values()):
             ids = ", ".join(map(str, self._members))
-            self._tell(f"sparklog serves {self._root} by all its brokers: {ids}")
+            self._tell(f"sparklog serves {self._root} with all its brokers: {ids}")
 
     def _end(self, broker: int, member: _Member, code: int) -> None:
         served_since, member.serves_since, member.child = member.serves_since, None, None
@@ -228,7 +230,7 @@ class Supervisor:
             member.failures += 1
             member.starts_at = now + pause_seconds
             _log.warning(
-                "a broker ended and is started again",
+                "a broker ended and will be restarted",
                 broker_id=broker,
                 exit_code=code,
                 after_seconds=pause_seconds,
@@ -243,7 +245,7 @@ class Supervisor:
             self._kill(reason)
         elif self._is_stopping:
             left = [broker for broker, each in self._members.items() if each.child is not None]
-            _log.warning("stopping already; another signal kills the brokers", brokers=left)
+            _log.warning("already stopping; another signal kills the brokers", brokers=left)
         else:
             _log.info("stopping all brokers", reason=reason, root=self._root)
             self._stop()
@@ -269,23 +271,23 @@ class BrokerProcess:
     """`sparklog broker` as a child of this process."""
 
     def __init__(self, assignment: Assignment, report: Callable[[Event], None]) -> None:
-        """Starts it; `report` is called from another thread. Raises `OSError`."""
+        """Starts the process; `report` is called from another thread. Raises `OSError`."""
         self._broker = assignment.settings.id
         self._report = report
-        # The root and the id are for people who look at a list of processes.
+        # The root and the id are for people who read a list of processes.
         command = [sys.executable, "-P", "-m", "sparklog", "broker", "--supervised"]
         command += ["--root", assignment.settings.root, "--id", str(self._broker)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Modules come from where ours do, and not from the working directory (`-P`).
+            # Modules come from the same places as ours, not from the working directory (`-P`).
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
             start_new_session=True,
         )
         assert self._process.stdin is not None
         self._input = self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
+        with contextlib.suppress(BrokenPipeError):  # it has already ended
             self._input.write(msgspec.json.encode(assignment) + b"\n")
             self._input.flush()
         threading.Thread(target=self._follow, name="sparklog-child", daemon=True).start()
@@ -298,7 +300,7 @@ class BrokerProcess:
         self._process.kill()
 
     def _follow(self) -> None:
-        """Reports what it writes, and its end."""
+        """Reports the lines that it writes, and its end."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -318,7 +320,7 @@ def supervise(
 ) -> int:
     """Runs brokers until SIGTERM, SIGINT or SIGHUP, and returns the exit code.
 
-    Prints a line for each broker that serves, and one when all do. A second signal kills them,
+    Prints a line when a broker begins to serve, and one when all do. A second signal kills them,
     unless it is a hangup.
 
     Args:
@@ -328,7 +330,7 @@ def supervise(
         allow_non_empty: likewise.
 
     Raises:
-        errors.BadOption: the settings cannot be divided among so many, or the log file cannot be
+        errors.BadOption: the settings cannot be divided among that many, or the log file cannot be
             written.
     """
     each = {one.id: one for one in settings_of_each(settings, processes)}
@@ -340,7 +342,7 @@ def supervise(
             Assignment(
                 settings=each[broker],
                 stops_with=frozenset(each.keys() - {broker}),
-                # Not again: of two that replace each other, each would come back forever.
+                # Not at a restart: two brokers would replace each other forever.
                 take_over=take_over and is_first,
                 allow_non_empty=allow_non_empty and is_first,
             ),
@@ -362,10 +364,10 @@ def supervise(
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that stop brokers in good order.
+    """Returns the signals that stop brokers gracefully.
 
-    A hangup, as of a closed terminal, is one of them unless the process ignores it: `nohup` has it
-    ignored so that a broker outlives its terminal.
+    A hangup, as from a closed terminal, is one of them unless the process ignores it: `nohup` makes
+    it ignored so that a broker outlives its terminal.
     """
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -374,7 +376,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def _print(line: str) -> None:
-    with contextlib.suppress(OSError):  # the brokers serve even if no program reads this any more
+    with contextlib.suppress(OSError):  # the brokers serve even if nothing reads this any longer
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
@@ -383,9 +385,9 @@ def _print(line: str) -> None:
 
 
 def read_assignment() -> Assignment:
-    """Returns what the supervisor has written to the standard input of this process.
+    """Returns the assignment that the supervisor has written to this process's standard input.
 
-    Raises `BadOption` if it has written nothing, as where it has just been killed.
+    Raises `BadOption` if there is none, for example because the supervisor was just killed.
     """
     with open(0, "rb", buffering=0, closefd=False) as pipe:  # reads nothing beyond the line
         line = pipe.readline()

@@ -1,4 +1,4 @@
-"""Checks of topics that several parts of the broker share, and the log lines of their changes."""
+"""Topic checks shared by several parts of the broker, and the log lines for topic changes."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ INTERNAL_TOPICS: Final = frozenset({consumer_offsets.TOPIC})
 """Topics that only the broker writes to and administers."""
 _METADATA: Final = "__cluster_metadata"
 RESERVED_TOPICS: Final = INTERNAL_TOPICS | {_METADATA, "__transaction_state"}
-"""Names that no client may create: Kafka's clients take them for topics that Kafka makes itself."""
+"""Names that no client may create: Kafka's clients take them for Kafka's own."""
 
 
 def check_not_internal(topic: str, action: str) -> None:
-    """Raises `InternalTopic`: a client that changes such a topic damages groups, as in Kafka."""
+    """Raises `InternalTopic` for an internal topic: a change would damage groups, as in Kafka."""
     if topic in INTERNAL_TOPICS:
         raise errors.InternalTopic(topic=topic, what=action)
 
 
 def check_not_reserved(topic: str) -> None:
-    """Raises `InternalTopic`, and `BadRequest` for Kafka's own log of the metadata."""
+    """Raises `InternalTopic`, or `BadRequest` for the name of Kafka's metadata log."""
     if topic == _METADATA:
-        raise errors.BadRequest(
-            reason=f"{topic} is Kafka's log of its metadata: choose another name"
-        )
+        raise errors.BadRequest(reason=f"{topic} is Kafka's metadata log: choose another name")
     if topic in RESERVED_TOPICS:
         raise errors.InternalTopic(topic=topic, what="create")
 
 
 def check_current(snapshot: TableSnapshot, topic: Topic) -> TableSnapshot:
-    """Returns `snapshot` if the table still is this topic's. Raises `UnknownTopic` otherwise."""
+    """Returns `snapshot` if the table is still this topic's. Raises `UnknownTopic` otherwise."""
     if snapshot.topic_id != topic.topic_id:
         raise errors.UnknownTopic(topic=topic.name)
     return snapshot
@@ -54,6 +52,6 @@ def entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata
 
 
 def log_change(event: str, topic: str, client: str, **facts: object) -> None:
-    """Logs a change of a topic that a client has asked for; the broker's own are not logged."""
+    """Logs a topic change requested by a client; the broker's own changes are not logged."""
     if client:
         _log.info(event, topic=topic, **facts, client=client)

@@ -1,12 +1,13 @@
 """Administration of topics: creation, partitions, configuration, compaction and deletion.
 
-A topic is a table and an entry in the root's metadata, and its life is the metadata's: its table is
-created before the entry, and emptied after the entry is removed. A table without an entry is what a
-creation or deletion has left that was cut short. It says which broker has created it, and in which
-epoch. As long as that broker lives, no other one empties it, because it may be creating it.
+A topic is a table and an entry in the root's metadata, and exists as long as the entry does: its
+table is created before the entry, and emptied after the entry is removed. A table without an entry
+is left over from an interrupted creation or deletion. It names the broker that created it, and the
+epoch. As long as that broker lives, no other broker empties the table, because it may still be
+creating the topic.
 
-Where the outcome of a change of the metadata is unknown, the topic is in doubt until
-`settle_doubts`, or the next call that names it, finds out.
+If the outcome of a metadata change is unknown, the topic is in doubt until `settle_doubts`, or the
+next call that names it, finds out.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _log = structlog.get_logger("sparklog.topics")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDefaults:
-    """Settings for topics that are created."""
+    """Settings for new topics."""
 
     auto_create: bool = False
     partitions: int = 4
@@ -84,7 +85,7 @@ class TopicDefaults:
 
 
 class _NewTopic:
-    """A topic that is to be created."""
+    """A topic to be created."""
 
     def __init__(self, request: CreateTopic, count: int, config: Mapping[str, str]) -> None:
         self.request = request
@@ -112,7 +113,7 @@ class TopicAdmin:
         settings: BrokerSettings,
         should_stop: Callable[[], bool],
     ) -> None:
-        """Administration by the broker of `leadership`, whose writer bounds records in size."""
+        """Administers topics as the broker of `leadership`; its writer limits record sizes."""
         self._store = store
         self._metadata = metadata
         self._led_partitions = led_partitions
@@ -128,9 +129,9 @@ class TopicAdmin:
         self._should_stop = should_stop
         self.config_changes = ConfigChanges(metadata, led_partitions, writer)
         self._in_doubt: set[str] = set()
-        """Names of topics whose creation or deletion may have taken effect, or not."""
+        """Names of topics whose creation or deletion may or may not have taken effect."""
         self._created: dict[str, str] = {}
-        """Names of the topics that this epoch has created, by id: see `_created_and_gone`."""
+        """Names of the topics created in this epoch, by id: see `_created_and_gone`."""
 
     # -------------------------------------------------------------------------- describing
 
@@ -139,7 +140,7 @@ class TopicAdmin:
         return sorted(topic.name for topic in self._led_partitions.topics())
 
     def exists(self, name: str) -> bool:
-        """Returns true if there is a topic of that name."""
+        """Returns true if there is a topic with that name."""
         return self._led_partitions.has_topic(name)
 
     def describe(self, name: str) -> TopicInfo:
@@ -183,10 +184,10 @@ class TopicAdmin:
         return self._defaults.auto_create
 
     def create_on_request(self, name: str, *, client: str = "") -> None:
-        """Creates a topic that a Kafka client has asked for; `client` names it in the log.
+        """Creates a topic that a Kafka client asked for; `client` identifies the client in the log.
 
-        Raises `UnknownTopic` where `topics.auto_create` is off, or the topic was deleted just now:
-        clients that have used it ask for it once more. Raises what `create` raises.
+        Raises `UnknownTopic` if `topics.auto_create` is off, or the topic was just deleted: clients
+        that have used it ask for it once more. Raises what `create` raises.
         """
         is_possible = self._defaults.auto_create and name not in RESERVED_TOPICS - INTERNAL_TOPICS
         if not is_possible or self._led_partitions.was_just_removed(name):
@@ -214,16 +215,16 @@ class TopicAdmin:
                 )
             )
         elif not self._led_partitions.topic(name).is_compacted:
-            # A client has created it: an earlier version let it.
+            # A client has created it: an earlier version allowed that.
             edits = [(Edit.SET, key, value) for key, value in config.items()]
             self.config_changes.edit(name, edits, only_checks=False)
 
     def create(self, request: CreateTopic, *, client: str = "") -> TopicInfo:
-        """Creates a topic and returns its description; `client` names who asked, in the log.
+        """Creates a topic and returns its description; `client` identifies the caller in the log.
 
         Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`,
-        `InternalTopic`; `OutcomeUnknown` where it may exist, which the next call that names it, or
-        the janitor, finds out.
+        `InternalTopic`; `OutcomeUnknown` if it may exist; the next call that names it, or the
+        janitor, finds out.
         """
         check_not_reserved(request.topic)
         return self._create(request, client=client)
@@ -231,9 +232,9 @@ class TopicAdmin:
     def create_all(
         self, requests: Sequence[CreateTopic], *, client: str = ""
     ) -> list[TopicInfo | errors.SparklogError]:
-        """Creates topics with different names by one change of the metadata; see `create`.
+        """Creates topics with different names, many per metadata change; see `create`.
 
-        Returns for each the description, or the error that `create` would have raised.
+        Returns each topic's description, or the error that `create` would have raised.
         """
         found: dict[str, TopicInfo | errors.SparklogError] = {}
         wanted: list[_NewTopic] = []
@@ -263,7 +264,7 @@ class TopicAdmin:
     def _create_some(
         self, wanted: Sequence[_NewTopic], found: dict[str, TopicInfo | errors.SparklogError]
     ) -> list[_NewTopic]:
-        """Creates the topics, except those for which `found` gets the answer; returns them."""
+        """Creates and returns the topics, except those whose answers it adds to `found`."""
         tables: list[tuple[_NewTopic, TopicTable]] = []
         for each in wanted:
             try:
@@ -297,9 +298,9 @@ class TopicAdmin:
         return [each for each, _ in created.values()]
 
     def _creation(self, new: _NewTopic, table: TopicTable) -> Decide:
-        """Returns the change that creates the topic on the present version of its table.
+        """Returns the change that creates the topic on the current version of its table.
 
-        If another writer takes that version, the leadership is checked again.
+        If another writer commits first, leadership is checked again.
         """
         checked_version = table.snapshot.version
 
@@ -324,10 +325,10 @@ class TopicAdmin:
         return count, config
 
     def check_replication(self, topic: str, factor: int) -> None:
-        """Raises `BadReplicationFactor`. Any factor is met: the root's storage replicates."""
+        """Raises `BadReplicationFactor`. Any other is accepted: the root's storage replicates."""
         reason = ""
         if factor == 0 or factor < -1:
-            reason = "1 and more are known, and -1 for the default"
+            reason = "it must be at least 1, or -1 for the default"
         elif factor > 1 and self._defaults.refuse_replication:
             reason = "a partition has one replica (setting topics.refuse_replication)"
         if reason:
@@ -350,7 +351,7 @@ class TopicAdmin:
             except errors.TopicExists:
                 if not request.if_absent:
                     raise
-                # Another broker creates it right now, or has just done so.
+                # Another broker is creating it right now, or has just done so.
                 self._metadata.follow()
                 if not self.exists(name):
                     raise errors.MetadataChanged from None
@@ -369,7 +370,7 @@ class TopicAdmin:
     def _create_table(self, new: _NewTopic) -> TopicTable:
         """Creates a table before the metadata names its topic, so that no topic lacks its table.
 
-        Leadership is checked after the snapshot was taken: a broker that has been replaced must not
+        Leadership is checked after the snapshot is taken: a broker that has been replaced must not
         empty the table of a topic that its successor has created in the meantime.
         """
 
@@ -385,15 +386,16 @@ class TopicAdmin:
         return table
 
     def _clear(self, before: TableSnapshot) -> TableChange | None:
-        """Ends a topic that the metadata does not name: its creation or deletion was cut short.
+        """Ends a topic that the metadata does not name: its creation or deletion was interrupted.
 
-        Another broker may be about to name it, as long as its epoch has no fence. It ends the topic
-        itself if it does not.
+        Another broker may be about to add it, as long as that broker's epoch has no fence. If it
+        does not add the topic, it ends the topic itself.
         """
         if before.topic_id is None:
             return None
-        # Only the metadata can say that a topic is gone: it may name one that we do not serve. They
-        # are read after the table. A broker whose epoch has a fence there names no topic any more.
+        # Only the metadata can show that a topic is gone: it may name one that we do not serve. It
+        # is read after the table. A broker whose epoch it shows as fenced can no longer add a
+        # topic.
         metadata = self._metadata.reload()
         if before.topic_id in {each.topic_id for each in metadata.topics.values()}:
             return None
@@ -402,7 +404,7 @@ class TopicAdmin:
         return delete_change(before)
 
     def _name(self, new: Sequence[_NewTopic]) -> ClusterMetadata:
-        """Names topics without records in the metadata, and returns that version."""
+        """Adds topics without records to the metadata, and returns that version."""
 
         def name_them(metadata: ClusterMetadata) -> ClusterMetadata:
             topics, loads = dict(metadata.topics), Loads.of(metadata.topics.values())
@@ -431,10 +433,10 @@ class TopicAdmin:
         count: int,
         loads: Loads,
     ) -> tuple[int, ...]:
-        """Returns the leaders of a topic that has `present`, and gets `count` partitions."""
+        """Returns the leaders of a topic that has `present`, and will have `count` partitions."""
         if self._is_member:
-            # Judged on the version that is changed: a broker that is up gets successors, if it
-            # dies before it has seen the partition. One that has just died serves none of them.
+            # Judged on the version that is changed: a broker that is up gets successors if it dies
+            # before it has seen the partition. One that has just died would serve none of them.
             brokers = [
                 each
                 for each in placement.candidates(metadata)
@@ -444,7 +446,7 @@ class TopicAdmin:
         return present + (self._broker_id,) * (count - len(present))
 
     def _serve(self, name: str, metadata: ClusterMetadata, table: TopicTable) -> None:
-        """Serves a topic that the metadata has named in this epoch and that has no records."""
+        """Serves a topic that was added to the metadata in this epoch and has no records."""
         known = metadata.topics[name]
         topic = Topic(name, known.topic_id, dict(known.config), table)
         self._add_partitions(topic, table.snapshot, metadata)
@@ -454,13 +456,13 @@ class TopicAdmin:
     def _add_partitions(
         self, topic: Topic, snapshot: TableSnapshot, metadata: ClusterMetadata
     ) -> None:
-        """Serves what `metadata` have beyond the partitions of `topic`."""
+        """Serves the partitions in `metadata` that `topic` does not have yet."""
         self._led_partitions.add_partitions(topic, snapshot, metadata)
 
     # -------------------------------------------------------------------------- changing
 
     def add_partitions(self, request: AddPartitions, *, client: str = "") -> TopicInfo:
-        """Adds partitions; existing records stay in theirs. `client` names who asked, in the log.
+        """Adds partitions; existing records do not move. `client` identifies the caller in the log.
 
         Raises `UnknownTopic`, `BadPartitionCount`, and `InternalTopic`, because groups would move
         to other partitions.
@@ -473,11 +475,12 @@ class TopicAdmin:
             before = topic.count
 
             def widen(before: TableSnapshot) -> TableChange:
-                # It has more than we serve where an earlier call was cut short: that is repeated.
+                # It has more than we serve if an earlier call was interrupted: this one completes
+                # it.
                 if request.partitions < check_current(before, topic).partitions:
                     raise _too_few(request, before.partitions)
                 change = describe_change(before, request.partitions, before.config)
-                # A RESTORE to before a widening has removed partitions, and has kept their `txn`.
+                # A RESTORE to before partitions were added removes them, but keeps their `txn`.
                 txns = {
                     app_id: version
                     for app_id, version in change.txns.items()
@@ -519,7 +522,7 @@ class TopicAdmin:
     def compact(self, name: str) -> TopicInfo:
         """Compacts the topic's table, and returns once that is done.
 
-        Where `cleanup.policy` includes `compact`, all but the last record of each key are removed
+        If `cleanup.policy` includes `compact`, all but the last record of each key are removed
         first; then small files are merged. Raises `UnknownTopic`, and what `key_compaction.compact`
         and `file_compaction.compact` raise.
         """
@@ -548,11 +551,11 @@ class TopicAdmin:
     def delete(self, name: str, *, client: str = "") -> None:
         """Deletes a topic; its files are removed after the grace period of replaced files.
 
-        `client` names who asked, in the log.
+        `client` identifies the caller in the log.
 
-        Raises `UnknownTopic`, `InternalTopic`; `OutcomeUnknown` where the topic may be gone, which
-        the next call that names it, or the janitor, finds out, or where it is gone and its table is
-        not empty.
+        Raises `UnknownTopic`, `InternalTopic`; `OutcomeUnknown` if the topic may be gone, which the
+        next call that names it, or the janitor, finds out, or if it is gone but its table is not
+        empty.
         """
         check_not_internal(name, "delete")
         with self._metadata.changing(f"deletion of topic {name}"):
@@ -571,7 +574,7 @@ class TopicAdmin:
                 topic.in_doubt = f"it may have been deleted: {error}"
                 self._in_doubt.add(name)
                 raise
-            # Before its table is emptied, which may fail: the topic is gone.
+            # Before its table is emptied, which may fail: the topic is already gone.
             log_change("deleted a topic", name, client, partitions=topic.count)
             self._end(topic)
 
@@ -588,9 +591,9 @@ class TopicAdmin:
     def settle_doubts(self) -> None:
         """Finds out which creations and deletions of unknown outcome took effect.
 
-        Raises what the store raises; until it answers, such a topic takes no record. A topic that
-        cannot be settled keeps none of the others from it. Also finishes the deletions by other
-        brokers that only this one can finish.
+        Raises what the store raises; until it answers, such a topic accepts no records. A topic
+        that cannot be settled does not keep the others from being settled. Also finishes the
+        deletions by other brokers that only this one can finish.
         """
         run_each(
             [
@@ -600,19 +603,19 @@ class TopicAdmin:
         )
 
     def _created_and_gone(self) -> list[tuple[str, str]]:
-        """Returns (id, name) of the topics that this broker has created, and that are deleted.
+        """Returns (id, name) of the topics that this broker has created and that are now deleted.
 
-        By another broker, or by a request whose deletion is under way or has left the table.
+        They were deleted by another broker, or by a request that is in progress or left the table.
 
-        That one may have died before it has emptied the table, which only the creator empties as
-        long as the creator lives: no other broker could create the topic again.
+        The other broker may have died before it emptied the table. As long as the creator lives,
+        only the creator empties it: no other broker could create the topic again.
         """
         created = list(self._created.items())
         return [each for each in created if self._led_partitions.by_id(each[0]) is None]
 
     def _finish_deletion_of(self, topic_id: str, name: str) -> None:
         self.finish_deletion(name)
-        self._created.pop(topic_id, None)  # a request may have ended it meanwhile
+        self._created.pop(topic_id, None)  # a request may have ended it concurrently
 
     def _settle(self, name: str) -> None:
         with self._metadata.changing(f"a check whether topic {name} exists"):
@@ -621,7 +624,7 @@ class TopicAdmin:
     def _settle_doubt(self, name: str) -> None:
         """Finds out whether a creation or a deletion of unknown outcome took effect.
 
-        Its put may still be under way, so a further version of the metadata is put, which excludes
+        Its put may still be in flight, so another version of the metadata is put, which excludes
         it.
         """
         if name not in self._in_doubt:
@@ -683,5 +686,5 @@ def _too_few(request: AddPartitions, count: int) -> errors.BadPartitionCount:
     return errors.BadPartitionCount(
         topic=request.topic,
         requested=request.partitions,
-        reason=f"it has {count} already, and their number cannot be reduced",
+        reason=f"it already has {count}, and their number cannot be reduced",
     )

@@ -1,10 +1,10 @@
 """Finds anomalies in a history. Pure; the cost is a few sorts of the operations.
 
-The log is reconstructed from acks and reads: one value for each partition and offset. It shows
-lost, duplicate, moved and reordered records. The order of each consumer's reads shows skipped and
-repeated records, and times show reads that came too early and offsets that moved back.
+The log is reconstructed from acks and reads: one value for each partition and offset. This reveals
+lost, duplicate, moved and reordered records. The order of each consumer's reads reveals skipped and
+repeated records; times reveal reads that came too early and offsets that moved backwards.
 
-Source of most kinds: Jepsen's `jepsen.tests.kafka`. A kind with the prefix `int-` occurs within one
+Most kinds come from Jepsen's `jepsen.tests.kafka`. A kind with the prefix `int-` occurs within one
 poll, the kind without it between two polls of a consumer.
 """
 
@@ -35,29 +35,29 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 _EXAMPLES: Final = 5
 _OFFSET_BITS: Final = 44
 _PARTITIONS: Final = 1 << 12
-"""More than a topic has that is made for a check."""
+"""Above the number of partitions of a check's topic."""
 
 KINDS: Final[dict[str, str]] = {
-    "lost-write": "acked, and never read, although records after it were",
-    "unseen": "acked, and not read by the end",
-    "vanished": "read, and not there any more for a consumer that read everything",
-    "duplicate": "one value is at several places of the log",
+    "lost-write": "acked but never read, although later records were",
+    "unseen": "acked, but not read by the end",
+    "vanished": "read, but missing for a consumer that read everything",
+    "duplicate": "one value is in several places in the log",
     "inconsistent-offsets": "one offset has several values",
-    "acked-elsewhere": "the record is at another place than its ack says",
-    "wrong-partition": "the record is in another partition than it was sent to",
-    "failed-read": "refused for good, and read",
-    "phantom": "read, and never sent",
-    "changed-record": "key, value, header or time are not as they were sent",
+    "acked-elsewhere": "the record is not where its ack says",
+    "wrong-partition": "the record is not in the partition that it was sent to",
+    "failed-read": "definitively rejected, but read",
+    "phantom": "read, but never sent",
+    "changed-record": "key, value, header or time differ from those sent",
     "future-read": "read before it was sent",
     "nonmonotonic-send": "a producer's later record was acked at an earlier offset",
-    "reordered": "a producer's records are in the log in another order than they were sent",
+    "reordered": "a producer's records are not in the order in which they were sent",
     "gap": "offsets without a record, although nothing was deleted",
     "start-moved": "the log starts later, although nothing was deleted",
-    "int-nonmonotonic-poll": "a poll gave an offset that is not above the one before it",
-    "nonmonotonic-poll": "a poll began at an offset that the consumer had been given",
-    "int-poll-skip": "a poll left records out",
-    "poll-skip": "records between two polls were left out",
-    "group-skip": "a group has committed beyond records that none of its members was given",
+    "int-nonmonotonic-poll": "a poll returned an offset not above the one before it",
+    "nonmonotonic-poll": "a poll began at an offset that the consumer had already received",
+    "int-poll-skip": "a poll skipped records",
+    "poll-skip": "records between two polls were skipped",
+    "group-skip": "a group committed past records that none of its members received",
     "commit-went-back": "a committed offset is below one that was acked before",
     "phantom-commit": "a committed offset that no client has committed",
     "stale-end": "the reported log end is below a record that was acked before",
@@ -68,7 +68,7 @@ KINDS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """One kind of what must not be, how often, and the first few."""
+    """One kind of anomaly, its number of occurrences, and the first few of them."""
 
     kind: str
     count: int
@@ -87,7 +87,7 @@ def analyse(history: History) -> list[Anomaly]:
 
 
 def _finding(kind: str, wrong: Mask | Rows, describe: Callable[[int], str]) -> Iterator[Anomaly]:
-    """A finding of the rows where something is `wrong`, or none."""
+    """A finding for the rows that are `wrong`, or none."""
     rows = np.flatnonzero(wrong) if wrong.dtype == np.bool_ else wrong
     if len(rows):
         examples = tuple(describe(int(row)) for row in rows[:_EXAMPLES])
@@ -95,7 +95,7 @@ def _finding(kind: str, wrong: Mask | Rows, describe: Callable[[int], str]) -> I
 
 
 def place_of(partition: Column, offset: Column) -> Column:
-    """One number for a partition and an offset, in their order."""
+    """One number for a partition and an offset, which sorts as they do."""
     return (partition << _OFFSET_BITS) + offset
 
 
@@ -114,7 +114,7 @@ def _shown(value: int) -> str:
 
 
 def _distinct(values: Column) -> Column:
-    """Each value once, sorted; numpy's own way, by hashes, takes ten times as long."""
+    """Each value once, sorted; `np.unique`, which hashes, takes ten times as long."""
     ordered = np.sort(values)
     is_new = np.ones(len(ordered), np.bool_)
     is_new[1:] = ordered[1:] != ordered[:-1]
@@ -147,7 +147,7 @@ class _Log:
         self.has_final = len(final) > 0
         everybody = np.ones(len(reads), np.bool_)
         self.final = _is_in(reads.consumer, final) if self.has_final else everybody
-        """Reads of consumers that read everything; of all consumers, if there is no such one."""
+        """Reads by consumers that read everything, or by all consumers if none did."""
         self.places, self.values = _unique_pairs(
             np.concatenate([self.ack_places, self.read_places]),
             np.concatenate([self.ack_values, reads.value]),
@@ -190,7 +190,7 @@ def _lost(log: _Log) -> Iterator[Anomaly]:
 
 
 def _last_read(log: _Log) -> Column:
-    """The last offset that was read, by partition; below 0: nothing was."""
+    """The last offset that was read, by partition; negative if none was."""
     partition = log.history.reads.partition[log.final]
     highest = np.concatenate([log.history.sends.acked_partition, partition]).max(initial=0)
     last = np.full(int(highest) + 1, NO_OFFSET, np.int64)
@@ -219,7 +219,7 @@ def _places(log: _Log) -> Iterator[Anomaly]:
             f" {_shown_place(int(place[row + 1]))}"
         ),
     )
-    # A value that was read where it was acked is only a duplicate, wherever else it was read.
+    # A value read both where it was acked and elsewhere counts only as a duplicate.
     acked, at = log.ack_values, log.ack_places
     keys = _pair_keys(log, value, place)
     yield from _finding(
@@ -241,7 +241,7 @@ def _unique_pairs(first: Column, second: Column) -> tuple[Column, Column]:
 
 
 def _pair_keys(log: _Log, values: Column, places: Column) -> Column:
-    """One number for a value and a place, both of which the log knows."""
+    """One number for a value and a place, both of which occur in the log."""
     known: Column = _distinct(log.values)
     keys: Column = np.searchsorted(known, values) * len(log.known) + np.searchsorted(
         log.known, places
@@ -304,7 +304,7 @@ def _order(log: _Log) -> Iterator[Anomaly]:
             f" {_shown(int(value[row]))} at {offset[row]}"
         ),
     )
-    # As it was read: whatever was never acked is in order, too. Of a duplicate, the first counts.
+    # By reads: records that were never acked are in order, too. Of duplicates, the first counts.
     reads = log.history.reads
     values, places = _unique_pairs(reads.value[log.is_ours], log.read_places[log.is_ours])
     is_first = np.ones(len(values), np.bool_)
@@ -401,13 +401,13 @@ def _groups(log: _Log) -> Iterator[Anomaly]:
         wanted,
         fetches.started_us,
     )
-    # One without an answer may have come late, behind one that was acked.
+    # A commit without an answer may have arrived late, after a later commit was acked.
     in_doubt = commits.status == UNKNOWN
     doubtful = _is_in(wanted + fetches.offset, (key + commits.offset)[in_doubt])
 
     def describe(row: int) -> str:
         place = f"partition {fetches.partition[row]}: {fetches.offset[row]}"
-        return f"group {fetches.group[row]}, {place}, where {least[row]} was acked"
+        return f"group {fetches.group[row]}, {place}, although {least[row]} was acked"
 
     yield from _finding("commit-went-back", (fetches.offset < least) & ~doubtful, describe)
     tried = _is_in(wanted + fetches.offset, key + commits.offset)
@@ -423,7 +423,7 @@ def _groups(log: _Log) -> Iterator[Anomaly]:
 def _highest_before(
     keys: Column, values: Column, ended: Column, wanted: Column, started: Column
 ) -> Column:
-    """The highest value of the same key that had ended before each time; `NO_OFFSET`: none."""
+    """The highest value of the same key that had ended before each time; `NO_OFFSET` if none."""
     found = np.full(len(wanted), NO_OFFSET, np.int64)
     for key in _distinct(wanted):
         mine = keys == key
@@ -450,7 +450,7 @@ def _ends(log: _Log) -> Iterator[Anomaly]:
     yield from _finding(
         "stale-end",
         ends.end < least,
-        lambda row: f"{ends.partition[row]}/{ends.end[row]}, where {least[row] - 1} was acked",
+        lambda row: f"{ends.partition[row]}/{ends.end[row]}, although {least[row] - 1} was acked",
     )
     before = _highest_before(
         ends.partition, ends.end, ends.ended_us, ends.partition, ends.started_us

@@ -1,11 +1,11 @@
-"""Drives a broker with producers, consumers and groups, through librdkafka, and records all of it.
+"""Drives a broker with producers, consumers and groups through librdkafka, and records everything.
 
-One topic of its own is made, and deleted when nothing was found. Producers are idempotent and send
-numbered records; some consumers read alone, and seek; the members of groups commit what they have
-been given, leave and come back. When the time is over all that was sent is decided, the groups read
-to the end, and one more consumer reads everything.
+A run creates its own topic, and deletes it if nothing was found. Producers are idempotent and send
+numbered records; some consumers read without a group, and seek; group members commit what they have
+received, leave and rejoin. Once the time is up, every send is decided, the groups read to the end,
+and one more consumer reads everything.
 
-A broker may be killed and started again meanwhile: clients try again for as long as `patience`.
+The broker may be killed and restarted during a run: clients retry for `patience_seconds`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sparklog.check.history import (
 from sparklog.options import is_address
 
 _VALUE: Final = struct.Struct(">8sq")
-"""Which run, and which value; filling and a checksum follow."""
+"""The run's id and the value; padding and a checksum follow."""
 _SUM_BYTES: Final = 4
 _HEADER: Final = "value"
 _BASE_MS: Final = 1_700_000_000_000
 _CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""The records have old times, and a broker's own retention would soon delete them."""
+"""The records have old timestamps, so a broker's default retention would soon delete them."""
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
 _REQUEST_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ _LEAVING_SECONDS: Final = 5.0
 """Time that an interrupted run waits for its clients, and again for the deletion of its topic."""
 _BURST: Final = 50
 _QUEUED: Final = 20_000
-"""Records of a producer that may wait for their acks."""
+"""Maximum records of a producer that await their acks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,12 @@ class Workload:
     partitions: int = 4
     value_bytes: int = 100
     rate: float = 5_000.0
-    """Records a second of each producer, at most."""
+    """Maximum records per second of each producer."""
     topic_prefix: str = "sparklog-check"
     patience_seconds: float = 60.0
     seed: int = 0
     keep_topic: bool = False
-    """Also when it is interrupted."""
+    """Even if the run is interrupted."""
     client: dict[str, Any] = field(default_factory=dict)
     """Further settings of librdkafka, for all clients."""
 
@@ -86,18 +86,18 @@ class RunResult:
     topic: str
     history: History
     problems: tuple[str, ...]
-    """Why something was not seen: a client that failed, or a reading that did not end in time."""
+    """Reasons that something was not seen: a client that failed, or a read that timed out."""
 
 
 Tell = Callable[[str, float, int, int], None]
-"""Called now and then with the activity, the elapsed part (0 to 1), and records acked and read."""
+"""Called periodically with the activity, the elapsed share (0 to 1), and records acked and read."""
 
 
 def drive(workload: Workload, tell: Tell, ended: threading.Event | None = None) -> RunResult:
-    """Runs the workload until its time is over, or `ended` is set.
+    """Runs the workload until its time is up or `ended` is set.
 
-    Where it is interrupted, the topic is deleted (unless `keep_topic`), in some seconds at most; a
-    note of the exception says whether it was. Raises `NotInstalled`, `BrokerUnavailable`,
+    If interrupted, it deletes the topic (unless `keep_topic`), which takes a few seconds at most; a
+    note of the exception says whether that succeeded. Raises `NotInstalled`, `BrokerUnavailable`,
     `BadOption`.
     """
     return _Run(workload, tell, ended or threading.Event()).run()
@@ -111,7 +111,7 @@ class _Run:
         self.id = secrets.token_bytes(8)
         self.topic = f"{workload.topic_prefix}-{self.id.hex()}"
         self.is_abandoned = False
-        """Returns true if no producer waits for an ack."""
+        """True once producers no longer wait for acks."""
         self._threads: list[threading.Thread] = []
         self.sending_ends = threading.Event()
         self.reading_ends = threading.Event()
@@ -122,7 +122,7 @@ class _Run:
         self._tell = tell
         self._recorders: list[Recorder] = []
         self._progress: dict[int, dict[int, int]] = {}
-        """Positions of each member of a group, by partition."""
+        """Highest acked commits of each group, by partition."""
         self.ends: dict[int, int] = {}
         """End offsets of the partitions after the last send."""
 
@@ -148,13 +148,13 @@ class _Run:
         }
 
     def payload(self, value: int) -> bytes:
-        """The bytes of a value; `value_in` reads them."""
+        """The bytes of a value, which `value_in` decodes."""
         body = _VALUE.pack(self.id, value)
         body += b"." * max(self.workload.value_bytes - len(body) - _SUM_BYTES, 0)
         return body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")
 
     def value_in(self, payload: bytes | None) -> tuple[int, bool]:
-        """(value, whether its bytes are whole)."""
+        """(value, whether its bytes are intact)."""
         if payload is None or len(payload) < _VALUE.size + _SUM_BYTES:
             return NOT_SENT, False
         run, value = _VALUE.unpack_from(payload)
@@ -190,7 +190,7 @@ class _Run:
             raise
 
     def _abandon(self) -> None:
-        """Ends all clients, and waits for them for a moment."""
+        """Stops all clients, and waits briefly for them."""
         self.is_abandoned = True
         self.sending_ends.set()
         self.reading_ends.set()
@@ -238,7 +238,7 @@ class _Run:
         return RunResult(topic=self.topic, history=history, problems=tuple(self.problems))
 
     def _finish(self) -> None:
-        """Waits until the groups have read, and committed, what there is."""
+        """Waits until the groups have read and committed everything."""
         deadline = time.monotonic() + self.workload.patience_seconds
         self.ends = self._ends_now(deadline)
         while time.monotonic() < deadline:
@@ -303,7 +303,7 @@ class _Run:
 
 
 def remove_topic(workload: Workload, topic: str) -> str:
-    """Deletes the topic of a run and its groups, unless it is kept. Returns a line about it."""
+    """Deletes a run's topic and groups, unless the topic is kept. Returns the outcome as a line."""
     if workload.keep_topic:
         return f"topic {topic} is kept"
     kafka = _library()
@@ -316,7 +316,7 @@ def remove_topic(workload: Workload, topic: str) -> str:
         admin.delete_topics([topic])[topic].result(_LEAVING_SECONDS)
     except (kafka.KafkaException, TimeoutError) as error:
         reason = _reason(error) or f"no answer in {_LEAVING_SECONDS:g} s"
-        return f"topic {topic} may still be there, delete it yourself: {reason}"
+        return f"topic {topic} may still exist; delete it yourself: {reason}"
     groups = [_group_id(topic, group) for group in range(workload.groups)]
     for each in admin.delete_consumer_groups(groups, request_timeout=_LEAVING_SECONDS).values():
         with contextlib.suppress(kafka.KafkaException):  # it is empty, and will expire
@@ -332,7 +332,7 @@ def _group_id(topic: str, group: int) -> str:
 
 
 class _Sender:
-    """An idempotent producer; a new one, with its own number, where librdkafka gives one up."""
+    """An idempotent producer; after a fatal error, a new one with a new number replaces it."""
 
     def __init__(self, run: _Run, number: int, chance: random.Random) -> None:
         self.number = number
@@ -343,7 +343,7 @@ class _Sender:
         self._producer_number = number
         self._sequence = 0
         self._undecided: dict[int, tuple[int, int]] = {}
-        """By value: the partition and when it was sent."""
+        """Partition and time of each undecided send, by value."""
         self._is_fatal = False
 
     def run(self) -> None:
@@ -400,7 +400,7 @@ class _Sender:
                 on_delivery=self._delivered,
             )
         except BufferError:
-            del self._undecided[value]  # never sent, and its number is given again
+            del self._undecided[value]  # never sent, so its number is reused
             self._producer.poll(_POLL_SECONDS)
             return 0
         except self._run.kafka.KafkaException as error:
@@ -416,7 +416,7 @@ class _Sender:
         partition, started = self._undecided.pop(value)
         ended = _now_us()
         if error is None:
-            # Without an offset where an ack was lost, and that of a later batch implies it.
+            # There is no offset if the ack was lost and a later batch's ack implies it.
             offset = NO_OFFSET if message.offset() is None else message.offset()
             self._recorder.sends.add(
                 value, partition, ACKED, message.partition(), offset, started, ended
@@ -432,7 +432,7 @@ class _Sender:
             self._run.problems.append(f"producer {self._producer_number}: {error.str()}")
 
     def _close(self) -> None:
-        """All that was sent is decided then: acked, refused, or given up."""
+        """Waits until every send is decided: acked, refused, or given up."""
         patience_seconds = self._run.workload.patience_seconds + _REQUEST_SECONDS
         deadline = time.monotonic() + patience_seconds
         while self._producer.flush(_LOOK_SECONDS) and time.monotonic() < deadline:
@@ -459,7 +459,7 @@ _REFUSED: Final = (
 
 
 class _Reader:
-    """A consumer, and what it was given."""
+    """A consumer, and the records that it received."""
 
     def __init__(self, run: _Run, number: int, chance: random.Random) -> None:
         self.number = number
@@ -473,7 +473,7 @@ class _Reader:
         self.session[partition] = self.run_of.sessions.next()
 
     def poll(self, consumer: Any) -> dict[int, int]:
-        """Records what one poll gives; the offset after the last record of each partition."""
+        """Records one poll's results. Returns the offset after each partition's last record."""
         run = self.run_of
         messages = consumer.consume(self.chance.choice((1, 10, 500)), _POLL_SECONDS)
         at_us = _now_us()
@@ -510,7 +510,7 @@ def _is_as_sent(message: Any, value: int) -> bool:
 
 
 class _Loner(_Reader):
-    """A consumer in no group, which seeks now and then."""
+    """A consumer without a group, which seeks occasionally."""
 
     def __init__(
         self, run: _Run, number: int, chance: random.Random, *, is_final: bool = False
@@ -532,7 +532,7 @@ class _Loner(_Reader):
                         self.begin_session(partition)
 
     def read_everything(self) -> None:
-        """From the start to where the partitions ended after the last send."""
+        """Reads from the start to the partitions' ends, as they were after the last send."""
         run = self.run_of
         deadline = time.monotonic() + run.workload.patience_seconds
         position = dict.fromkeys(range(run.workload.partitions), 0)
@@ -544,7 +544,7 @@ class _Loner(_Reader):
                 if found:
                     quiet_since = time.monotonic()
                 elif time.monotonic() > max(deadline, quiet_since + _REQUEST_SECONDS):
-                    run.problems.append(f"not all was read: at {position} of {run.ends}")
+                    run.problems.append(f"not everything was read: at {position} of {run.ends}")
                     return
 
     @contextlib.contextmanager
@@ -554,7 +554,7 @@ class _Loner(_Reader):
             run.settings(
                 group_id=f"{run.topic}-alone-{self.number}",
                 enable_auto_commit=False,
-                # An offset out of range resets it, which then shows in its reads.
+                # An out-of-range offset resets the consumer, which shows in its reads.
                 auto_offset_reset="earliest",
                 fetch_queue_backoff_ms=5,
             )
@@ -571,7 +571,7 @@ class _Loner(_Reader):
 
 
 class _Member(_Reader):
-    """A member of a group: it commits what it was given, and leaves and comes back now and then."""
+    """A group member that commits what it received, and occasionally leaves and rejoins."""
 
     def __init__(self, run: _Run, number: int, group: int, chance: random.Random) -> None:
         super().__init__(run, number, chance)
@@ -581,7 +581,7 @@ class _Member(_Reader):
 
     def run(self) -> None:
         run = self.run_of
-        # One assignor for each group, as its members must agree.
+        # One assignor per group, since its members must agree.
         strategy = ("range", "cooperative-sticky")[self.group % 2]
         while not run.reading_ends.is_set():
             consumer = run.kafka.Consumer(
@@ -635,7 +635,7 @@ class _Member(_Reader):
                 positions = run.positions(self.group)
                 positions[partition] = max(positions.get(partition, 0), offset)
             else:
-                self._after[partition] = offset  # at the end of the log there is no later one
+                self._after[partition] = offset  # retry: at the log's end no later commit follows
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         run = self.run_of
@@ -660,17 +660,17 @@ class _Member(_Reader):
             self._after.pop(each.partition, None)
 
 
-# ------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------ helpers
 
 
 def _probe(bootstrap: str) -> None:
-    """Raises `BrokerUnavailable` at once, where librdkafka would try for long and not say why."""
+    """Raises `BrokerUnavailable` at once; librdkafka would retry silently for a long time."""
     failure: errors.SparklogError | None = None
     for address in bootstrap.split(","):
         if not is_address(address):
-            reason = "expected host:port of a Kafka broker, or several with commas between"
+            reason = "expected host:port of a Kafka broker, or several separated by commas"
             raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
-        reason = "it does not answer as Kafka does; is this another port of the broker?"
+        reason = "it does not answer like Kafka; is this another port of the broker?"
         try:
             if kafka_port.answers(address, timeout_seconds=_PROBE_SECONDS):
                 return
@@ -684,7 +684,7 @@ def _probe(bootstrap: str) -> None:
 
 
 class _Counter:
-    """Numbers, each once; of all threads."""
+    """Numbers that are unique across all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Observations of a log's clients: columns of int64, for any number of operations.
 
-Times are microseconds of one monotonic clock. A value is a number: the producer that sent it in its
-upper bits, how many it had sent before in its lower ones. Each thread has a `Rows` of its own for
-each table, so nothing is locked while a history is made.
+Times are microseconds of one monotonic clock. A value is a number: its producer in the upper bits,
+the producer's sequence number in the lower ones. Each thread has its own `Rows` for each table, so
+recording a history needs no lock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Column = npt.NDArray[np.int64]
 SEQUENCE_BITS: Final = 40
 ACKED: Final = 0
 FAILED: Final = 1
-"""Refused for good: it must never be read."""
+"""Definitively rejected: it must never be read."""
 UNKNOWN: Final = 2
-"""No answer: it may be in the log, or not."""
+"""No answer: it may or may not be in the log."""
 NO_OFFSET: Final = -1
 NO_GROUP: Final = -1
 NOT_SENT: Final = -1
-"""As a value: the record is none of those that this run sends."""
+"""As a value: this run did not send the record."""
 
 
 def value_of(producer: int, sequence: int) -> int:
@@ -39,7 +39,7 @@ def value_of(producer: int, sequence: int) -> int:
 
 
 class Rows:
-    """Rows of one table, as they happen."""
+    """Rows of one table, recorded as they occur."""
 
     def __init__(self, table: type[HistoryTable]) -> None:
         self._table = table
@@ -47,14 +47,14 @@ class Rows:
         self._cells = array("q")
 
     def add(self, *row: int) -> None:
-        """One row, in the order of the table's columns."""
+        """Adds a row, its values in the order of the table's columns."""
         self._cells.extend(row)
 
     def __len__(self) -> int:
         return len(self._cells) // self._width
 
     def columns(self) -> Any:
-        """The table."""
+        """Returns the rows as a table."""
         cells = np.frombuffer(self._cells, np.int64).reshape(-1, self._width)
         return self._table(*(np.ascontiguousarray(cells[:, at]) for at in range(self._width)))
 
@@ -68,40 +68,40 @@ class HistoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Sends(HistoryTable):
-    """Records that producers sent, each producer's in their order."""
+    """Records that producers sent, each producer's in order."""
 
     value: Column
     partition: Column
-    """Target partition,"""
+    """The partition that it was sent to."""
     status: Column
     acked_partition: Column
-    """and where the broker said that it is,"""
+    """The partition that the ack names."""
     offset: Column
-    """at which offset; `NO_OFFSET`: it did not."""
+    """The offset that the ack names; `NO_OFFSET` if none."""
     started_us: Column
     ended_us: Column
 
 
 @dataclass(frozen=True, slots=True)
 class Reads(HistoryTable):
-    """Records that consumers were given, each consumer's in their order."""
+    """Records that consumers received, each consumer's in order."""
 
     consumer: Column
     session: Column
-    """From an assignment or a seek of one partition to the next; a number of its own for each."""
+    """Unique number of the span from one assignment or seek of a partition to the next."""
     poll: Column
-    """Which call of the consumer gave it."""
+    """Number of the consumer's poll that returned it."""
     partition: Column
     offset: Column
     value: Column
     intact: Column
-    """1: key, value, header and time are as they were sent."""
+    """1: key, value, header and time are as sent."""
     at_us: Column
 
 
 @dataclass(frozen=True, slots=True)
 class Commits(HistoryTable):
-    """Offsets that members of groups committed."""
+    """Offsets that group members committed."""
 
     group: Column
     partition: Column
@@ -113,7 +113,7 @@ class Commits(HistoryTable):
 
 @dataclass(frozen=True, slots=True)
 class Fetches(HistoryTable):
-    """Committed offsets that members of groups were given; `NO_OFFSET`: there is none."""
+    """Committed offsets that group members fetched; `NO_OFFSET` if there was none."""
 
     group: Column
     partition: Column
@@ -124,7 +124,7 @@ class Fetches(HistoryTable):
 
 @dataclass(frozen=True, slots=True)
 class Ends(HistoryTable):
-    """Log start and end offsets that clients were given."""
+    """Log start and end offsets that clients received."""
 
     partition: Column
     start: Column
@@ -139,9 +139,9 @@ class Consumers(HistoryTable):
 
     consumer: Column
     group: Column
-    """`NO_GROUP`: it reads alone."""
+    """`NO_GROUP`: it reads without a group."""
     is_final: Column
-    """1: it began after the last send was decided, and read everything."""
+    """1: it began once the last send had been decided, and read everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class Recorder:
 
 
 def joined(recorders: Iterable[Recorder]) -> History:
-    """Observations of all threads."""
+    """Joins the observations of all threads."""
     several = list(recorders)
     return History(**{name: _stacked(name, table, several) for name, table in TABLES.items()})
 
@@ -201,11 +201,11 @@ def _stacked(name: str, table: type[HistoryTable], recorders: list[Recorder]) ->
     return table(*columns)
 
 
-# ------------------------------------------------------------------------------ kept in a file
+# ------------------------------------------------------------------------------ stored in a file
 
 
 def save(history: History, file: Path) -> None:
-    """One file, which `load` and `numpy.load` read."""
+    """Writes one file, which `load` and `numpy.load` can read."""
     columns = {
         f"{name}.{column.name}": getattr(getattr(history, name), column.name)
         for name, table in TABLES.items()

@@ -10,7 +10,7 @@ from sparklog.check.history import History
 
 
 def verdict(findings: Sequence[Anomaly], problems: Sequence[str], history: History) -> str:
-    """ "clean", "findings", or "incomplete" where not all was seen and nothing was found in it."""
+    """ "clean", "findings", or "incomplete" if nothing was found but not everything was seen."""
     if findings:
         return "findings"
     return "incomplete" if problems or not history.acked else "clean"
@@ -44,7 +44,7 @@ def as_json(
 def show(
     findings: Sequence[Anomaly], problems: Sequence[str], history: History, topic: str
 ) -> None:
-    """Prints it, as wide as the terminal is."""
+    """Prints the result, as wide as the terminal."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -54,7 +54,7 @@ def show(
     console.print(
         f"{history.operations:,} operations: {len(history.sends):,} records sent,"
         f" {history.acked:,} acked; {len(history.reads):,} read; {len(history.commits):,} commits,"
-        f" {len(history.fetches):,} times looked up; ends looked up {len(history.ends):,} times"
+        f" {len(history.fetches):,} fetches of them; {len(history.ends):,} lookups of log ends"
     )
     for problem in problems:
         console.print(f"[yellow]not seen[/]: {escape(problem)}")
@@ -70,12 +70,12 @@ def show(
         console.print(table)
     match verdict(findings, problems, history):
         case "clean":
-            console.print("[green]clean[/]: nothing was lost, doubled, moved or reordered")
+            console.print("[green]clean[/]: nothing was lost, duplicated, moved or reordered")
         case "incomplete" if not history.acked:
             console.print("[yellow]incomplete[/]: no record was acked, so nothing was checked")
         case "incomplete":
-            console.print("[yellow]incomplete[/]: nothing was found, and not everything was seen")
+            console.print("[yellow]incomplete[/]: nothing was found, but not everything was seen")
         case _:
             kinds = len(findings)
-            summary = f"{kinds} kind{'' if kinds == 1 else 's'} of what a log must not do"
+            summary = f"{kinds} kind{'' if kinds == 1 else 's'} of anomalies"
             console.print(f"[red]findings[/]: {summary}" + (f", in topic {topic}" if topic else ""))

@@ -1,4 +1,4 @@
-"""`sparklog broker`: runs a broker, or stops one of a cluster or changes its log level."""
+"""`sparklog broker`: runs a broker, drains one of a cluster, or changes a broker's log level."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ ProcessesOption = Annotated[
         metavar="N",
         min=1,
         max=BROKER_PROCESSES,
-        help="Run N brokers, for the cores of this machine. Ids and ports count up from those"
-        " of the first; bounds on memory and connections are for all of them together. One that"
-        " dies is started again. Default: this process is the only broker.",
+        help="Run N brokers, to use the cores of this machine. Ids and ports count up from those"
+        " of the first; bounds on memory and connections apply to all of them together. One that"
+        " dies is restarted. Default: this process is the only broker.",
         show_default=False,
     ),
 ]
@@ -98,8 +98,8 @@ TakeOverOption = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Replace the live broker with this id; it stops. Brokers that programs run for"
-        " themselves are replaced without this option.",
+        help="Replace the live broker with this id; it stops. Brokers embedded in programs are"
+        " replaced without this option.",
     ),
 ]
 
@@ -137,8 +137,8 @@ def broker(
     start while another one with its id is alive, unless --take-over is given, and in a folder that
     is neither empty nor a root, unless --allow-non-empty is given.
 
-    With --processes 3, brokers 0, 1 and 2 listen for Kafka clients at the ports 9092, 9093 and
-    9094, and for Flight clients at 8815, 8816 and 8817.
+    With --processes 3, brokers 0, 1 and 2 listen for Kafka clients on ports 9092, 9093 and 9094,
+    and for Flight clients on 8815, 8816 and 8817.
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092 --processes 3
     """
@@ -190,20 +190,20 @@ def _run_supervised() -> None:
 
 
 def _ask(address: str, action: str, request: Struct, *, timeout_seconds: float) -> object:
-    """Asks another broker. Only a broker with others needs gRPC's client."""
+    """Sends a request to another broker. Only a broker with peers needs the gRPC client."""
     from sparklog.client.connection import ask
 
     return ask(address, action, request, timeout_seconds=timeout_seconds, is_probed=False)
 
 
 def _prepare_start() -> None:
-    # Until the broker serves, nearly all new objects are of modules: a search for unused ones would
+    # Until the broker serves, nearly all new objects belong to modules: garbage collection would
     # make the start a tenth longer. `run_broker` enables it again.
     gc.disable()
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """Raises a usage error for options of the broker before the name of another command."""
+    """Raises a usage error for broker options that precede the name of another command."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     names = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if names:
@@ -219,8 +219,8 @@ def drain(
         bool,
         typer.Option(
             "--alone",
-            help="Also stop a broker whose partitions no other one takes. They are not served until"
-            " the next broker starts.",
+            help="Also stop a broker whose partitions no other broker takes. They are not served"
+            " until the next broker starts.",
         ),
     ] = False,
     timeout: Annotated[
@@ -232,8 +232,8 @@ def drain(
 ) -> None:
     """Stop a broker of a cluster, once the others lead its partitions.
 
-    The broker stops as by SIGTERM: it gives its partitions away, publishes its records to their
-    tables, and ends. The command returns once it has stopped and leads nothing any more.
+    The broker stops as on SIGTERM: it hands over its partitions, publishes its records to their
+    tables, and exits. The command returns once it has stopped and leads nothing.
 
     Example: sparklog broker drain --id 2 --root ./data
     """
@@ -257,7 +257,7 @@ def drain(
         progress=progress,
     )
     if drained.had_stopped:
-        typer.echo(f"broker {number} had stopped already")
+        typer.echo(f"broker {number} had already stopped")
     else:
         typer.echo(f"broker {number} has stopped; {_moved(drained.moved)}")
     if drained.epoch >= 0:
@@ -282,7 +282,7 @@ def log_level(
         Level | None,
         typer.Argument(
             metavar="[LEVEL]",
-            help="debug, info, warning or error. Without it the present level is shown.",
+            help="debug, info, warning or error. Without it, the current level is shown.",
             show_default=False,
         ),
     ] = None,
@@ -299,7 +299,7 @@ def log_level(
     from sparklog import cluster
 
     found = cluster.log_level(view(root, bootstrap), number, level.value if level else "")
-    typer.echo(f"broker {number}: {found or 'as its program has configured'}")
+    typer.echo(f"broker {number}: {found or 'as configured by its program'}")
 
 
 def _moved(moved: Mapping[int, int]) -> str:

@@ -5,12 +5,12 @@ Rules:
 - A table is registered at its location. No data is copied or written, and dropping the table from
   the catalog leaves the topic unchanged.
 - Most catalogs allow letters, digits and underscores in names, and ignore case. Other characters of
-  a topic's name become underscores, as in the names of Kafka's metrics. So the name of a table
-  depends on the topic's name alone, whichever other topics exist or are registered with it.
-- Tables and views share the names of a schema, and `IF NOT EXISTS` hides that one is taken. So each
-  topic of the log has two names, of its table and its view, whether or not it is registered now. A
-  topic that shares one with another topic is an error, until the user names one of the two.
-- Names are always in backticks, since a topic may have the name of a keyword.
+  a topic's name become underscores, as in the names of Kafka's metrics. So a table's name depends
+  on the topic's name alone, not on which other topics exist or are registered with it.
+- Tables and views share the namespace of a schema, and `IF NOT EXISTS` hides that a name is taken.
+  So each topic of the log reserves two names, for its table and its view, whether or not it is
+  being registered. Two topics that share a name are an error, until the user renames one of them.
+- Names are always in backticks, since a topic's name may be a keyword.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VIEW_SUFFIX: Final = "_text"
 
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
 _NOT_FOR_SPARK: Final = ("az", "azure", "memory")
-"""URI schemes that Spark does not know, or knows by another name."""
+"""URI schemes that Spark does not support, or supports under another name."""
 
 
 def table_names(
@@ -36,12 +36,12 @@ def table_names(
     """Returns a table name for each topic.
 
     Args:
-        topics: those to name.
-        log: all topics of the log, whose names the returned ones differ from.
-        chosen: the names that the user has chosen, by topic of the log.
+        topics: the topics to name.
+        log: all topics of the log; the returned names do not collide with theirs.
+        chosen: the names that the user has chosen, by topic.
 
     Raises:
-        errors.BadOption: the table or the view of a topic would have the name of another topic's.
+        errors.BadOption: a topic's table or view would have the same name as another topic's.
     """
     every = {*log, *topics}
     names = {topic: chosen.get(topic) or _NOT_IN_NAMES.sub("_", topic) for topic in sorted(every)}
@@ -69,7 +69,7 @@ def location(table_uri: str, *, root: str | None = None) -> str:
         root: the root in Spark's notation, if it differs from the broker's: `s3a://bucket/log`.
 
     Raises:
-        errors.BadOption: Spark has another notation for the store, and `root` is not given.
+        errors.BadOption: Spark has a different notation for the store, and `root` is not given.
     """
     if root is not None:
         folder, topic = table_uri.split("/")[-2:]
@@ -88,10 +88,10 @@ def statements(
     """Returns SQL that registers a topic's table, without columns: Delta reads them from its log.
 
     Args:
-        topic: its name, as text in the view.
+        topic: the topic's name, a column of the view.
         location: the URI of the table in Spark's notation.
-        table: the parts of its name: catalog and schema, if given, and the table's own.
-        with_view: add a view with key and value as text, and the topic's name.
+        table: the parts of the table's name: catalog and schema, if given, and its own.
+        with_view: add a view with key and value as strings, and the topic's name.
     """
     *where, name = table
     register = (

@@ -1,4 +1,4 @@
-"""`sparklog check`: checks a Kafka broker by the history that its clients have seen."""
+"""`sparklog check`: checks a Kafka broker by the history that its clients observe."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PartitionsOption = Annotated[
 ]
 
 RateOption = Annotated[
-    float, typer.Option(metavar="N", min=1.0, help="The most records per second of a producer.")
+    float, typer.Option(metavar="N", min=1.0, help="The maximum records per second of a producer.")
 ]
 
 TopicPrefixOption = Annotated[

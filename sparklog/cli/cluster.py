@@ -55,8 +55,8 @@ def describe(
     The command starts no broker. Exits with 0 if every partition has a live leader, with 3 if one
     has none, and with 4 if no broker is alive.
 
-    The heartbeat's age is for orientation: it depends on the clocks of two hosts. The last table
-    has the write-ahead logs that other brokers, their heirs, still need.
+    The heartbeat's age is only a guide: it depends on the clocks of two hosts. The last table
+    lists the write-ahead logs that other brokers, their heirs, still need.
 
     Example: sparklog cluster describe --root ./data
     """
@@ -73,7 +73,7 @@ def describe(
 @app.command(cls=Command)
 def balance(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the moves, and make none.")
+        bool, typer.Option("--dry-run", help="Show the moves without making them.")
     ] = False,
     timeout: Annotated[
         float,
@@ -84,9 +84,9 @@ def balance(
 ) -> None:
     """Move partitions until the brokers of a cluster lead about equally many.
 
-    Brokers do so by themselves half a minute after the last move. Like them, the command moves
-    nothing while no broker leads more than two partitions more than another, or no more than a
-    tenth of the average. Exits with 3 if partitions are left that their leaders do not give away.
+    Brokers do so on their own half a minute after the last move. Like them, the command moves
+    nothing while the numbers of partitions that brokers lead differ by at most two, or by at most
+    a tenth of the average. Exits with 3 if leaders do not hand over some of the partitions.
 
     Example: sparklog cluster balance --dry-run --root ./data
     """
@@ -114,7 +114,7 @@ def balance(
         return
     typer.echo(f"{counted(found.moved, 'partition')} moved")
     if found.left:
-        reason = "their leaders do not give them away now; their logs say why"
+        reason = "their leaders do not hand them over now; their logs say why"
         typer.echo(
             f"sparklog: {counted(len(found.left), 'partition')} should move: {reason}", err=True
         )
@@ -126,11 +126,11 @@ def upgrade(
     root: ClusterRootOption = None,
     bootstrap: BootstrapOption = None,
 ) -> None:
-    """Raise the feature level of a root to the highest that all its brokers know.
+    """Raise the feature level of a root to the highest that all its brokers support.
 
-    Run it once all brokers run a newer release. The additions of a level to the formats are
-    written only from then on, and releases that do not know the level refuse to start. A level
-    never falls.
+    Run it once all brokers run a newer release. Only from then on are a level's additions to the
+    formats written, and releases that do not support the level refuse to start. A level never
+    falls.
 
     Example: sparklog cluster upgrade --root ./data
     """
@@ -140,17 +140,19 @@ def upgrade(
     target = view(root, bootstrap)
     reply = cluster.upgrade(target)
     if reply.after > reply.before:
-        typer.echo(f"feature level {reply.after}, which was {reply.before}")
+        typer.echo(f"feature level {reply.after}, previously {reply.before}")
         return
     alive = [each for each in target.describe().brokers if each.state not in ENDED]
     holding = ", ".join(str(each.broker) for each in alive if each.level <= reply.after)
-    typer.echo(f"feature level {reply.after}: brokers {holding or 'that ended'} know no higher one")
+    typer.echo(
+        f"feature level {reply.after}: brokers {holding or 'that ended'} support no higher level"
+    )
 
 
 def view(root: str | None, bootstrap: str | None, *, is_quiet: bool = False) -> View:
     """Returns the cluster that the command line or the environment names.
 
-    `is_quiet`: do not print that a look takes time.
+    `is_quiet`: do not announce the wait to see whether its brokers are alive.
     """
     from sparklog.clock import SystemClock
     from sparklog.cluster import BrokerView, RootView

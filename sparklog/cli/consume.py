@@ -1,7 +1,7 @@
 """`sparklog consume`: writes a topic's records to standard output.
 
-In a group the command commits only records that it has written. Where it ends by Ctrl-C, it commits
-the batches that were written as a whole, so that the next command repeats at most the last one.
+In a group the command commits only records that it has written. On Ctrl-C it commits the batches
+that were written completely, so that the next command repeats at most the last one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="POINT",
-        help="Where to start: earliest, latest, an offset, or a time in ISO 8601 (UTC without"
-        " a zone), which starts at the first record that is not older. In a group this"
+        help="Where to start: earliest, latest, an offset, or a time in ISO 8601 (UTC by"
+        " default), which starts at the first record that is not older. In a group this"
         " applies to partitions without a committed offset.",
     ),
 ]
@@ -74,12 +74,12 @@ GroupOption = Annotated[
     ),
 ]
 
-KeysOption = Annotated[bool, typer.Option("--keys", help="Print keys, too.")]
+KeysOption = Annotated[bool, typer.Option("--keys", help="Also print keys.")]
 
-HeadersOption = Annotated[bool, typer.Option("--headers", help="Print headers, too.")]
+HeadersOption = Annotated[bool, typer.Option("--headers", help="Also print headers.")]
 
 MetadataOption = Annotated[
-    bool, typer.Option("--metadata", help="Print partition, offset and timestamp, too.")
+    bool, typer.Option("--metadata", help="Also print partition, offset and timestamp.")
 ]
 
 
@@ -100,8 +100,8 @@ def consume(
 ) -> None:
     """Print the records of a topic.
 
-    The command ends at the present end of the topic, unless --follow is given. The records of a
-    partition come in order. Keys, headers and metadata precede the value. In
+    The command stops at the current end of the topic, unless --follow is given. The records of a
+    partition are printed in order. Keys, headers and metadata precede the value. In
     jsonl, a value that is a JSON object or array is printed as JSON, and any other as a string.
 
     Example: sparklog consume flights --from 2013-06-01 --max 10 --root ./data
@@ -188,9 +188,9 @@ def _up_to(consumer: Consumer, max_records: int | None) -> Iterator[pa.RecordBat
 
 
 class _GroupBatches:
-    """The batches of a member of a group, and the offsets after those that are written.
+    """The batches of a group member, and the offsets after those that have been written.
 
-    A batch counts as written when the next one is asked for.
+    A batch counts as written once the next one is requested.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class _GroupBatches:
                 return
 
     def commit_written(self) -> None:
-        """Commits after the written batches of the partitions that the member still has."""
+        """Commits the offsets after the written batches, for partitions still assigned."""
         with contextlib.suppress(errors.SparklogError):
             assigned = set(self._consumer.assignment)
             written = {each: at for each, at in self._written.items() if each in assigned}

@@ -36,7 +36,7 @@ def format_of(name: str) -> InputFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Names of the fields that are a record's key and timestamp."""
+    """Names of the fields that hold a record's key and timestamp."""
 
     key: str | None = None
     timestamp: str | None = None

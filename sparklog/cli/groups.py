@@ -158,8 +158,8 @@ ToTimeOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="To the first record that is not older than this time: ISO 8601 (UTC without a"
-        " zone), or milliseconds since 1970.",
+        help="To the first record that is not older than this time: ISO 8601 (UTC by"
+        " default), or milliseconds since 1970.",
         show_default=False,
     ),
 ]
@@ -168,7 +168,7 @@ ShiftByOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Forward from the committed offset by this number, or back if it is negative.",
+        help="Forward from the committed offset by this number, or back if negative.",
         show_default=False,
     ),
 ]
@@ -177,7 +177,7 @@ FromFileOption = Annotated[
     Path | None,
     typer.Option(
         metavar="CSV",
-        help="To the offsets in a file with lines of topic,partition,offset, as by --export.",
+        help="To the offsets in a file of topic,partition,offset lines, as --export prints them.",
         show_default=False,
     ),
 ]
@@ -258,7 +258,7 @@ def reset(
             )
             typer.echo(f"{group}: reset", err=True)
         else:
-            typer.echo("nothing is changed; --execute commits these offsets", err=True)
+            typer.echo("nothing was changed; --execute commits these offsets", err=True)
             if not committed and _group(log, group).state == "Dead":
                 typer.echo(
                     f"there is no group {group!r} yet, and --execute creates it"
@@ -306,7 +306,7 @@ def delete(
             typer.echo(f"{group}: {counted(len(places), 'offset')} of {offsets_of} deleted")
 
 
-# ------------------------------------------------------------------------------ looking
+# ------------------------------------------------------------------------------ describing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,9 +319,9 @@ class _Part:
     start: int
     end: int
     lag: int | None
-    """The number of offsets that are not yet read."""
+    """The number of offsets not yet read."""
     behind_seconds: float | None
-    """The age of the first unread record; None if it is unknown."""
+    """The age of the first unread record; None if unknown."""
     member: str = ""
     client: str = ""
     host: str = ""
@@ -337,7 +337,7 @@ def _lag(
     from sparklog.client.lag import group_lag, partitions_of
 
     for topic, _ in partitions_of(info, committed):
-        with contextlib.suppress(errors.UnknownTopic):  # a member may still have it
+        with contextlib.suppress(errors.UnknownTopic):  # it may still be assigned
             _known(log, topics, topic)
     return group_lag(info, committed, topics)
 
@@ -395,7 +395,7 @@ def _parts(log: Log, info: group_messages.GroupInfo) -> list[_Part]:
 
 
 def _behind(log: Log, info: flight_messages.TopicInfo, lag: PartitionLag) -> float | None:
-    """Returns the age in seconds of the first unread record; None: unknown, or deleted."""
+    """Returns the age in seconds of the first unread record; None if unknown or deleted."""
     from sparklog.client.consumer.reading import read_range
 
     if not lag.lag:
@@ -405,7 +405,7 @@ def _behind(log: Log, info: flight_messages.TopicInfo, lag: PartitionLag) -> flo
     batches = read_range(log.connection, info, partition, start=start, end=end, columns=columns)
     try:
         batch = next(batches, None)
-    except errors.OffsetOutOfRange:  # retention removed it meanwhile
+    except errors.OffsetOutOfRange:  # retention has removed it
         return None
     finally:
         batches.close()
@@ -449,7 +449,7 @@ _Offsets: TypeAlias = "dict[_TopicPartition, int | None]"
 _Target: TypeAlias = (
     "Callable[[Log, list[_TopicPartition], Mapping[_TopicPartition, int], _Topics], _Offsets]"
 )
-"""Returns the new offset of each partition; None: it has none."""
+"""Returns the new offset of each partition; None if it has none."""
 
 
 def _point(point: Point) -> _Target:
@@ -601,7 +601,7 @@ def _check_empty(log: Log, group: str) -> None:
         raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint)
 
 
-# ------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------ output
 
 
 def _print_json(value: Any) -> None:

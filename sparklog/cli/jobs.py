@@ -1,4 +1,4 @@
-"""`sparklog jobs`: names and runs the programs for Spark; their files are for `spark-submit`."""
+"""`sparklog jobs`: lists and runs the Spark jobs, and prints their paths for `spark-submit`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.terminal.printing import print_columns
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List and run the programs for Spark, and find their files.",
+    help="List and run the Spark jobs, and find their files.",
 )
 
 _RUN: Final = {**PASS_ON, "allow_interspersed_args": False}
@@ -26,9 +26,9 @@ JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job.", sho
 
 @app.command("list", cls=Command)
 def list_() -> None:
-    """Lists the jobs.
+    """List the jobs.
 
-    Each is run here by sparklog jobs run NAME, or on a cluster by spark-submit with the file that
+    Run one here with sparklog jobs run NAME, or on a cluster with spark-submit and the file that
     sparklog jobs path NAME prints.
 
     Example: sparklog jobs list
@@ -38,10 +38,10 @@ def list_() -> None:
 
 @app.command(cls=Command, context_settings=_RUN)
 def run(job: JobArgument, context: typer.Context) -> None:
-    """Runs a job on this machine, or through Spark Connect if SPARK_REMOTE names a server.
+    """Run a job on this machine, or through Spark Connect if SPARK_REMOTE names a server.
 
-    All words after NAME are arguments of the job: sparklog jobs run NAME --help lists them. It is
-    the same as python -m sparklog.jobs.NAME.
+    All arguments after NAME are passed to the job: sparklog jobs run NAME --help lists them. This
+    is equivalent to python -m sparklog.jobs.NAME.
 
     Example: sparklog jobs run produce --topic orders --format json orders.json
     """
@@ -52,7 +52,7 @@ def run(job: JobArgument, context: typer.Context) -> None:
 
 @app.command(cls=Command)
 def path(job: JobArgument) -> None:
-    """Prints the path of a job's file, for spark-submit.
+    """Print the path of a job's file, for spark-submit.
 
     Example: sparklog jobs path produce
     """

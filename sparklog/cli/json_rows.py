@@ -26,7 +26,7 @@ _NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
 def json_rows(values: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """Joins columns of JSON values to an object per row, such as `{"carrier":"UA","delay":11}`."""
+    """Joins JSON columns into one object per row, such as `{"carrier":"UA","delay":11}`."""
     parts: list[Any] = []
     for name, column in zip(names, values, strict=True):
         before = "," if parts else "{"
@@ -60,7 +60,7 @@ def json_values(column: pa.Array) -> pa.Array:
 
 
 def loose_values(column: pa.Array) -> pa.Array:
-    """Returns texts as JSON, and those that are JSON numbers as numbers.
+    """Returns strings as JSON, those that are JSON numbers as numbers.
 
     The digits do not change: `007` and `1,000` remain strings, and 1.50 keeps its zero.
     """
@@ -77,7 +77,7 @@ def iso_times(column: pa.Array) -> pa.Array:
 
 
 def quoted(column: pa.Array) -> pa.Array:
-    """Returns texts as JSON strings (RFC 8259, section 7), and nulls as nulls."""
+    """Returns text as JSON strings (RFC 8259, section 7), and nulls as nulls."""
     column = column.cast(pa.string())
     for character, escape in (("\\", "\\\\"), ('"', '\\"')):
         if pc.any(pc.match_substring(column, character)).as_py():

@@ -61,14 +61,14 @@ FormatOption = Annotated[
 ]
 
 KeyFieldOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The field that is the key.", show_default=False)
+    str | None, typer.Option(metavar="NAME", help="The field to use as key.", show_default=False)
 ]
 
 TimestampFieldOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The field that is the timestamp: ISO 8601 (UTC without a zone), or milliseconds"
+        help="The field to use as timestamp: ISO 8601 (UTC by default), or milliseconds"
         " since 1970. Default: the time of arrival.",
         show_default=False,
     ),
@@ -79,7 +79,7 @@ PartitionOption = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Send all records to this partition, whatever their keys.",
+        help="Send all records to this partition, regardless of their keys.",
         show_default=False,
     ),
 ]
@@ -89,8 +89,8 @@ FromLineOption = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Start at this line, counted from 1, of a single file of lines: where an earlier"
-        " command stopped.",
+        help="Start at this line (counted from 1) of a single file of lines, such as the line at"
+        " which an earlier command stopped.",
         show_default=False,
     ),
 ]
@@ -99,7 +99,7 @@ SkipBadOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Append invalid lines of JSON to this file, and continue. By default the first one"
+        help="Append invalid lines of JSON to this file, and continue. By default, the first one"
         " ends the command.",
         show_default=False,
     ),
@@ -201,7 +201,7 @@ def _input(file: Path, kind: InputFormat | None, fields: Fields) -> _Input:
         raise typer.BadParameter(f"file {str(file)!r} does not exist")
     found = _Input(path=file, kind=kind or _kind(file, fields), is_guessed=kind is None)
     if found.kind is InputFormat.TEXT and fields != Fields():
-        raise typer.BadParameter(f"text has no fields: give the format of {found.name} by --format")
+        raise typer.BadParameter(f"text has no fields: set --format for {found.name}")
     if fields.key is not None and fields.key == fields.timestamp:
         raise typer.BadParameter("--key-field and --timestamp-field name the same field")
     return found
@@ -215,13 +215,13 @@ def _kind(file: Path, fields: Fields) -> InputFormat:
 
 
 def _check_lines(inputs: list[_Input], from_line: int | None, skip_bad: Path | None) -> None:
-    """Raises a usage error for an option of lines if the input is of another format."""
+    """Raises a usage error for a line option if the input has a different format."""
     if from_line is not None:
         if len(inputs) > 1:
             raise typer.BadParameter("--from-line allows a single file: send the others afterwards")
         if inputs[0].kind not in _LINE_FORMATS:
             raise typer.BadParameter(
-                f"--from-line requires a format of lines, not {inputs[0].kind}"
+                f"--from-line requires a line-based format, not {inputs[0].kind}"
             )
     if skip_bad is not None:
         if not any(each.kind is InputFormat.JSONL for each in inputs):
@@ -229,12 +229,12 @@ def _check_lines(inputs: list[_Input], from_line: int | None, skip_bad: Path | N
         for each in inputs:
             if each.path != _STDIN and skip_bad.exists() and skip_bad.samefile(each.path):
                 raise typer.BadParameter(
-                    f"--skip-bad {str(skip_bad)!r} is an input: name another file"
+                    f"--skip-bad {str(skip_bad)!r} is an input: name a different file"
                 )
 
 
 def _check_begin(given: _Input, from_line: int | None, count: int | None) -> None:
-    """Raises `BadRequest` if --from-line is beyond the input, so that nothing was sent.
+    """Raises `BadRequest` if --from-line is beyond the input, in which case nothing was sent.
 
     The line after the last one is allowed: a command may have stopped at the very end.
     """
@@ -248,7 +248,7 @@ def _check_begin(given: _Input, from_line: int | None, count: int | None) -> Non
 
 
 class _Reader:
-    """Reads the inputs in order, and tracks the lines that are read and sent."""
+    """Reads the inputs in order, and tracks which lines have been read and sent."""
 
     def __init__(self, inputs: list[_Input], fields: Fields, lines: Lines) -> None:
         self._inputs = inputs
@@ -258,11 +258,11 @@ class _Reader:
         self._sent_up_to = lines.first
 
     def mark_sent(self) -> None:
-        """Notes that all lines read so far are sent."""
+        """Records that all lines read so far have been sent."""
         self._sent_up_to = self._lines.next
 
     def drop_unsent(self) -> None:
-        """Goes back to the lines that are sent: an interrupt may come before sending."""
+        """Rewinds to the first unsent line: an interrupt may arrive before lines are sent."""
         self._lines.next = self._sent_up_to
 
     @property
@@ -292,7 +292,7 @@ class _Reader:
                 meter.next_input()
 
     def summary(self, acks: _Acks, error: BaseException | None) -> str:
-        """Returns how many records are acked, and how to continue without duplicates."""
+        """Returns how many records were acked, and how to continue without duplicates."""
         current, line = acks.unacked or (self._current, self._lines.next)
         is_at_start = current is self._inputs[0] and line == self._lines.first
         is_unsent = acks.unacked is None or isinstance(error, errors.RootReadOnly)
@@ -304,9 +304,9 @@ class _Reader:
         return f"{counted(acks.records, 'record')} {were} acked{advice}."
 
     def _remedy(self, error: BaseException | None, first: str) -> str:
-        """Returns `first` and the other remedy if a line is invalid."""
+        """Returns `first` and the alternative to it if a line is invalid."""
         if isinstance(error, errors.BadRequest) and self._lines.is_line_wrong:
-            return f"{first}, or write invalid lines to a file by --skip-bad FILE"
+            return f"{first}, or write invalid lines to a file with --skip-bad FILE"
         return ""
 
     def _advice(self, acks: _Acks, current: _Input, line: int, error: BaseException | None) -> str:
@@ -314,14 +314,14 @@ class _Reader:
             return ""
         where = f" of {current.name}" if len(self._inputs) > 1 else ""
         if acks.unacked and line == 1 and not where:
-            return ", and perhaps some lines are written; the same command sends all of them again"
+            return ", and some lines may have been written; the same command resends all of them"
         if acks.unacked:
             return (
-                f": all lines before {line}{where}, and perhaps some from there on;"
-                f" --from-line {line} sends these again"
+                f": all lines before {line}{where}, and perhaps later ones;"
+                f" --from-line {line} resends those"
             )
         remedy = self._remedy(error, " after correcting the line")
-        return f": all lines before {line}{where}; continue by --from-line {line}{remedy}"
+        return f": all lines before {line}{where}; continue with --from-line {line}{remedy}"
 
 
 def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
@@ -337,7 +337,7 @@ def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
 
 
 def _meter(inputs: list[_Input]) -> Meter | None:
-    """Returns a progress bar if standard error is a terminal and no person types the input."""
+    """Returns a progress bar if standard error is a terminal and the input is not typed."""
     is_typed = any(each.path == _STDIN for each in inputs) and sys.stdin.isatty()
     if is_typed or not sys.stderr.isatty():
         return None
@@ -347,13 +347,13 @@ def _meter(inputs: list[_Input]) -> Meter | None:
 
 
 class _Acks:
-    """Batches in flight, in order; a failure is raised when its batch is the first of them."""
+    """Batches in flight, in order; a failure is raised once its batch is the oldest."""
 
     def __init__(self) -> None:
         self.records = 0
         """The number of acked records."""
         self.unacked: _Position | None = None
-        """The start of the first batch that is not acked as a whole."""
+        """The start of the first batch that is not fully acked."""
         self._in_flight: deque[tuple[TableFuture, int, _Position]] = deque()
 
     def send(

@@ -1,15 +1,15 @@
-"""Reading of files as batches of records for `Producer.send_table`.
+"""Reads files as batches of records for `Producer.send_table`.
 
 Rules:
 
 - A line of text or JSON is the value, byte for byte. A row of CSV or Parquet becomes a JSON object.
-  Only a Parquet file whose columns are all those of records is read as records.
-- Key and timestamp are copied from fields, which stay in the value. A number is a key by its
-  digits, and a timestamp in milliseconds since 1970. A time without a zone is UTC.
-- A line of JSON is checked before it is sent. At an invalid line, either all lines before it are
+  A Parquet file is read as records only if all of its columns are columns of records.
+- Key and timestamp are copied from fields, which stay in the value. A number as key is its digits;
+  as timestamp, milliseconds since 1970. A time without a zone is UTC.
+- A line of JSON is validated before it is sent. At an invalid line, either all lines before it are
   yielded and none after it, so that a command can continue there without duplicates; or the line
   is written to a file.
-- Each record must have the named fields. A null key field gives a null key, and a null timestamp
+- Each record must have the named fields. A null key field yields a null key, and a null timestamp
   field the time of arrival.
 - Input from a pipe is yielded as it arrives, without waiting for a full block.
 """
@@ -54,12 +54,12 @@ class Lines:
     next: int = 1
     """The line after the last batch."""
     count: int | None = None
-    """The number of lines of the input, once its end is read."""
+    """The number of lines of the input, once its end has been read."""
     bad: BinaryIO | None = None
     """The file for invalid lines; None: the first one is an error."""
     bad_count: int = 0
     is_line_wrong: bool = False
-    """An invalid line, which `bad` would take, has ended the reading."""
+    """An invalid line, which could have been written to `bad`, has ended the reading."""
 
 
 def read(
@@ -78,12 +78,12 @@ def read(
         kind: its format.
         fields: the fields that are key and timestamp.
         name: the name of the input for errors.
-        is_guessed: the format was derived from the name: refuse input that is not text as text.
-        lines: the lines to read, in a format of lines; updated while reading.
+        is_guessed: the format was derived from the name: refuse binary input as text.
+        lines: the lines to read, in a line-based format; updated while reading.
 
     Raises:
         errors.BadRequest: the content does not have the format `kind`, or lacks a field; the reason
-            names the position. In a format of lines, all before that position was yielded.
+            names the position. In a line-based format, everything before it has been yielded.
     """
     lines = lines or Lines()
     lines.at = lines.next = lines.first
@@ -104,9 +104,9 @@ def read(
 
 
 def moment_us(moment: str | int) -> int:
-    """Returns microseconds since 1970 for ISO 8601 or milliseconds; UTC without a zone.
+    """Returns microseconds since 1970 for ISO 8601 (UTC by default) or milliseconds.
 
-    Raises ValueError for other text, and outside the years 1 to 9999.
+    Raises ValueError for other text, and for times outside the years 1 to 9999.
     """
     if isinstance(moment, str):
         if moment.removeprefix("-").isdecimal():
@@ -156,16 +156,16 @@ def _check_start(start: bytes, kind: InputFormat, is_guessed: bool) -> None:
         return  # any bytes are allowed
     for mark, encoding in _OTHER_MARKS.items():
         if start.startswith(mark):
-            convert = f"convert it to UTF-8, for example by iconv -f {encoding} -t UTF-8"
+            convert = f"convert it to UTF-8, for example with iconv -f {encoding} -t UTF-8"
             raise _BadInput(f"it begins with a byte order mark of {encoding}: {convert}")
     if start.startswith(_UTF8_MARK) and kind is not InputFormat.CSV:
-        without = "remove it, for example by tail -c +4"
+        without = "remove it, for example with tail -c +4"
         raise _BadInput(
             f"it begins with a byte order mark, which would become part of a value: {without}"
         )
     for magic, (compression, command) in _COMPRESSED.items():
         if start.startswith(magic):
-            raise _BadInput(f"it is compressed by {compression}: send the output of {command}")
+            raise _BadInput(f"it is compressed with {compression}: send the output of {command}")
     if start.startswith(_PARQUET):
         raise _BadInput("it is a Parquet file: give --format parquet")
     if b"\0" in start:
@@ -288,9 +288,9 @@ def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None]:
 
 
 def _blocks_of_lines(stream: BufferedIOBase, lines: Lines) -> Iterator[tuple[int, bytes]]:
-    """Yields (number of the first line, lines without the last line end), as they arrive.
+    """Yields (number of the first line, lines without the last line ending), as they arrive.
 
-    The last line of the input may lack a line end.
+    The last line of the input may lack a line ending.
     """
     number = 1
     for block in _whole_lines(stream):
@@ -345,7 +345,7 @@ def _read_csv(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch
         stream,
         read_options=pyarrow.csv.ReadOptions(block_size=_READ_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        # As text, because a type inferred from the first block may not fit the second.
+        # As text, because a type inferred from the first block may not fit later ones.
         convert_options=pyarrow.csv.ConvertOptions(
             default_column_type=pa.string(), strings_can_be_null=True, null_values=[""]
         ),
@@ -390,7 +390,7 @@ def _holds_records(schema: pa.Schema) -> bool:
 def _check_fields(schema: pa.Schema, fields: Fields) -> None:
     for column in (fields.key, fields.timestamp):
         if column is not None and column not in schema.names:
-            raise _BadInput(f"it has no column {column!r}, but {', '.join(schema.names)}")
+            raise _BadInput(f"it has no column {column!r}, only {', '.join(schema.names)}")
 
 
 def _rows_as_records(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TOPICS_SHOWN: Final = 20
 _WORDS: Final = {
     "served": "served",
-    "silent": "a broker is alive but does not answer from here",
+    "silent": "a broker is alive but does not answer requests from here",
     "stopped": "no broker; the last one shut down cleanly",
     "died": "no broker; the last one crashed, and the next one recovers",
     "never": "no broker yet",
@@ -38,8 +38,8 @@ def status(
         Requirement | None,
         typer.Option(
             metavar="kafka",
-            help="Exit with 3 if no Kafka listener of the log answers, as where only a program's"
-            " own broker serves it.",
+            help="Exit with 3 if no Kafka listener of the log answers, as when only a program's"
+            " embedded broker serves it.",
             show_default=False,
         ),
     ] = None,
@@ -48,9 +48,9 @@ def status(
     """Show the brokers of a log and the state of its topics.
 
     The command starts no broker. Exits with 0 if the log is served and all topics can be published,
-    with 3 if topics are held back or records stay that should be deleted, a broker refuses work or
+    with 3 if topics are held back, records remain that should be deleted, a broker refuses work or
     does not answer, or a requirement is not met, and with 4 if there is no broker. With --root it
-    asks all brokers, with --bootstrap the one at that address.
+    queries all brokers, with --bootstrap the one at that address.
 
     Example: sparklog status --root ./data
     """
@@ -130,7 +130,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
 def _of_topics(
     name: str, what: str, topics: Sequence[HeldBack | KeptRecords]
 ) -> Iterator[tuple[str, str]]:
-    """Yields a line for each of the first topics, and one for the others."""
+    """Yields a line for each of the first topics, and one for the rest."""
     for each in topics[:_TOPICS_SHOWN]:
         yield name, f"{what}{each.topic}: {each.reason}"
     if len(topics) > _TOPICS_SHOWN:

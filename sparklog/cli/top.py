@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _FIRST_SECONDS: Final = 1.0
 """The time over which the first rates are measured."""
 _ANSWER_SECONDS: Final = 3.0
-"""The time that a broker has for its answer."""
+"""The time that a broker has to answer."""
 _MEMBERS_SECONDS: Final = 10.0
-"""Between two looks at which brokers there are."""
+"""The time between two refreshes of the list of brokers."""
 _ASKED_AT_ONCE: Final = 32
 
 
@@ -42,26 +42,26 @@ def top(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Print one picture and exit, also into a pipe."),
+        typer.Option("--once", help="Print one snapshot and exit, even into a pipe."),
     ] = False,
     as_json: JsonOption = False,
     interval: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.5, max=3600, help="The time between two pictures."),
+        typer.Option(metavar="SECONDS", min=0.5, max=3600, help="The time between two updates."),
     ] = 2.0,
     rows: Annotated[
         int,
-        typer.Option(metavar="NUMBER", min=1, max=1000, help="The most topics and groups to show."),
+        typer.Option(metavar="NUMBER", min=1, max=1000, help="Maximum topics and groups to show."),
     ] = 15,
 ) -> None:
     """Show what the brokers of a log do: records, lag, files, groups and memory, live.
 
-    Topics with most records per second come first. A narrow terminal lacks the less important
-    columns. Of several brokers each has a line, and the figures of topics are those of all that
+    Topics with the most records per second come first. A narrow terminal omits the less important
+    columns. Several brokers have a line each, and the figures of topics cover all brokers that
     answer; --broker shows one in detail. The command starts no broker, and brokers need no port
-    for metrics. End it by Ctrl-C. Without a terminal it prints one picture, as with --once; --json
-    prints the counts of each broker since its start, in a line each. Exits with 4 if no broker
-    answers.
+    for metrics. Stop it with Ctrl-C. Without a terminal it prints one snapshot, as with --once;
+    --json prints each broker's counts since its start, one line per broker. Exits with 4 if no
+    broker answers.
 
     Example: sparklog top --root ./data --once
     """
@@ -94,7 +94,7 @@ def top(
 
 
 def _report_silent(members: list[Member]) -> None:
-    """Prints which brokers have no figures, and why."""
+    """Prints which brokers have no figures, and the reasons."""
     for each in members:
         if each.figures is None:
             reason = f"does not answer: {each.silence}" if each.silence else f"is {each.state}"
@@ -127,14 +127,14 @@ def _show(
 
 
 class _Cluster:
-    """The brokers that are shown. They are asked at the same time.
+    """The brokers to show, which are polled concurrently.
 
-    A broker that has not answered is not waited for again: it is asked alongside the others, and
-    shown once it answers.
+    A broker that has failed to answer is not waited for again: it is polled alongside the others,
+    and shown once it answers.
     """
 
     def __init__(self, view: View, only: int | None) -> None:
-        """`only`: the broker to show; None: all. Raises what `View.describe` raises."""
+        """`only`: the broker to show; None: all. Raises the errors of `View.describe`."""
         self._view = view
         self._only = only
         self._description = view.describe()
@@ -147,11 +147,11 @@ class _Cluster:
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE)
         self._asked: dict[int, Future[BrokerFigures]] = {}
         self._silences: dict[int, str] = {}
-        """The reasons of brokers that did not answer when they were last asked."""
+        """Reasons that brokers did not answer their last poll."""
         self._followed_silent: frozenset[int] = frozenset()
-        """Those without an answer when the description was last followed."""
+        """Brokers without an answer when the description was last refreshed."""
         self._alive: set[int] = set()
-        """Brokers that have been alive since the command began."""
+        """Brokers that were alive at some point since the command started."""
 
     @property
     def root(self) -> str:
@@ -159,7 +159,7 @@ class _Cluster:
         return self._description.root
 
     def follow(self) -> None:
-        """Looks in another thread, from time to time, which brokers there are."""
+        """Refreshes the list of brokers in another thread, if due or if other ones are silent."""
         silent = frozenset(self._silences)
         is_due = time.monotonic() - self._described_at >= _MEMBERS_SECONDS
         is_busy = self._following is not None and self._following.is_alive()
@@ -170,12 +170,12 @@ class _Cluster:
         self._following.start()
 
     def _describe(self) -> None:
-        with contextlib.suppress(errors.SparklogError):  # the last description stays
+        with contextlib.suppress(errors.SparklogError):  # keep the last description
             self._description = self._view.describe()
         self._described_at = time.monotonic()
 
     def look(self) -> list[Member]:
-        """Returns all brokers to show, with their present figures."""
+        """Returns all brokers to show, with their current figures."""
         from sparklog import status
         from sparklog.cli.top_picture import Member
         from sparklog.storage.metadata.overview import ENDED
@@ -203,7 +203,7 @@ class _Cluster:
         ]
 
     def _members(self) -> Iterator[BrokerDescription]:
-        """Yields the brokers to show: those that live or have lived, or still lead partitions."""
+        """Yields the brokers to show: those that are or were alive, or still lead partitions."""
         from sparklog.storage.metadata.overview import ENDED
 
         for each in self._description.brokers:
@@ -216,7 +216,7 @@ class _Cluster:
                 yield each
 
     def _answer_of(self, broker: int) -> BrokerFigures | None:
-        """Returns the answer of a broker that was asked, or None and notes the reason."""
+        """Returns the answer of a polled broker, or None; records the reason if it failed."""
         if not self._asked[broker].done():
             return None
         try:

@@ -1,7 +1,7 @@
-"""The pictures of `sparklog top`: figures of brokers as tables, with rates between two moments.
+"""The display of `sparklog top`: brokers' figures as tables, with rates between two points in time.
 
-One broker is shown in detail. Of several there is a line each, and topics and groups are those of
-all of them: a topic is led by several brokers, so its counts are summed.
+A single broker is shown in detail. Several have one line each, and topics and groups cover all of
+them: a topic is led by several brokers, so its counts are summed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BETWEEN: Final = 2
 """The spaces between two columns."""
 _LESS_IMPORTANT: Final = ("small", "size", "files", "partitions", "out/s", "in/s", "age")
-"""Columns about topics that a narrow terminal leaves out, the first one first."""
+"""Topic columns that a narrow terminal omits, in this order."""
 _LESS_IMPORTANT_OF_BROKERS: Final = (
     "Flight", "unpublished", "loop p99", "flush p99", "leads", "out/s", "in/s", "clients",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A broker that is shown, and its answer."""
+    """A broker to show, and its answer."""
 
     broker: int
     state: str
@@ -46,7 +46,7 @@ class Member:
 
 
 class _Run(NamedTuple):
-    """Figures of one run of a broker at two moments. Counts begin again in another run."""
+    """Figures of one run of a broker at two points in time. Each run counts from zero."""
 
     before: BrokerFigures
     now: BrokerFigures
@@ -60,7 +60,7 @@ class _Run(NamedTuple):
 
 
 class _Topic:
-    """A topic's rates and figures, of all its leaders."""
+    """A topic's rates and figures, over all its leaders."""
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -74,9 +74,9 @@ class _Topic:
 def picture(
     before: Mapping[int, BrokerFigures], now: Sequence[Member], *, rows: int
 ) -> RenderableType:
-    """Returns the figures as tables, of at most `rows` topics and groups.
+    """Returns the figures as tables, with at most `rows` topics and groups.
 
-    `before` has earlier figures of brokers, by their ids: one that it lacks has no rates yet.
+    `before` maps broker ids to earlier figures; a broker that it lacks has no rates yet.
     """
     from rich.console import Group
 
@@ -93,14 +93,14 @@ def picture(
 
 
 def _of_run(before: BrokerFigures | None, now: BrokerFigures) -> BrokerFigures:
-    """Returns the figures before if they are of the same run of the broker, else the present."""
+    """Returns the earlier figures if they are from the same run of the broker, else `now`."""
     if before is None or before.broker.epoch != now.broker.epoch:
         return now
     return before
 
 
 def _rate(before: int, now: int, seconds: float) -> float:
-    """Returns the rate of a count; a count that fell began again with the broker."""
+    """Returns the rate of a count; a count that fell was reset by a restart of the broker."""
     return (now - before if now >= before else now) / seconds
 
 
@@ -142,7 +142,7 @@ def _summary(run: _Run) -> RenderableType:
 
 
 def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[RenderableType]:
-    """Returns the sums of a cluster, a line for each broker, and reasons of those without one."""
+    """Returns a cluster's totals, a line for each broker, and reasons of those that are silent."""
     from rich.text import Text
 
     found = [each.now for each in runs.values()]
@@ -217,7 +217,7 @@ def _requests(figures: BrokerFigures) -> int:
 
 
 def _fullest(figures: BrokerFigures) -> tuple[str, float]:
-    """Returns the budget of memory that is used most, and its share in use."""
+    """Returns the memory budget with the highest share in use, and that share."""
     shares = {each.budget: each.held_bytes / max(each.limit_bytes, 1) for each in figures.memory}
     return max(shares.items(), key=lambda pair: pair[1])
 
@@ -283,9 +283,9 @@ def _groups(runs: Sequence[_Run], rows: int) -> RenderableType:
 
 
 class _Columns:
-    """A table that leaves out its less important columns where the terminal is too narrow.
+    """A table that omits its less important columns if the terminal is too narrow.
 
-    The first column, of names, stays as wide as its longest text, or as wide as there is room.
+    The first column, of names, is as wide as its longest text, or as the terminal allows.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class _Columns:
         *,
         less_important: Sequence[str],
     ) -> None:
-        """`less_important`: the headings to leave out, the first one first."""
+        """`less_important`: the headings to omit, in this order."""
         self._headings = headings
         self._rows = rows
         self._less_important = less_important

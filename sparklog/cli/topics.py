@@ -101,7 +101,7 @@ def _differences(
 @app.command("list", cls=Command)
 def list_topics(
     internal: Annotated[
-        bool, typer.Option("--internal", help="Include topics that brokers write for themselves.")
+        bool, typer.Option("--internal", help="Include topics that brokers use internally.")
     ] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
@@ -190,7 +190,7 @@ def ddl(
     ] = None,
     view: Annotated[
         bool,
-        typer.Option("--view", help="Also create a view NAME_text with key and value as text."),
+        typer.Option("--view", help="Also create a view NAME_text with key and value as strings."),
     ] = False,
     spark_root: Annotated[
         str | None,
@@ -207,8 +207,8 @@ def ddl(
 ) -> None:
     """Print SQL that registers topics' tables in a catalog of Spark or Databricks.
 
-    No data is copied, and DROP TABLE leaves the topic untouched. No table or view gets the name of
-    another topic's, in capitals or not: topics that would share one need a --name.
+    No data is copied, and DROP TABLE leaves the topic untouched. No two topics share the name of a
+    table or view, ignoring case: topics that would share one need a --name.
 
     Example: sparklog topics ddl orders --schema events --root s3://bucket/log
     """
@@ -234,7 +234,7 @@ def ddl(
 
 
 def _table_names(given: Iterable[str], chosen: Sequence[str]) -> dict[str, str]:
-    """Parses `[TOPIC=]NAME` texts. Raises a usage error without TOPIC for several topics."""
+    """Parses `[TOPIC=]NAME` strings. A missing TOPIC is a usage error with several topics."""
     names = {}
     for text in given:
         topic, equals, name = text.partition("=")
@@ -291,7 +291,7 @@ def add_partitions(
 ) -> None:
     """Add partitions to a topic.
 
-    Existing records stay in their partitions; new records of a key may go to another one.
+    Existing records stay in their partitions; new records of a key may go to a different one.
 
     Example: sparklog topics add-partitions flights 8 --root ./data
     """
@@ -307,9 +307,9 @@ def compact(
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Merge the small files of a topic's table now, which brokers also do by themselves.
+    """Merge the small files of a topic's table now, which brokers also do on their own.
 
-    If cleanup.policy is compact, this also removes records that a later record of their key
+    If cleanup.policy is compact, this also removes records that a later record with the same key
     supersedes.
 
     Example: sparklog topics compact flights --root ./data
@@ -335,7 +335,7 @@ def trim(
         typer.Option(
             metavar="TIME",
             help="Delete records before the first one that is not older than this time, in ISO"
-            " 8601; UTC without a zone.",
+            " 8601 (UTC by default).",
             show_default=False,
         ),
     ] = None,
@@ -350,7 +350,7 @@ def trim(
 ) -> None:
     """Delete a topic's oldest records permanently, after confirmation.
 
-    The log of each partition then starts later, for all readers. Offsets do not change.
+    Each partition's log then starts later for all readers. Offsets do not change.
 
     Example: sparklog topics trim flights --before-time 2013-06-01 --root ./data
     """
@@ -393,7 +393,7 @@ def _time(text: str) -> datetime:
 def _starts(
     log: Log, info: flight_messages.TopicInfo, point: int | str | datetime, partitions: list[int]
 ) -> dict[int, int]:
-    """Returns the new start offset of each partition, which is never below the present one.
+    """Returns the new start offset of each partition, which is never below the current one.
 
     Raises `UnknownPartition`, and `OffsetOutOfRange` for an offset beyond the end.
     """
@@ -430,7 +430,7 @@ def delete(
     typer.echo(f"{topic}: deleted")
 
 
-# ------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------ output
 
 
 def _print_topic(info: flight_messages.TopicInfo) -> None:

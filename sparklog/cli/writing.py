@@ -2,11 +2,11 @@
 
 Rules:
 
-- Text is for people and for pipes of lines: bytes unchanged, separated by tabs; null is empty.
+- Text is for people and for line-based pipes: bytes unchanged, separated by tabs; null is empty.
 - A line of JSON is unambiguous. Null differs from empty text. A value that is a JSON object or
   array is JSON, and any other is a string, so that the bytes `null` differ from a tombstone. Bytes
   that are not UTF-8 are `{"base64":"…"}`; a value that is such an object itself is a string.
-- Only values that look like JSON take Python code per record; all else is done by column.
+- Only values that look like JSON need Python code per record; all else is done by column.
 - Each batch is flushed, because a reader may wait for it.
 """
 
@@ -33,7 +33,7 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def write(batches: Iterable[pa.RecordBatch], out: BinaryIO, output: OutputFormat) -> None:
-    """Writes each batch at once. Its columns are of `record.ROW_SCHEMA`; all of them for Arrow."""
+    """Writes each batch as it arrives. Columns are from `record.ROW_SCHEMA`; Arrow needs all."""
     if output is OutputFormat.ARROW:
         with pa.ipc.new_stream(out, ROW_SCHEMA) as writer:
             for batch in batches:
@@ -98,7 +98,7 @@ def _json_documents(column: pa.Array) -> pa.Array:
 def _json_document(value: bytes) -> str | None:
     """Returns the value on one line, or None if it is not JSON in UTF-8, or is a base64 object."""
     try:
-        text = value.translate(_LINE_BREAKS).decode()  # only whitespace of JSON has line breaks
+        text = value.translate(_LINE_BREAKS).decode()  # in JSON, only whitespace has line breaks
         _check_json(value)
         if b'"base64"' in value and msgspec.json.decode(value).keys() == {"base64"}:
             return None
@@ -118,7 +118,7 @@ def _json_headers(column: pa.Array) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Returns the offsets of the lists in the flattened column, which lacks the rows of nulls."""
+    """Returns the offsets of the lists in the flattened column, which omits null rows."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pc.cumulative_sum(lengths)
     return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])

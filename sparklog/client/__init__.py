@@ -1,1 +1,1 @@
-"""The client of a broker: sends and reads records by Flight messages, and never touches storage."""
+"""The client of a broker: sends and reads records over Flight, and never touches storage."""

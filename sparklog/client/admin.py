@@ -1,4 +1,4 @@
-"""Administration of topics, groups and the cluster, by the actions of `flight_messages`."""
+"""Administration of topics, groups and the cluster, through the actions of `flight_messages`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 _ALL_RECORDS: Final = -1
-"""As Kafka's DeleteRecords has it."""
+"""As in Kafka's DeleteRecords."""
 _DELETION_SECONDS: Final = 60.0
-"""For files that are rewritten."""
+"""Time for rewriting files."""
 
 
 class Admin:
@@ -51,13 +51,13 @@ class Admin:
         Args:
             topic: a name of 1 to 249 letters, digits, '.', '_' and '-'.
             partitions: their number; None: the broker's default.
-            config: values by Kafka's names of topic configuration, such as `retention.ms`.
-            if_absent: return the description of a topic that exists already, unchanged.
+            config: values by Kafka's topic configuration keys, such as `retention.ms`.
+            if_absent: if the topic already exists, return its description and leave it unchanged.
 
         Raises:
             errors.TopicExists: the topic exists, and `if_absent` is False.
             errors.BadTopicName, errors.BadPartitionCount: the name or the number is invalid.
-            errors.UnknownOption, errors.BadOption: a name or value of `config` is invalid.
+            errors.UnknownOption, errors.BadOption: a key or value of `config` is invalid.
         """
         request = flight_messages.CreateTopic(
             topic=arguments.topic(topic),
@@ -72,7 +72,7 @@ class Admin:
         return created
 
     def figures(self) -> flight_messages.BrokerFigures:
-        """Returns the counts of the broker that answers, of its topics and of the groups."""
+        """Returns counts for the broker that answers, its topics and the groups."""
         found: flight_messages.BrokerFigures = self.connection.action("figures")
         return found
 
@@ -109,7 +109,7 @@ class Admin:
         return info
 
     def add_partitions(self, topic: str, partitions: int) -> flight_messages.TopicInfo:
-        """Increases the number of partitions to `partitions`; records stay in theirs.
+        """Increases the number of partitions to `partitions`; existing records do not move.
 
         Raises `UnknownTopic`, `BadPartitionCount`.
         """
@@ -122,8 +122,8 @@ class Admin:
     def compact(self, topic: str) -> flight_messages.TopicInfo:
         """Merges small files of the topic's table now; the janitor does so periodically.
 
-        With `cleanup.policy=compact` it also removes records that a later one of their key
-        replaces. Raises `UnknownTopic`.
+        With `cleanup.policy=compact` it also removes records that are superseded by a later one
+        with the same key. Raises `UnknownTopic`.
         """
         name = flight_messages.TopicName(topic=arguments.topic(topic))
         return self.connection.action("topics.compact", name, timeout_seconds=600.0)
@@ -134,7 +134,7 @@ class Admin:
         """Deletes the records below an offset in each of the given partitions.
 
         Args:
-            topic: its `cleanup.policy` includes `delete`, the default.
+            topic: its `cleanup.policy` must include `delete`, the default.
             offsets: by partition, the first offset to keep; -1: delete all records. An offset below
                 the log start has no effect.
             timeout_seconds: for publishing the records first. If that takes longer, `TimedOut` is
@@ -146,7 +146,7 @@ class Admin:
         Raises:
             errors.UnknownTopic, errors.UnknownPartition: the topic or partition does not exist.
             errors.OffsetOutOfRange: an offset beyond the end; nothing was deleted.
-            errors.PolicyViolation: the topic is compacted only.
+            errors.PolicyViolation: the topic's `cleanup.policy` is only `compact`.
             errors.BadOption: an argument of the wrong type, or a negative offset other than -1.
         """
         given = arguments.mapping("offsets", offsets, "{partition: offset}")
@@ -202,7 +202,7 @@ class Admin:
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         """Returns the committed offset, the next to be read, by (topic, partition).
 
-        Deleted topics are left out. The result is empty for a group that does not exist.
+        Deleted topics are omitted. The result is empty for a group that does not exist.
         """
         request = group_messages.GroupName(group=arguments.text("group", group))
         found: group_messages.GroupOffsets = self.connection.action("groups.offsets", request)
@@ -211,8 +211,8 @@ class Admin:
     def lag(self, group: str) -> GroupLag:
         """Returns how far a group is behind the end of each partition.
 
-        Listed are the partitions of which the group has committed an offset, and those that are
-        assigned to its members. For a Spark query, `group` is its option `commitToGroup`.
+        Covers the partitions for which the group has committed an offset, and those assigned to
+        its members. For a Spark query, `group` is the value of its option `commitToGroup`.
 
         Raises `GroupRefused` if the group does not exist.
         """
@@ -231,12 +231,12 @@ class Admin:
 
         Args:
             group: its name.
-            offsets: by (topic, partition), the next offset to be read, or also a text that is kept
-                with it.
+            offsets: by (topic, partition), the next offset to be read, optionally with a string to
+                store with it.
 
         Raises:
-            errors.GroupRefused: the group has members; or a partition does not exist, and the
-                offsets of the others are committed.
+            errors.GroupRefused: the group has members; or a partition does not exist, in which case
+                the offsets of the others are committed.
             errors.BadOption: an argument of the wrong type, or a negative offset; nothing was
                 committed.
         """
@@ -256,9 +256,9 @@ class Admin:
             raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint) from error
 
     def forget_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        """Deletes a group's committed offsets of these partitions.
+        """Deletes a group's committed offsets for these partitions.
 
-        Raises `GroupRefused` if the group does not exist, or a member subscribes to the topic.
+        Raises `GroupRefused` if the group does not exist, or a member is subscribed to the topic.
         """
         arguments.text("group", group)
         what = "a list of (topic, partition)"

@@ -1,8 +1,8 @@
-"""Checks of the arguments that programs give, made before a call has any effect.
+"""Checks of the arguments that programs pass, made before a call has any effect.
 
-Each check returns the value in the one type that the code behind it takes, or raises `BadOption`
-with the argument's name, the value and the expected form. numpy's numbers count as numbers; True
-and False do not.
+Each check returns the value as the single type that the code behind it expects, or raises
+`BadOption` with the argument's name, the value and the expected form. numpy's numbers count as
+numbers; True and False do not.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def suggests_keywords(function: Callable[Parameters, Result]) -> Callable[Parame
 
 
 def whole(option: str, value: Any, *, least: int | None = None) -> int:
-    """An integer, from `least` up."""
-    bound = "" if least is None else f" from {least} up"
+    """An integer of at least `least`."""
+    bound = "" if least is None else f" of at least {least}"
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -67,8 +67,8 @@ def number(
     above: float | None = None,
     may_be_infinite: bool = False,
 ) -> float:
-    """An int or float, not NaN, from `least` up or greater than `above`."""
-    bound = "" if least is None else f" from {least:g} up"
+    """An int or float, not NaN, of at least `least` or greater than `above`."""
+    bound = "" if least is None else f" of at least {least:g}"
     if above is not None:
         bound = f" above {above:g}"
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -84,7 +84,7 @@ def number(
 
 
 def timeout(option: str, value: Any) -> float | None:
-    """Seconds to wait, at least 0; None: without limit."""
+    """Seconds to wait, at least 0; None: no limit."""
     if value is None or value == math.inf:
         return None
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -94,21 +94,21 @@ def timeout(option: str, value: Any) -> float | None:
 
 
 def flag(option: str, value: Any) -> bool:
-    """True or False; other values with a truth value are refused."""
+    """True or False; other truthy and falsy values are refused."""
     if not isinstance(value, bool):
         raise _bad(option, value, "expected True or False")
     return value
 
 
 def text(option: str, value: Any) -> str:
-    """A str of one character or more."""
+    """A non-empty str."""
     if not isinstance(value, str) or not value:
-        raise _bad(option, value, "expected a str that is not empty")
+        raise _bad(option, value, "expected a non-empty str")
     return value
 
 
 def texts(option: str, value: Any) -> list[str]:
-    """A list of strs; a single str is refused, and not split into its characters."""
+    """A list of strs; a single str is refused rather than split into its characters."""
     what = "expected a list of str"
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise _bad(option, value, what)
@@ -138,7 +138,7 @@ def partition(option: str, value: Any) -> int:
 
 
 def topic(value: Any) -> str:
-    """A topic's name, which need not exist. Raises `BadTopicName`."""
+    """The name of a topic, which need not exist. Raises `BadTopicName`."""
     return value if isinstance(value, str) else check_topic_name(value)
 
 
@@ -161,7 +161,7 @@ def _bad(option: str, value: Any, reason: str) -> errors.BadOption:
 
 
 def _shown(value: Any) -> Any:
-    """The value as JSON holds it, because errors are sent as JSON: `repr` of all other types."""
+    """The value in JSON's types, since errors are sent as JSON; the `repr` of any other type."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

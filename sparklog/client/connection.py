@@ -1,11 +1,11 @@
 """Connections of a client to brokers: one channel per address, retries, and errors.
 
 A broken channel is dropped. The next call asks `resolve` again for the address of the live broker,
-which may be an embedded one that is started then, or one that took over. All failures are errors of
-`sparklog.errors`; no Flight or gRPC error leaves this module.
+which may be one that has taken over, or an embedded one that `resolve` starts. All failures are
+errors of `sparklog.errors`; no Flight or gRPC error leaves this module.
 
-gRPC does not survive a fork while a channel is open: a child that uses it hangs. Therefore a child
-of such a process gets an error; a child whose parent had no open channel opens its own.
+gRPC does not survive a fork while a channel is open: a child that used it would hang, so its calls
+raise an error instead. A child whose parent had no open channel opens its own.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import unknown_topic
 
 BACKOFF_FIRST_SECONDS = 0.02
-RECONNECT_MAX_SECONDS = 0.2  # while a broker is away; an attempt costs very little
-RECONNECT_ATTEMPTS = 200  # about 30 s of them; a broker that is away for longer is tried less often
+RECONNECT_MAX_SECONDS = 0.2  # while a broker is down; an attempt costs very little
+RECONNECT_ATTEMPTS = 200  # about 30 s; a broker that is down for longer is retried less often
 _RETRY_LOG_SECONDS = 10.0  # between two log lines of a client about the same retries
 
 Resolve = Callable[[], "str | Channel"]
@@ -55,12 +55,12 @@ _HARMLESS: Final = frozenset(
         "topics.list",
     }
 )
-"""Actions without a visible effect: repeated freely, and `BrokerUnavailable` if unanswered."""
+"""Actions without a visible effect: retried freely, and `BrokerUnavailable` if unanswered."""
 
 _ONCE: Final = frozenset(
     {"groups.delete", "topics.create", "topics.add_partitions", "topics.delete"}
 )
-"""Actions that refuse their own repetition, so a refusal after a lost answer proves nothing."""
+"""Actions that are refused when repeated, so a refusal after a lost answer proves nothing."""
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
@@ -69,7 +69,7 @@ _OPTIONS: Final = [
     ("grpc.keepalive_time_ms", round(limits.KEEPALIVE_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
     ("grpc.http2.ping_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
-    # Two connections to one address share a socket otherwise, and break together.
+    # Otherwise two connections to one address share a socket, and break together.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -79,23 +79,23 @@ _FRAME_HEADER_BYTES: Final = 9
 _SETTINGS_FRAME: Final = 4
 _WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
 _COORDINATORS: Final = 10_000
-"""A connection remembers the coordinators of so many groups."""
+"""A connection remembers the coordinators of this many groups."""
 _ADDRESSES_SECONDS: Final = 1.0
-"""The age at which addresses of brokers are asked for with the leaders of a topic."""
+"""The age at which brokers' addresses are fetched again along with a topic's leaders."""
 _BROKEN_TRANSPORT: Final = "Error in HTTP transport"
 _HINT_BYTES: Final = 300
-"""More than the length of that line."""
+"""More than the length of the line with the Flight address."""
 
 
 class Backoff:
-    """Growing waits between attempts; random, so that many clients do not retry at one time."""
+    """Growing waits between attempts, with jitter so that many clients do not retry in step."""
 
     def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
         self._attempts = 0
 
     def next_seconds(self, error: errors.SparklogError) -> float:
-        """Returns the wait after `error`. While a broker is away the waits are short, at first."""
+        """Returns the wait after `error`; short at first while a broker is down."""
         full = BACKOFF_FIRST_SECONDS * 2.0 ** min(self._attempts, 32)
         is_quick = is_of_the_broker(error) and self._attempts < RECONNECT_ATTEMPTS
         self._attempts += 1
@@ -107,14 +107,14 @@ class Backoff:
 
 
 class RetryLog:
-    """Says which failures to log: there may be several each second."""
+    """Limits how often failures are logged: there may be several per second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._logged_at = -_RETRY_LOG_SECONDS
 
     def is_due(self) -> bool:
-        """Returns True at most once in `_RETRY_LOG_SECONDS`."""
+        """Returns True at most once per `_RETRY_LOG_SECONDS`."""
         now = self._clock.monotonic()
         if now - self._logged_at < _RETRY_LOG_SECONDS:
             return False
@@ -123,7 +123,7 @@ class RetryLog:
 
 
 class Retry:
-    """Deadline and waits of a call that is tried again."""
+    """Deadline and waits of a call with retries."""
 
     def __init__(self, clock: Clock, timeout_seconds: float, backoff: Backoff) -> None:
         self._clock = clock
@@ -132,7 +132,7 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """Starts the time again, after progress."""
+        """Restarts the timeout, after progress."""
         self._deadline = self._clock.monotonic() + self._timeout_seconds
         self._backoff.reset()
 
@@ -141,7 +141,7 @@ class Retry:
         return max(self._deadline - self._clock.monotonic(), 0.001)
 
     def wait_or_raise(self, error: errors.SparklogError) -> None:
-        """Waits before the next attempt; raises `error` if that cannot help or would be late."""
+        """Waits before the next attempt; raises `error` if that cannot help or is too late."""
         wait_seconds = self._backoff.next_seconds(error)
         if not may_pass(error) or wait_seconds >= self.left_seconds:
             raise error
@@ -159,12 +159,12 @@ def ask(
     timeout_seconds: float,
     is_probed: bool = True,
 ) -> Any:
-    """Returns the reply of the broker at `host:port`, which is asked once.
+    """Returns the reply of the broker at `host:port`, from a single attempt.
 
-    `is_probed`: look first if anything answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
+    `is_probed`: first check that a broker answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
     that the error names the cause.
 
-    Raises `BrokerUnavailable`, `WrongPort`, and the error that the broker answers.
+    Raises `BrokerUnavailable`, `WrongPort`, and any error that the broker returns.
     """
     if is_probed:
         with Connection.to(address) as connection:
@@ -196,12 +196,12 @@ class Channel:
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, self.address) from error
         if not results:  # another program's Flight server
-            reason = f"it does not know {name!r}"
+            reason = f"it does not support {name!r}"
             raise errors.WrongPort(address=self.address, reason=reason)
         return flight_messages.decode(reply_type, results[0].body)
 
     def append(self, topic: str, schema: pa.Schema) -> tuple[Any, Any]:
-        """Returns writer and reader of a new stream of batches; `failure_of` converts errors."""
+        """Returns writer and reader of a new batch stream; `failure_of` converts their errors."""
         return self._flight.do_put(_command(flight_messages.AppendStream(topic=topic)), schema)
 
     def read(self, ticket: flight_messages.ReadTicket) -> Any:
@@ -209,7 +209,7 @@ class Channel:
         return self._flight.do_get(flight.Ticket(flight_messages.encode(ticket)))
 
     def tail(self, request: flight_messages.TailRequest) -> tuple[Any, Any]:
-        """Returns a writer, which only ends the stream, and a reader of row batches."""
+        """Returns a writer, used only to end the stream, and a reader of row batches."""
         return self._flight.do_exchange(_command(request))
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Channel:
 
 
 def failure_of(error: BaseException, address: str) -> errors.SparklogError:
-    """Converts an error of Flight to one of `sparklog.errors`.
+    """Converts a Flight error to one of `sparklog.errors`.
 
     A Flight error with an `ErrorReply` becomes that error; a broken transport `BrokerUnavailable`;
     gRPC without Flight `WrongPort`; any other a `SparklogError` with the peer's message.
@@ -232,7 +232,7 @@ def failure_of(error: BaseException, address: str) -> errors.SparklogError:
             pass
     reason = str(error).partition(". gRPC client debug context")[0]
     reason = reason.rpartition("error, with message: ")[2].strip()
-    if reason.startswith(_BROKEN_TRANSPORT):  # what follows is gRPC's own state
+    if reason.startswith(_BROKEN_TRANSPORT):  # the rest is gRPC's internal state
         reason = "the connection broke"
     if isinstance(error, NotImplementedError):
         return errors.WrongPort(address=address, reason=f"it speaks gRPC but refuses: {reason}")
@@ -251,11 +251,11 @@ def _command(message: msgspec.Struct) -> Any:
 
 
 def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
-    """Raises `BrokerUnavailable` or `WrongPort` at once, where gRPC would wait without a reason.
+    """Raises `BrokerUnavailable` or `WrongPort` immediately, if gRPC would only keep waiting.
 
-    `answered`: the addresses where a broker has answered; this one is added if it does. A broker
-    that stops may close a connection without an answer, as any other program may. So such a port is
-    wrong only where no broker has answered before.
+    `answered`: addresses at which a broker has answered; this one is added if a broker answers. A
+    stopping broker may close a connection without an answer, as may any other program. So such a
+    port counts as wrong only if no broker has answered there before.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -289,7 +289,7 @@ def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
 
 
 def _first_that_answers(addresses: Sequence[str], answered: set[str]) -> str:
-    """Raises `BrokerUnavailable`, or `WrongPort` if no address can become right by itself."""
+    """Raises `BrokerUnavailable` if any address may answer later, or else `WrongPort`."""
     failures: list[errors.SparklogError] = []
     for address in addresses:
         try:
@@ -307,10 +307,10 @@ def _first_that_answers(addresses: Sequence[str], answered: set[str]) -> str:
 
 
 def _unreached(error: OSError, host: str) -> str:
-    """Returns why an address cannot be reached, and the remedy."""
+    """Returns the reason that an address cannot be reached, and the remedy."""
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
-        return f"the host {host!r} is not known here ({reason}); check its spelling"
+        return f"the host {host!r} cannot be resolved ({reason}); check its spelling"
     if isinstance(error, ConnectionRefusedError):
         return f"{reason}; start a broker there, or correct the address"
     return reason
@@ -332,11 +332,11 @@ class Connection:
     """Channels to a cluster's brokers, opened when needed. Thread-safe.
 
     Args:
-        resolve: returns `host:port` of a live broker, or a channel that needs none; called at first
-            use and after a break. Its `SparklogError` reaches the caller, a `Retriable` one after
-            the time for retries; any other exception becomes the cause of a `SparklogError`.
+        resolve: returns `host:port` of a live broker, or a channel that needs none; called on first
+            use and after a channel breaks. Its `SparklogError` reaches the caller, a `Retriable`
+            one once retries time out; any other exception becomes the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
-        timeout_seconds: how long an action is tried again, unless the call gives a timeout.
+        timeout_seconds: how long an action is retried, unless the call sets a timeout.
         jitter: returns random numbers from 0 to 1 for the waits.
     """
 
@@ -357,16 +357,16 @@ class Connection:
         self._channels: dict[str, Channel] = {}
         self._home: str | None = None
         self._answered: set[str] = set()
-        """Addresses where a broker has answered."""
+        """Addresses at which a broker has answered."""
         self._given: frozenset[str] = frozenset()
         """Addresses that a caller has chosen; all others were learned from brokers or a root."""
         self._brokers: dict[int, str] = {}
         self._learned_at = -math.inf
         """When their addresses were learned, in monotonic seconds."""
         self._is_cluster = False
-        """True once several brokers were known; then each is used at the address it advertises."""
+        """True once multiple brokers were known; then each is used at its advertised address."""
         self._coordinators: dict[str, int] = {}
-        """The broker that coordinates a group, where it is not the one in use."""
+        """The broker that coordinates a group, if it is not the one in use."""
         self._closed = False
         _connections.add(self)
 
@@ -374,8 +374,8 @@ class Connection:
     def to(cls, address: str, **options: Any) -> Connection:
         """Returns a connection to the broker at a fixed address.
 
-        Several addresses, `host:port,host:port`, are tried in this order at first use and after a
-        break; the first that answers serves. If none answers, the error names them all.
+        Several addresses, `host:port,host:port`, are tried in this order on first use and after a
+        channel breaks; the first that answers is used. If none answers, the error names them all.
         """
         addresses = address.split(",")
         if len(addresses) == 1:
@@ -402,7 +402,7 @@ class Connection:
     def channel(self, broker: int = -1) -> Channel:
         """Returns a channel to a broker; if it is -1 or the only one, to that of `resolve`.
 
-        Raises `BrokerUnavailable`, `WrongPort`, and what `resolve` raises.
+        Raises `BrokerUnavailable`, `WrongPort`, and the errors of `resolve`.
         """
         if _forked:
             raise errors.BadRequest(
@@ -418,9 +418,9 @@ class Connection:
             )
             self._set_brokers(cluster)
             if self._is_unknown(broker):
-                reason = "it is down; another broker takes its partitions over"
+                reason = "it is down; another broker takes over its partitions"
                 raise errors.BrokerUnavailable(address=f"broker {broker}", reason=reason)
-        # Finding and probing an address takes time, for which calls on open channels do not wait.
+        # Finding and probing an address takes time; calls on open channels do not wait for it.
         with self._opening:
             return self._open_channel(broker) or self._new_channel(broker)
 
@@ -440,8 +440,8 @@ class Connection:
     ) -> Any:
         """Performs an action of `flight_messages.ACTIONS`, and returns its reply struct.
 
-        `Retriable` failures are tried again, except `TimedOut`, which has used its time already.
-        Requests about a group go to the broker that coordinates it.
+        `Retriable` failures are retried, except `TimedOut`, which has used up its time. Requests
+        about a group go to the broker that coordinates it.
 
         Args:
             name: one of `flight_messages.ACTIONS`.
@@ -450,7 +450,7 @@ class Connection:
             broker: the id of the broker to ask, if it is up; -1: the one in use.
 
         Raises:
-            errors.Invalid: refused; it had no effect. `UnknownTopic` has the most similar name.
+            errors.Invalid: refused; it had no effect. `UnknownTopic` names the most similar topic.
             errors.NotLeader: another broker leads a partition of the request.
             errors.Retriable: no attempt succeeded in time, and none had an effect.
             errors.OutcomeUnknown: an answer was lost, and the action may have taken effect.
@@ -491,7 +491,7 @@ class Connection:
     ) -> Any:
         """Performs an action once, for callers with retries of their own.
 
-        Raises the failure; after `BrokerUnavailable` the action may have had its effect.
+        Raises the failure; after `BrokerUnavailable` the action may have taken effect.
 
         `broker`: the id of the broker to ask; -1: the one that coordinates the group of `request`,
         or the one in use.
@@ -507,7 +507,7 @@ class Connection:
             raise
 
     def may_have_moved(self, failure: errors.SparklogError) -> bool:
-        """Returns whether a partition may have another leader than the one that failed."""
+        """Returns whether a partition may have a different leader from the one that failed."""
         is_down = self._is_cluster and is_of_the_broker(failure)
         return is_down or isinstance(failure, errors.NotLeader)
 
@@ -520,7 +520,7 @@ class Connection:
             self._brokers = {each.broker: each.address for each in cluster.brokers}
             self._learned_at = self.clock.monotonic()
             self._is_cluster |= len(self._brokers) > 1
-            # The groups of a broker that is down get another coordinator.
+            # The groups of a broker that is down move to another coordinator.
             self._coordinators = {
                 group: broker
                 for group, broker in self._coordinators.items()
@@ -529,7 +529,7 @@ class Connection:
             return list(self._brokers)
 
     def _is_unknown(self, broker: int) -> bool:
-        """Returns whether a broker's address has to be asked for."""
+        """Returns whether a broker's address has to be fetched first."""
         with self._lock:
             return self._is_cluster and broker >= 0 and broker not in self._brokers
 
@@ -539,11 +539,11 @@ class Connection:
             return self._coordinators.get(group, -1)
 
     def _find_coordinator(self, request: msgspec.Struct | None, timeout_seconds: float) -> None:
-        """Remembers which broker coordinates the group of a request, if that can be found out."""
+        """Finds and remembers the broker that coordinates the group of a request, if possible."""
         name = group_messages.GroupName(group=getattr(request, "group", ""))
         with self._lock:
             self._coordinators.pop(name.group, None)
-        with contextlib.suppress(errors.SparklogError):  # the caller tries again
+        with contextlib.suppress(errors.SparklogError):  # the caller retries
             channel = self.channel()
             found: group_messages.GroupCoordinator = channel.action(
                 "groups.find", name, timeout_seconds=timeout_seconds
@@ -558,10 +558,10 @@ class Connection:
                 self._coordinators[name.group] = found.broker
 
     def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
-        """Fetches the brokers' addresses, unless those of the leaders of `topic` are known.
+        """Fetches the brokers' addresses, unless those of the leaders of `topic` are up to date.
 
-        If they are not new, a broker of a cluster may have started again at another address, and
-        the only broker may not be the only one any more: others can help once it is down.
+        Older ones may be wrong: a broker of a cluster may have restarted at a different address,
+        and the only broker may have been joined by others, which can help once it is down.
         """
         leaders = {each.leader for each in topic.partitions if each.leader >= 0}
         with self._lock:
@@ -607,7 +607,7 @@ class Connection:
         with self._lock:
             address = self._address_of(broker)
         if address is None:
-            if self._is_unknown(broker):  # it was forgotten again
+            if self._is_unknown(broker):  # it was forgotten in the meantime
                 raise errors.BrokerUnavailable(address=f"broker {broker}", reason="it is down")
             home = self._find_home()
         else:
@@ -628,13 +628,13 @@ class Connection:
             with self._lock:
                 self._forget(address)
             if isinstance(error, errors.WrongPort) and (is_learned or address not in self._given):
-                # The broker ends just now, or has died, and another program has got its port.
-                reason = "it ends, or another program listens there now"
+                # The broker is stopping, or has died and another program has taken its port.
+                reason = "it is stopping, or another program now listens there"
                 raise errors.BrokerUnavailable(address=address, reason=reason) from error
             raise
 
     def _find_home(self) -> str | Channel:
-        """Returns the home of `resolve`, or else another broker that was known to be up."""
+        """Returns the result of `resolve`, or else another broker that was known to be up."""
         try:
             home = self._ask()
             if isinstance(home, str):
@@ -650,7 +650,7 @@ class Connection:
             raise
 
     def _ask(self) -> str | Channel:
-        # It may open files and start a broker; callers expect a `SparklogError` only.
+        # It may open files and start a broker; callers expect only a `SparklogError`.
         try:
             return self._resolve()
         except errors.SparklogError:
@@ -659,8 +659,8 @@ class Connection:
             raise errors.UnexpectedError(reason=f"no broker was found: {error!r}") from error
 
     def _address_of(self, broker: int) -> str | None:
-        # The only broker is used at the address that was given. The one that it advertises may be
-        # for other clients, for example behind the network of a container.
+        # The only broker is used at the given address. The one that it advertises may be for other
+        # clients, for example inside a container's network.
         if not self._is_cluster or broker < 0:
             return self._home
         return self._brokers.get(broker)
@@ -713,12 +713,12 @@ def _may_be_better(failure: errors.SparklogError) -> bool:
 
 
 def _is_in_doubt(name: str, last: errors.SparklogError) -> bool:
-    """Returns True if an action with a lost answer may have taken effect, though it fails now."""
+    """Returns True if an action with a lost answer may have taken effect, even if it now fails."""
     return name in _ONCE if isinstance(last, errors.Invalid) else name not in _HARMLESS
 
 
 def _may_have_arrived(failure: errors.SparklogError) -> bool:
-    # A broker that answers that it closes has done nothing, nor has one that was not reached.
+    # A broker that answers that it is closing has done nothing, nor has one that was not reached.
     unreached = "failed to connect" in str(failure)
     return isinstance(failure, errors.BrokerUnavailable) and not unreached
 
@@ -728,7 +728,7 @@ def _may_have_arrived(failure: errors.SparklogError) -> bool:
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 _forked = False
 _abandoned: list[Channel] = []
-"""Channels of the parent process: kept, because destroying one waits for threads it lacks here."""
+"""The parent's channels: kept, because destroying one waits for threads that this process lacks."""
 
 
 def _after_fork_in_child() -> None:

@@ -18,7 +18,7 @@ ValueFormat = Literal["bytes", "text", "json"]
 VALUE_FORMATS: Final = ("bytes", "text", "json")
 
 _BLOCK_ROWS: Final = 65_536
-"""Rows converted at once, so that the text of a block stays far below 2 GiB."""
+"""Rows converted at a time, so that the text of a block stays far below 2 GiB."""
 _SHOWN_BYTES: Final = 80
 
 
@@ -26,17 +26,17 @@ _SHOWN_BYTES: Final = 80
 
 
 def json_records(rows: pa.RecordBatch, key: str | None) -> Iterator[pa.RecordBatch]:
-    """Yields batches with `value`, a JSON object for each row in UTF-8, and `key` (both binary).
+    """Yields batches with `value`, a UTF-8 JSON object per row, and `key` (both binary).
 
-    A null field is left out; binary is base64; a timestamp is ISO 8601 with at most microseconds.
+    A null field is omitted; binary is base64; a timestamp is ISO 8601, to the microsecond.
 
     Args:
-        rows: each column is a field of the object, also the key.
+        rows: each column is a field of the object, including the key.
         key: the column whose values, as text or bytes, are the records' keys; None: no keys.
 
     Raises:
-        errors.WrongSchema: the key is not a column or not text, a number or bytes; two columns have
-            one name; or a column has a type that JSON cannot express.
+        errors.WrongSchema: the key is not a column, or not text, integers or bytes; two columns
+            have the same name; or a column has a type that JSON cannot express.
     """
     names = rows.schema.names
     for name in names:
@@ -75,7 +75,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        # Nanoseconds are cut to microseconds; no other cast here loses anything.
+        # Nanoseconds are truncated to microseconds; no other cast here loses anything.
         return column.cast(kind, safe=not pa.types.is_timestamp(column.type))
     except pa.ArrowException as error:
         raise errors.WrongSchema(
@@ -84,7 +84,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
-    """The type that `pack` takes for a column of a data frame; unchanged where it has no match."""
+    """The type that `pack` accepts for a data frame's column; unchanged if there is no match."""
     if pa.types.is_dictionary(kind):
         return _json_type(kind.value_type)
     if pa.types.is_string_view(kind):
@@ -110,8 +110,8 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
 class ValueReader:
     """Collects the values of one read and returns them as one column.
 
-    JSON is decoded value by value and its type inferred from all of them: an object becomes a
-    struct with the fields of all objects, and a field that an object lacks is null.
+    JSON is decoded value by value and its type inferred from all of them: objects become structs
+    with the fields of all objects, and a field that an object lacks is null.
     """
 
     def __init__(self, topic: str, value_format: ValueFormat) -> None:

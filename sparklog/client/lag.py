@@ -31,17 +31,17 @@ class PartitionLag:
     topic: str
     partition: int
     committed: int | None
-    """The next offset that the group reads; None: it has committed none."""
+    """The next offset that the group will read; None if it has not committed one."""
     end: int
     """The high watermark: the offset of the next record to be written."""
     lag: int | None
-    """Offsets from `committed`, or the log start if that is higher, to `end`; None without a
-    commit. In a compacted topic fewer records may exist."""
+    """Number of offsets from `committed`, or the log start if higher, to `end`; None without a
+    commit. A compacted topic may have fewer records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLag:
-    """Lag of a group, a sequence of its partitions in order of topic and number."""
+    """Lag of a group: a sequence of its partitions, ordered by topic and number."""
 
     group: str
     state: str
@@ -50,13 +50,13 @@ class GroupLag:
 
     @property
     def total(self) -> int:
-        """The sum of the lags that are known."""
+        """The sum of the known lags."""
         return sum(each.lag or 0 for each in self.partitions)
 
     def to_table(self) -> pa.Table:
         """Returns columns `topic` (string), `partition` (int32), `committed`, `end`, `lag` (int64).
 
-        `committed` and `lag` are null where the group has committed no offset.
+        `committed` and `lag` are null if the group has not committed an offset.
         """
         rows = [{name: getattr(each, name) for name in _SCHEMA.names} for each in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
@@ -80,7 +80,7 @@ class GroupLag:
 
 
 def assigned(member: group_messages.GroupMember) -> list[TopicPartition]:
-    """Returns the member's partitions; none for a member of another protocol than consumers'."""
+    """Returns the member's partitions; none if it does not use the protocol of consumers."""
     try:
         return decode_assignment(member.assignment)
     except errors.CorruptRecord:
@@ -92,7 +92,7 @@ def partitions_of(
 ) -> list[TopicPartition]:
     """Returns the partitions with a committed offset or a member, in order.
 
-    Some may not exist: a member may still have partitions of a topic that was deleted.
+    Some may not exist: a member may still be assigned partitions of a deleted topic.
     """
     return sorted(
         committed.keys() | {partition for each in info.members for partition in assigned(each)}
@@ -104,7 +104,7 @@ def group_lag(
     committed: Mapping[TopicPartition, int],
     topics: Mapping[str, flight_messages.TopicInfo],
 ) -> GroupLag:
-    """Returns the lag in the partitions of a group that exist.
+    """Returns the lag in those of a group's partitions that exist.
 
     Args:
         info: the group with its members.

@@ -1,8 +1,8 @@
 """The log that `sparklog.connect` returns: topics, groups, producers, consumers and tables.
 
-All calls block and use plain threads, so they work in a notebook, where an event loop runs already.
-The modules of producers, consumers and tables are loaded by the calls that need them, because a
-program that only administers topics starts in half the time without them.
+All calls block and use plain threads, so they work in a notebook, where an event loop is already
+running. The modules of producers, consumers and tables are loaded by the calls that need them,
+because a program that only administers topics starts in half the time without them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparklog.client.producer.producer import Partitioner, Producer
 
 _REPR_SECONDS = 1.0
-"""Limit of all requests that one display in a notebook makes."""
+"""Time limit for all requests of one notebook display together."""
 _REPR_TOPICS = 50
 _ANSWER_SECONDS = 5.0
 
@@ -81,23 +81,23 @@ class Log(Admin):
         """Opens an idempotent producer, which any number of threads may share.
 
         Args:
-            linger_ms: how long a record may wait for others of its batch, in milliseconds; 5 by
-                default. Waiting for a record's future sends its batch at once.
-            batch_rows: the most records of a batch; 10,000 by default.
-            batch_bytes: the most bytes of keys and values of a batch; 1 MiB by default.
-            buffer_bytes: the memory of records without an ack; 64 MiB by default. When it is full,
-                `send` waits.
-            max_block_seconds: how long `send` waits for memory, or for a broker that describes the
+            linger_ms: how long a record may wait for others to fill its batch, in milliseconds; 5
+                by default. Waiting for a record's future sends its batch immediately.
+            batch_rows: maximum number of records in a batch; 10,000 by default.
+            batch_bytes: maximum bytes of keys and values in a batch; 1 MiB by default.
+            buffer_bytes: memory for records that are not yet acked; 64 MiB by default. When it is
+                full, `send` blocks.
+            max_block_seconds: how long `send` blocks for memory, or for a broker to describe the
                 topic; 60 s by default.
             delivery_timeout_seconds: how long a record may wait for its ack; 120 s by default.
                 After that its future raises `TimedOut` or `OutcomeUnknown`.
-            partitioner: returns the partition of a record without one, from its topic, its key
+            partitioner: chooses the partition of a record sent without one, from its topic, its key
                 (bytes or None) and the number of partitions. None: murmur2 of the key, as in
-                Kafka's Java client; a batch without keys goes to one partition, in turn.
+                Kafka's Java client; records without a key go to one partition per batch, in turn.
             key_serializer: returns the bytes of a key that is not None.
             value_serializer: returns the bytes of a value that is not None.
             on_delivery: called for each record of `send` with (error or None, `RecordMetadata` or
-                None), on a thread of the producer.
+                None), on one of the producer's threads.
 
         Raises:
             errors.BadOption: an argument has the wrong type or is out of range.
@@ -148,56 +148,56 @@ class Log(Admin):
         on_revoke: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
     ) -> Consumer:
-        """Opens a consumer, alone or as a member of a group; it belongs to one thread.
+        """Opens a consumer, standalone or as a member of a group, for use by a single thread.
 
-        The group may have members that are Kafka's consumers. A record that a deserializer refuses
-        raises `DeserializationFailed`, and `Consumer.poll` says how to skip it.
+        Kafka's own consumers can be members of the same group. A record that a deserializer refuses
+        raises `DeserializationFailed`; `Consumer.poll` describes how to skip it.
 
         Args:
-            topics: one name or several, which must exist; in a group also a compiled pattern, which
-                matches whole names. None: without a group, and `assign` names the partitions.
+            topics: one or more names, which must exist; in a group also a compiled pattern, which
+                matches whole names. None: only without a group; `assign` sets the partitions.
             start: "earliest" (the default), "latest", an offset, a time (a datetime with a zone, or
                 ISO 8601), or one of these by partition: `{("t", 0): 12}` or `{"t": {0: 12}}`;
-                partitions that are not named begin at the earliest offset. In a group it counts
-                only where no valid offset is committed; "error" raises there.
-            follow: wait for new records without end (the default). False: end at the end offsets
-                of the time at which the consumer is opened or, in a group, gets the partition.
-            columns: the columns of a row to fetch; all by default. A `Record` has None for others.
-            max_poll_rows: the most records that one `poll` returns; 1,000 by default.
-            buffer_bytes: the memory for records that are read ahead; 32 MiB by default.
+                partitions not listed begin at the earliest offset. In a group it applies only to
+                partitions without a valid committed offset; "error" raises for them.
+            follow: wait for new records indefinitely (the default). False: stop at the end offsets
+                as of when the consumer is opened or, in a group, is assigned the partition.
+            columns: the columns to fetch; all by default. A `Record` has None for the others.
+            max_poll_rows: maximum number of records that one `poll` returns; 1,000 by default.
+            buffer_bytes: memory for records that are read ahead; 32 MiB by default.
             key_deserializer: returns a key from its bytes; a null key stays None.
             value_deserializer: returns a value from its bytes; a tombstone stays None.
-            metadata_age_seconds: how often new partitions, and new topics of a pattern, are looked
-                for; 30 s by default.
+            metadata_age_seconds: how often to check for new partitions and, with a pattern, for new
+                topics; 30 s by default.
             group: the name of a consumer group, whose members share the partitions. None: the
                 consumer reads all partitions.
             auto_commit: commit positions periodically and before partitions are revoked (the
-                default). False: only `commit` does.
-            auto_commit_seconds: the interval of these commits; 5 s by default.
-            assignors: how this member, as the leader of the group, assigns partitions, in order of
-                preference: "range", "roundrobin" and "cooperative-sticky". With the last one
-                alone, members keep reading the partitions that do not move (KIP-429).
+                default). False: commit only when `commit` is called.
+            auto_commit_seconds: the interval between these commits; 5 s by default.
+            assignors: those that the leader of the group may use, in order of preference: "range",
+                "roundrobin" and "cooperative-sticky". With only the last one, members keep reading
+                the partitions that do not move (KIP-429).
             instance_id: makes the consumer a static member (KIP-345), which keeps its partitions if
-                it comes back within the session timeout.
+                it returns within the session timeout.
             client_id: the name that `describe_group` and the broker's log show.
             session_timeout_seconds: after this time without a heartbeat the group removes the
                 member; 45 s by default, within the bounds of the broker's settings.
             heartbeat_seconds: the interval of heartbeats; 3 s by default.
             max_poll_interval_seconds: after this time without a `poll` the consumer leaves the
-                group, and joins again at the next one; 300 s by default. A rebalance waits as long
-                for members to join.
-            on_assign: called with the partitions that the consumer gets; it may `seek` there.
+                group, and rejoins at the next one; 300 s by default. A rebalance waits for that
+                long for members to join.
+            on_assign: called with newly assigned partitions; it may `seek` in them.
             on_revoke: called with the partitions that the consumer is about to lose; it may
                 `commit`.
-            on_lost: called with the partitions of a consumer that its group has removed, which
-                can commit nothing there any more. None: `on_revoke` is called.
+            on_lost: called with the partitions lost when the group has removed the consumer, which
+                can no longer commit there. None: `on_revoke` is called.
 
         Raises:
             errors.UnknownTopic, errors.UnknownPartition: a topic or partition does not exist.
             errors.OffsetOutOfRange: a start beyond the end of a partition, without `follow`.
-            errors.WrongSchema: a column that rows do not have.
-            errors.BadOption: an argument has the wrong type or is out of range, or is for members
-                of a group and `group` is None.
+            errors.WrongSchema: an unknown column.
+            errors.BadOption: an argument has the wrong type or is out of range, or applies only to
+                members of a group and `group` is None.
             errors.BadRequest: the log is closed.
             TypeError: an unknown keyword; the message names the nearest parameter.
         """
@@ -246,17 +246,17 @@ class Log(Admin):
             topic: must exist.
             start: the first offset, or a time (a datetime with a zone, or ISO 8601), or one of
                 these by partition; None: the earliest.
-            end: as `start`, and not included; None: the end at the time of the call.
-            columns: the columns of a row, in the order wanted; None: all.
+            end: like `start`, but exclusive; None: the end at the time of the call.
+            columns: the columns to return, in this order; None: all.
             partitions: their numbers; None: all.
             values: the type of the column `value`. "bytes": binary; "text": string; "json": the
-                type that holds all decoded values, a struct for objects. A tombstone is null.
+                common type of all decoded values, a struct for objects. A tombstone is null.
 
         Raises:
             errors.UnknownTopic, errors.UnknownPartition: the topic or partition does not exist.
-            errors.WrongSchema: a column that rows do not have; or JSON values without a common
-                type, such as a number in one record and a text in another.
-            errors.BadValue: a value is not UTF-8 or JSON; it names partition and offset.
+            errors.WrongSchema: an unknown column; or JSON values without a common type, such as a
+                number in one record and a string in another.
+            errors.BadValue: a value is not UTF-8 or JSON; the error names its partition and offset.
             errors.OffsetOutOfRange: start or end is outside a partition's offsets.
             errors.BadOption: a start after the end.
         """
@@ -274,7 +274,7 @@ class Log(Admin):
         )
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
-        """Returns by partition the offset of the first record not older than `when`, or the end.
+        """Returns, by partition, the offset of the first record at `when` or later, or the end.
 
         Raises `BadOption` if `when` is neither a datetime with a zone nor a time in ISO 8601.
         """
@@ -290,7 +290,7 @@ class Log(Admin):
 
         Args:
             topics: one name or several; None: all topics.
-            timeout_seconds: after it `TimedOut` is raised; publishing continues.
+            timeout_seconds: after this time `TimedOut` is raised; publishing continues.
         """
         names = [topics] if isinstance(topics, str) else topics
         timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
@@ -298,7 +298,7 @@ class Log(Admin):
             topics=None if names is None else arguments.texts("topics", names),
             timeout_seconds=timeout_seconds,
         )
-        for _ in range(2):  # records may have moved to a broker that had answered
+        for _ in range(2):  # records may have moved to a broker that had already answered
             # The broker applies the timeout; the extra time is for its answer.
             replies = everywhere(
                 self.connection,
@@ -314,7 +314,7 @@ class Log(Admin):
     def close(self) -> None:
         """Flushes and closes the producers, closes the consumers and the connection."""
         with contextlib.ExitStack() as stack:
-            # Clients first, the broker last; each is closed even if another one fails.
+            # Clients first, the broker last; each is closed even if closing another one fails.
             if self._on_close is not None:
                 stack.callback(self._on_close)
                 self._on_close = None

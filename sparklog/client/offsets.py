@@ -1,4 +1,4 @@
-"""Offsets as programs name them: by number, as a point or time, and committed by a group."""
+"""Offsets as programs specify them: a number, a named point, a time, or committed by a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TopicPartition = tuple[str, int]
 
 
 class OffsetAndMetadata(NamedTuple):
-    """The next offset that a group reads of a partition, and a text that is kept with it."""
+    """The next offset that a group will read from a partition, and a string stored with it."""
 
     offset: int
     metadata: str = ""
@@ -28,7 +28,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 Point = int | str | datetime
-"""An offset, "earliest", "latest", or a time, which means the first record that is not older: a
+"""An offset, "earliest", "latest", or a time, which means the first record at that time or later: a
 datetime with a zone, or ISO 8601, which is UTC if it names no zone."""
 
 Points = Point | Mapping[int, Point]
@@ -42,9 +42,9 @@ Start = Point | Mapping[TopicPartition, Point] | Mapping[str, Mapping[int, Point
 
 
 def describe(connection: Connection, topic: str) -> flight_messages.TopicInfo:
-    """Describes a topic; the connection knows the addresses of its leaders afterwards.
+    """Describes a topic; afterwards the connection knows the addresses of its leaders.
 
-    A broker knows the offsets of the partitions that it leads, so each leader is asked.
+    A broker knows only the offsets of the partitions that it leads, so each leader is asked.
     """
     request, retry = flight_messages.TopicName(topic=topic), None
     while True:
@@ -63,7 +63,7 @@ def describe(connection: Connection, topic: str) -> flight_messages.TopicInfo:
                 if answer.topic_id == info.topic_id:
                     found |= {each.partition: each for each in answer.partitions if each.end >= 0}
             for each in info.partitions:
-                if each.partition not in found:  # it is on its way to another leader
+                if each.partition not in found:  # it is moving to another leader
                     raise errors.NotLeader(
                         topic=topic, partition=each.partition, leader=each.leader
                     )
@@ -80,12 +80,12 @@ def ask_leaders(
     partitions: Collection[int],
     ask: Callable[[int, list[int]], None],
 ) -> None:
-    """Asks the leaders of partitions for something, each for its own.
+    """Calls `ask` for each leader of these partitions.
 
-    `ask` gets a broker's id and the numbers of its partitions, and raises `NotLeader`, without an
-    effect, if that broker does not lead all of them. At first it gets -1, for the broker in use,
-    and all partitions: one broker may lead everything. A leader that has died has a successor soon,
-    so that `ask` is called again for that one.
+    `ask` receives a broker's id and the numbers of its partitions, and raises `NotLeader`, without
+    any effect, if that broker does not lead all of them. The first call receives -1, for the broker
+    in use, and all partitions, since one broker may lead them all. If a leader has died, `ask` is
+    called again for its successor.
     """
     retry, routes = connection.retry(), {-1: sorted(partitions)} if partitions else {}
     while routes:
@@ -93,7 +93,7 @@ def ask_leaders(
         try:
             ask(broker, numbers)
         except errors.SparklogError as error:
-            # The broker in use has been asked for as long as the caller waits.
+            # `ask` has already retried with the broker in use for as long as the caller waits.
             may_help = connection.may_have_moved(error) or (broker >= 0 and may_pass(error))
             if not may_help or isinstance(error, errors.TimedOut):
                 raise
@@ -113,9 +113,9 @@ def everywhere(
     *,
     timeout_seconds: float | None = None,
 ) -> list[Any]:
-    """Performs an action at each broker that is up, one after another, and returns the replies.
+    """Performs an action on each broker that is up, sequentially, and returns the replies.
 
-    Leaves out brokers that end meanwhile, and begins again if partitions move.
+    Skips brokers that stop in the meantime, and starts over if partitions move.
     """
     retry, replies = connection.retry(timeout_seconds), dict[int, Any]()
     while True:
@@ -127,7 +127,7 @@ def everywhere(
                         connection, name, request, each, timeout_seconds=retry.left_seconds
                     )
         except errors.SparklogError as error:
-            if isinstance(error, errors.TimedOut):  # it has waited as long as it was to
+            if isinstance(error, errors.TimedOut):  # the time is used up
                 raise
             if isinstance(error, errors.MetadataChanged):
                 replies.clear()
@@ -144,7 +144,7 @@ def ask(
     *,
     timeout_seconds: float | None = None,
 ) -> Any:
-    """Performs an action at the broker in use (-1), or once at another one, which may have died."""
+    """Performs an action on the broker in use (-1), or once on another one, which may be down."""
     if broker < 0:
         return connection.action(name, request, timeout_seconds=timeout_seconds)
     seconds = connection.retry(timeout_seconds).left_seconds
@@ -156,8 +156,8 @@ def offsets_of(
 ) -> dict[int, int]:
     """Returns the offset of each partition's point.
 
-    Raises `UnknownPartition`, and `BadOption` for a value that is not a point. Whether an offset
-    exists is not checked: reading does that.
+    Raises `UnknownPartition`, and `BadOption` for a value that is not a point. Does not check that
+    an offset exists: reading does that.
     """
     offsets, timestamps_us = {}, {}
     for number, given in points.items():
@@ -185,7 +185,7 @@ def offsets_of(
 def offsets_for_times(
     connection: Connection, topic: str, timestamps_us: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns by partition the offset of the first record at a time or later, or -1."""
+    """Returns, by partition, the offset of the first record at its time or later, or -1."""
     offsets: dict[int, int] = {}
 
     def ask_for_some(broker: int, partitions: list[int]) -> None:
@@ -205,7 +205,7 @@ def offsets_for_times(
 def check_point(option: str, point: Any, *, others: tuple[str, ...] = ()) -> Point:
     """Returns `point` as an int, "earliest", "latest", one of `others`, or a datetime with a zone.
 
-    Raises `BadOption`, with the name `option`.
+    Raises `BadOption`, which names `option`.
     """
     words = ("earliest", "latest", *others)
     hint = ""
@@ -241,7 +241,7 @@ def check_start(start: Any, *, others: tuple[str, ...] = ()) -> Start:
 
 
 def check_time(option: str, when: Any) -> datetime:
-    """Returns a datetime with a zone. Raises `BadOption` for any other value but ISO 8601."""
+    """Returns a datetime with a zone. Raises `BadOption` if `when` is neither one nor ISO 8601."""
     found = when
     if isinstance(when, str):
         try:

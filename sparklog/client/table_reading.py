@@ -96,5 +96,5 @@ def _check_range(info: flight_messages.TopicInfo, partition: int, start: int, en
             )
     if start > end:
         raise errors.BadOption(
-            option="start", value=start, reason=f"it is after the end, {end}, of {partition}"
+            option="start", value=start, reason=f"it is after the end of {partition}, {end}"
         )

@@ -1,4 +1,4 @@
-"""Conversions of times between datetimes, texts, milliseconds, and microseconds since 1970."""
+"""Conversions of times between datetimes, strings, milliseconds, and microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 Timestamp = int | str | datetime
-"""Milliseconds since 1970-01-01 UTC, as in Kafka's clients, a datetime that knows its zone, or a
-time in ISO 8601, which is UTC where it names no zone."""
+"""Milliseconds since 1970-01-01 UTC, as in Kafka's clients; a datetime with a zone; or a time in
+ISO 8601, which is UTC if it names no zone."""
 
 _DIGITS: Final = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 def moment(text: str) -> datetime:
-    """Returns the time of a text in ISO 8601; UTC if it has no zone.
+    """Parses a time in ISO 8601; UTC if it has no zone.
 
-    Raises ValueError for anything else, also for digits alone, which may be meant as an offset.
+    Raises ValueError for anything else, including bare digits, which may be meant as an offset.
     """
     if _DIGITS.fullmatch(text.strip()):
-        raise ValueError("a number is given as an int")
+        raise ValueError("pass a number as an int")
     when = datetime.fromisoformat(text)
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
@@ -41,8 +41,8 @@ def datetime_us(when: datetime) -> int:
 def timestamp_us(when: Timestamp) -> int:
     """Returns microseconds since 1970-01-01 UTC.
 
-    Raises `WrongSchema` for another type, or outside the years 1 to 9999, which is all that
-    Spark's TIMESTAMP holds; `BadOption` for a datetime without a zone.
+    Raises `WrongSchema` for any other type, or outside the years 1 to 9999, the range of Spark's
+    TIMESTAMP; `BadOption` for a datetime without a zone.
     """
     if isinstance(when, datetime):
         return datetime_us(when)
@@ -53,7 +53,7 @@ def timestamp_us(when: Timestamp) -> int:
             pass
     if type(when) is not int:
         raise errors.WrongSchema(
-            reason="a timestamp is a datetime, a time in ISO 8601, or milliseconds as an int,"
+            reason="a timestamp must be a datetime, a time in ISO 8601, or milliseconds as an int,"
             f" not {when!r}"
         )
     micros = when * 1000

@@ -1,9 +1,9 @@
 """Every failure that sparklog reports, grouped by what the caller should do about it.
 
 Four kinds: `Retriable` (try again), `Invalid` (correct the request), `Fenced` (stop: a newer
-broker, producer or member has taken over) and `Corrupt` (a person must look at the data). Each
-failure is a class with a stable `code` and with the facts that explain it as fields. A listener
-translates `code`, never a message. An error that may have taken effect is `OutcomeUnknown`.
+broker, producer or member has taken over) and `Corrupt` (a person must inspect the data). Each
+failure is a class with a stable `code` and a field for each fact that explains it. A listener
+translates `code`, never a message. A request that may have taken effect raises `OutcomeUnknown`.
 
 A message says what happened, to what, and what to do.
 """
@@ -25,7 +25,7 @@ from sparklog.errors.unknown import *
 
 _NAMES: Final = sorted(each.__name__ for each in all_codes(SparklogError).values())
 
-if not TYPE_CHECKING:  # type checkers know the names by the imports, and do not evaluate this
+if not TYPE_CHECKING:  # type checkers see the names in the imports, and do not evaluate this
     __all__ = list(_NAMES)
 
 

@@ -16,7 +16,7 @@ class CorruptObject(Corrupt):
 
 
 class MissingObject(Corrupt):
-    """A stored object that is referred to does not exist: restore it."""
+    """A stored object that another one refers to does not exist: restore it."""
 
     code = "missing_object"
     template = "{path} is missing: {reason}. Restore it from a backup."
@@ -47,7 +47,7 @@ class CorruptRecord(Corrupt):
 
 
 class DataLoss(Corrupt):
-    """Records that a reader has still to read no longer exist: start from an offset that does."""
+    """Records that a reader has yet to read no longer exist: start from an offset that does."""
 
     code = "data_loss"
     template = "Offsets {start} to {end} of {topic}-{partition} no longer exist: {reason}."

@@ -1,4 +1,4 @@
-"""Records, batches and offsets that a topic does not take or does not have."""
+"""Records, batches and offsets that a topic does not accept or does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OffsetsDoNotContinue(Invalid):
     needs_proof = True
     template = (
         "A write with offsets begins at {first} in {topic}-{partition}, which ends at {end}."
-        " Begin at its end: these records were written before, or others would be missing."
+        " Begin at its end: these records have already been written, or others would be missing."
     )
     first: int
     topic: str
@@ -103,7 +103,7 @@ class KeylessRecord(Invalid):
     topic: str
     count: int
     records: Sequence[tuple[int, str]] = ()
-    """As of `BadTimestamp`."""
+    """As in `BadTimestamp`."""
     partition: int
 
 
@@ -114,7 +114,7 @@ class BadTimestamp(Invalid):
     template = "The timestamp of a record is refused: {reason}."
     reason: str
     records: Sequence[tuple[int, str]] = ()
-    """Each invalid record of the batch, by its index, and why; at most `KAFKA_RECORD_ERRORS`."""
+    """Index in the batch of each invalid record, and the reason; at most `KAFKA_RECORD_ERRORS`."""
 
 
 class WrongSchema(Invalid):
@@ -156,7 +156,7 @@ class DeserializationFailed(Invalid):
 
 
 class BadAcks(Invalid):
-    """`acks` has an unknown value: use one that exists."""
+    """`acks` has an unknown value: use a valid one."""
 
     code = "bad_acks"
     template = "acks = {acks} is invalid: use -1, 0 or 1."

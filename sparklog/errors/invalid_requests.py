@@ -1,4 +1,4 @@
-"""Requests and options that are wrong whatever topic they concern."""
+"""Requests and options that are wrong regardless of the topic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UnknownOption(Invalid):
 
     @classmethod
     def among(cls, where: str, option: str, known: Iterable[str]) -> UnknownOption:
-        """Returns the error with the most similar option in `known`, else with all, if few."""
+        """Returns the error with the most similar option in `known`; if none, with all, if few."""
         names = sorted(known)
         nearest = nearest_name(option, names)
         if nearest is not None:

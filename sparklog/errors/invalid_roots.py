@@ -7,8 +7,8 @@ from typing import Final
 from sparklog.errors.base import Invalid
 
 _EMPTY_ROOT_ADVICE: Final = (
-    "Use an empty or a new folder as root. To keep a log alongside these files, start it once with"
-    " `sparklog broker --allow-non-empty`"
+    "Use an empty or new folder as the root. To keep a log alongside these files, start it once"
+    " with `sparklog broker --allow-non-empty`"
 )
 
 
@@ -28,7 +28,7 @@ class BrokerAlive(Invalid):
 
 
 class CannotDrain(Invalid):
-    """A broker cannot give its partitions away and stop: choose another, or stop it otherwise."""
+    """A broker cannot hand over its partitions and stop: choose another, or stop it differently."""
 
     code = "cannot_drain"
     template = "Broker {broker} cannot be drained: {reason}."
@@ -37,7 +37,7 @@ class CannotDrain(Invalid):
 
 
 class RootNotWritable(Invalid):
-    """The process may not write below the root: grant it the rights, or use another root."""
+    """The process is not allowed to write to the root: grant it access, or use another root."""
 
     code = "root_not_writable"
     template = (
@@ -67,7 +67,7 @@ class FormatTooNew(Invalid):
 
     code = "format_too_new"
     template = (
-        "Root {root} has {what} {found}, and this sparklog knows {what}s up to {known}: upgrade"
+        "Root {root} has {what} {found}, and this sparklog supports {what}s up to {known}: upgrade"
         " sparklog."
     )
     root: str
@@ -87,7 +87,7 @@ class NotARoot(Invalid):
 
 
 class RootNotEmpty(Invalid):
-    """A folder that is not yet a root holds files of another program; `found` names some."""
+    """A folder that is not yet a root contains files of another program; `found` names some."""
 
     code = "root_not_empty"
     template = "{root} is not a sparklog root and is not empty: it holds {found}. {advice}."

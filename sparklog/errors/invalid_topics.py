@@ -8,7 +8,7 @@ from sparklog.errors.base import Invalid
 
 
 class UnknownTopic(Invalid):
-    """The topic does not exist: create it, or correct its name; `hint` has a similar one."""
+    """The topic does not exist: create it, or correct its name; `hint` names a similar one."""
 
     code = "unknown_topic"
     needs_proof = True
@@ -27,7 +27,7 @@ class TopicExists(Invalid):
 
 
 class TopicChanged(Invalid):
-    """The topic was deleted and created again, so its offsets mean other records: start over."""
+    """The topic was deleted and re-created, so its offsets refer to other records: start over."""
 
     code = "topic_changed"
     needs_proof = True
@@ -77,12 +77,12 @@ class InternalTopic(Invalid):
 
 
 class TopicIsMirror(Invalid):
-    """A mirror takes only the records of its source: write to the source, or end the mirror."""
+    """A mirror accepts only the records of its source: write to the source, or end the mirror."""
 
     code = "topic_is_mirror"
     template = (
-        "Topic {topic!r} is a mirror of {source}, and takes only its source's records, with their"
-        " offsets. Write to the source; or end the mirror, by removing the topic's configuration"
+        "Topic {topic!r} is a mirror of {source}, and accepts only its source's records, with their"
+        " offsets. Write to the source; or end the mirror by removing the topic's configuration"
         " mirror.source."
     )
     topic: str
@@ -90,7 +90,7 @@ class TopicIsMirror(Invalid):
 
 
 class NotAMirror(Invalid):
-    """Only a mirror takes records with their offsets: let the broker assign offsets."""
+    """Only a mirror accepts records with their offsets: let the broker assign offsets."""
 
     code = "not_a_mirror"
     template = (

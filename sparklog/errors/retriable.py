@@ -14,7 +14,7 @@ _ADVICE_WHEN_FULL: Final = {
         " some of what it counts"
     ),
 }
-"""The remedy for each resource that a file system may lack."""
+"""The remedy for each resource that a file system can run out of."""
 
 
 class NotLeader(Retriable):
@@ -31,15 +31,15 @@ class NotLeader(Retriable):
 
 
 class LeadersChanged(Retriable):
-    """Leaders were to be changed as decided on older metadata: decide again on the newest."""
+    """A change of leaders was based on outdated metadata: decide again based on the newest."""
 
     code = "leaders_changed"
-    template = "The leaders were not changed: {reason}. Decide again on the newest metadata."
+    template = "The leaders were not changed: {reason}. Decide again based on the newest metadata."
     reason: str
 
 
 class NotCoordinator(Retriable):
-    """Another broker coordinates the group: ask for it by `groups.find`."""
+    """Another broker coordinates the group: find it with `groups.find`."""
 
     code = "not_coordinator"
     template = "This broker does not coordinate group {group!r}; ask which broker does."
@@ -47,10 +47,10 @@ class NotCoordinator(Retriable):
 
 
 class MetadataChanged(Retriable):
-    """A request was answered by what a broker knew before another broker changed the metadata."""
+    """A broker answered from metadata that has since changed: send the request again."""
 
     code = "metadata_changed"
-    template = "Another broker has changed topics or leaders meanwhile; send the request again."
+    template = "Another broker has since changed topics or leaders; send the request again."
 
 
 class StorageUnavailable(Retriable):
@@ -79,7 +79,7 @@ class StorageFull(Retriable):
     reserve_bytes: int
     missing: str = "space"
     advice: str = ""
-    """The remedy for the missing resource, unless given."""
+    """By default, the remedy for the missing resource."""
 
     if not TYPE_CHECKING:
 
@@ -93,7 +93,7 @@ class EarlierBatchMissing(Retriable):
 
     code = "earlier_batch_missing"
     template = (
-        "A batch of producer {producer_id} came to {topic}-{partition} before an earlier one, which"
+        "A batch of producer {producer_id} reached {topic}-{partition} before an earlier one, which"
         " was refused before this broker served the partition. Send both again, in order."
     )
     producer_id: int
@@ -106,7 +106,7 @@ class QueueFull(Retriable):
 
     code = "queue_full"
     template = (
-        "The broker takes no more for now: {queue} is full ({bytes} bytes). Send more slowly, or"
+        "The broker accepts no more for now: {queue} is full ({bytes} bytes). Send more slowly, or"
         " raise {setting}."
     )
     queue: str
@@ -115,11 +115,11 @@ class QueueFull(Retriable):
 
 
 class TooManyStreams(Retriable):
-    """All clients together have as many streams open as the broker takes: close some."""
+    """All clients together have as many streams open as the broker allows: close some."""
 
     code = "too_many_streams"
     template = (
-        "The broker refuses a stream: {open} {what} are open, of all clients together. Close"
+        "The broker refuses a stream: {open} {what} are open across all clients. Close"
         " some, try again, or raise {setting}."
     )
     open: int
@@ -128,12 +128,12 @@ class TooManyStreams(Retriable):
 
 
 class TopicHeldBack(Retriable):
-    """The broker cannot write the topic's table, and takes no more records: mend the table."""
+    """The broker cannot write the topic's table, and accepts no more records: repair the table."""
 
     code = "topic_held_back"
     template = (
-        "Topic {topic!r} is held back and takes no records, because its table cannot be written:"
-        " {reason}. Mend the table; the broker then continues by itself."
+        "Topic {topic!r} is held back and accepts no records, because its table cannot be written:"
+        " {reason}. Repair the table; the broker then continues on its own."
     )
     topic: str
     reason: str
@@ -169,7 +169,7 @@ class TimedOut(Retriable):
 
 
 class DamagedBatch(Retriable):
-    """A record batch was damaged on its way, by its checksum and its structure: send it again."""
+    """A record batch was damaged in transit, as its checksum or structure shows: send it again."""
 
     code = "damaged_batch"
     template = "A record batch arrived damaged: {reason}. Send it again."
@@ -200,11 +200,11 @@ class UnknownLeaderEpoch(Retriable):
 
 
 class FencedLeaderEpoch(Retriable):
-    """The client's leader epoch is over: refresh the metadata and try again."""
+    """The client's leader epoch is outdated: refresh the metadata and try again."""
 
     code = "fenced_leader_epoch"
     template = (
-        "Leader epoch {found} of {topic}-{partition} is over: it is now {current}. Refresh the"
+        "Leader epoch {found} of {topic}-{partition} is outdated: it is now {current}. Refresh the"
         " metadata and try again."
     )
     found: int

@@ -6,12 +6,12 @@ from sparklog.errors.base import SparklogError
 
 
 class OutcomeUnknown(SparklogError):
-    """The request may or may not have taken effect: look before you repeat it."""
+    """The request may or may not have taken effect: check before you repeat it."""
 
     code = "outcome_unknown"
     template = (
-        "The outcome of {what} is unknown, because no answer came: {reason}. It may have taken"
-        " effect; look before you repeat it."
+        "The outcome of {what} is unknown, because no answer arrived: {reason}. It may have taken"
+        " effect; check before you repeat it."
     )
     what: str
     reason: str
@@ -27,4 +27,4 @@ class StillSending(OutcomeUnknown):
     )
     timeout_seconds: float | None
     what: str
-    reason: str = "no answer came yet"
+    reason: str = "no answer has arrived yet"

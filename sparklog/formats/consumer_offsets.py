@@ -1,15 +1,15 @@
 """Records of the topic `__consumer_offsets`: groups and their committed offsets.
 
-Keys and values are bytes in Kafka's own formats, so that its tools read them too. The last record
-of a key counts; one without a value deletes the key.
+Keys and values are bytes in Kafka's own formats, so that its tools can read them too. The last
+record of a key counts; one without a value deletes the key.
 
 | key | value |
 |---|---|
 | int16 1, group, topic, int32 partition | int16 4, offset, leader epoch, metadata, commit time |
 | int16 2, group | int16 3, type, generation, protocol, leader, time of the state, members |
 
-Version 4 of an offset's value ends in tagged fields; tag 0 is the topic id, so that an offset never
-counts for a topic that was recreated under the old name.
+Version 4 of an offset's value ends with tagged fields; tag 0 is the topic id, so that an offset
+never counts for a topic that was recreated under the old name.
 Source: `group-coordinator/src/main/resources/common/message` in Kafka's repository.
 """
 
@@ -32,17 +32,17 @@ TOPIC: Final = "__consumer_offsets"
 _OFFSET_KEY: Final = 1
 _GROUP_KEY: Final = 2
 _OF_GROUPS: Final = (0, _OFFSET_KEY, _GROUP_KEY)
-"""Kinds of keys that name a group first; 0 is `_OFFSET_KEY` as Kafka once had it."""
+"""Kinds of keys that start with the name of a group; 0 is an older form of `_OFFSET_KEY`."""
 _OFFSET_VALUE: Final = 4
 _OFFSET_VALUES: Final = range(5)
 _GROUP_VALUE: Final = 3
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_PREFIX: Final = b"sparklog"
-"""Topic ids have 8 bytes; Kafka's have 16, of which these are the first half."""
+"""Topic ids have 8 bytes; Kafka's have 16, of which this is the first half."""
 _UNKNOWN_TOPIC_ID: Final = bytes(16)
 
 MAX_STRING_BYTES: Final = 2**15 - 1
-"""Maximum bytes of names and ids in UTF-8, whose length is an int16."""
+"""Maximum UTF-8 bytes of names and ids, whose length field is an int16."""
 
 COMMITTED_SCHEMA: Final = pa.schema(
     [
@@ -72,7 +72,7 @@ Key: TypeAlias = OffsetKey | GroupKey
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """The next offset that a group wants of a partition."""
+    """The next offset that a group will read from a partition."""
 
     offset: int
     leader_epoch: int = -1
@@ -80,7 +80,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True):
     commit_ms: int
     """Milliseconds since the Unix epoch."""
     topic_id: str = ""
-    """Empty where it is not known."""
+    """Empty if unknown."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A key whose state a coordinator restores. Equal keys are distinguished by their times."""
+    """The state of a group that a coordinator restores. Compared by identity, not by content."""
 
     generation: int
     protocol_type: str | None
@@ -105,25 +105,25 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 Value: TypeAlias = CommittedOffset | tuple[GroupRecord, int]
-"""The key: an `OffsetKey`, or a `GroupKey` with its time in ms since the Unix epoch."""
+"""The value of an `OffsetKey`, or that of a `GroupKey` with its time in ms since the Unix epoch."""
 
 
 def fits(name: str | None) -> bool:
-    """Returns true if records can hold the name or id."""
+    """Returns true if the name or id fits in a record."""
     return name is None or len(name.encode()) <= MAX_STRING_BYTES
 
 
-# ------------------------------------------------------------------------------ where
+# ------------------------------------------------------------------------------ partitions
 
 
 def partition_of(group: str, count: int) -> int:
-    """Which of the topic's `count` partitions has a group's records."""
+    """Returns which of the topic's `count` partitions contains a group's records."""
     return _java_hash(group) % count
 
 
 @functools.lru_cache(maxsize=65_536)
 def _java_hash(text: str) -> int:
-    """`Utils.abs(text.hashCode())` of Kafka, by which it finds a group's partition."""
+    """Returns Kafka's `Utils.abs(text.hashCode())`, which determines a group's partition."""
     found = 0
     data = text.encode("utf-16-be", "surrogatepass")
     for at in range(0, len(data), 2):
@@ -134,7 +134,7 @@ def _java_hash(text: str) -> int:
 
 
 def of_group(rows: pa.RecordBatch, group: str) -> pa.RecordBatch:
-    """Those of `rows`, which have a column `key` (binary), that are a group's."""
+    """Returns those of `rows`, with a column `key` (binary), that belong to a group."""
     if not fits(group):
         return rows.slice(0, 0)
     name = _string(group)
@@ -149,7 +149,7 @@ def of_group(rows: pa.RecordBatch, group: str) -> pa.RecordBatch:
 
 
 def encode_key(key: Key) -> bytes:
-    """The record's key; its names fit."""
+    """Returns the encoded key; its names must fit."""
     if isinstance(key, GroupKey):
         return _int16(_GROUP_KEY) + _string(key.group)
     return b"".join(
@@ -158,7 +158,7 @@ def encode_key(key: Key) -> bytes:
 
 
 def decode_key(data: bytes) -> Key | None:
-    """None for a kind of key that we know nothing of. Raises `CorruptRecord`."""
+    """Returns the decoded key; None if it is of an unknown kind. Raises `CorruptRecord`."""
     reader = _Reader(data)
     kind = reader.number(">h")
     if kind in (0, _OFFSET_KEY):
@@ -170,7 +170,7 @@ def decode_key(data: bytes) -> Key | None:
 
 
 def encode_value(value: Value) -> bytes:
-    """Returns the encoded key; its names must fit."""
+    """Returns the encoded value; its names must fit."""
     return encode_offset(value) if isinstance(value, CommittedOffset) else encode_group(*value)
 
 
@@ -178,7 +178,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def encode_offset(value: CommittedOffset) -> bytes:
-    """The value of an `OffsetKey`. `metadata` has less than 2**31 bytes."""
+    """Returns the value of an `OffsetKey`. `metadata` must have fewer than 2**31 bytes."""
     metadata = value.metadata.encode()
     parts = [
         _int16(_OFFSET_VALUE),
@@ -196,7 +196,7 @@ def encode_offset(value: CommittedOffset) -> bytes:
 
 
 def decode_offset(data: bytes) -> CommittedOffset:
-    """Raises `CorruptRecord`."""
+    """Decodes the value of an `OffsetKey`. Raises `CorruptRecord`."""
     reader = _Reader(data)
     version = reader.number(">h")
     if version not in _OFFSET_VALUES:
@@ -221,7 +221,7 @@ def decode_offset(data: bytes) -> CommittedOffset:
 
 
 def encode_group(record: GroupRecord, state_ms: int) -> bytes:
-    """The value of a `GroupKey`; `state_ms`: since when it is so, in ms since the Unix epoch."""
+    """Returns the value of a `GroupKey`; `state_ms`: when the state began, in Unix ms."""
     parts = [
         _int16(_GROUP_VALUE),
         _string(record.protocol_type or ""),
@@ -246,7 +246,7 @@ def encode_group(record: GroupRecord, state_ms: int) -> bytes:
 
 
 def decode_group(data: bytes) -> tuple[GroupRecord, int]:
-    """(the group, since when it is so in ms or -1). Raises `CorruptRecord`."""
+    """Returns the group, and when its state began, in ms or -1. Raises `CorruptRecord`."""
     reader = _Reader(data)
     version = reader.number(">h")
     if version not in (2, _GROUP_VALUE):
@@ -280,9 +280,9 @@ def _member(reader: _Reader, version: int) -> MemberRecord:
 
 
 def subscribed_topics(subscription: bytes) -> list[str]:
-    """The topics that a member of a consumer group wants. Raises `CorruptRecord`.
+    """Returns the topics that a consumer group's member subscribes to. Raises `CorruptRecord`.
 
-    Source: `ConsumerProtocolSubscription.json`; all versions begin alike.
+    Source: `ConsumerProtocolSubscription.json`; all versions start the same way.
     """
     reader = _Reader(subscription)
     reader.number(">h")
@@ -290,10 +290,10 @@ def subscribed_topics(subscription: bytes) -> list[str]:
 
 
 def assigned_partitions(assignment: bytes) -> Iterator[tuple[str, int]]:
-    """Yields the topics and partitions that a member of a consumer group reads.
+    """Yields the topics and partitions assigned to a member of a consumer group.
 
-    An empty assignment has none. Source: `ConsumerProtocolAssignment.json`; all versions begin
-    alike. Raises `CorruptRecord`.
+    An empty assignment has none. Source: `ConsumerProtocolAssignment.json`; all versions start the
+    same way. Raises `CorruptRecord`.
     """
     if not assignment:
         return
@@ -305,7 +305,7 @@ def assigned_partitions(assignment: bytes) -> Iterator[tuple[str, int]]:
             yield topic, reader.number(">i")
 
 
-# ------------------------------------------------------------------------------ for people
+# ------------------------------------------------------------------------------ for display
 
 
 def committed(rows: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -344,7 +344,7 @@ def committed(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def last_of_each_key(table: pa.Table) -> Iterator[tuple[bytes, bytes | None]]:
-    """(key, value) of each key's last record; `table` has key, value, partition and offset."""
+    """Yields (key, value) of each key's last record; needs key, value, partition and offset."""
     ordered = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
     rows = ordered.append_column("row", arrow.numbers(np.arange(ordered.num_rows), pa.int64()))
     last = rows.group_by(["partition", "key"], use_threads=False).aggregate([("row", "max")])
@@ -373,7 +373,7 @@ def _string(value: str | None) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Returns a number that is not negative in seven bits a byte, the lowest first."""
+    """Encodes a non-negative number with seven bits per byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

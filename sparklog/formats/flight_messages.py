@@ -2,16 +2,16 @@
 
 | call | carries |
 |---|---|
-| DoPut | descriptor `AppendStream`; batches with `AppendHeader`; to each an `AppendReply` |
-| DoGet | ticket `ReadTicket`; row batches (`record.ROW_SCHEMA` or the columns asked for) |
+| DoPut | descriptor `AppendStream`; batches with `AppendHeader`; an `AppendReply` to each |
+| DoGet | ticket `ReadTicket`; row batches (`record.ROW_SCHEMA` or the requested columns) |
 | DoExchange | descriptor `TailRequest`; row batches, each with a `TailHeader` |
 | DoAction | the action's name and request struct of `ACTIONS`; one result, its reply struct |
 
-Headers of batches are their app metadata. A batch to be appended is a payload: any columns of
-`record.PAYLOAD_SCHEMA` with `value`; the answers come in the order of the batches. A failure is a
+Headers of batches are sent as app metadata. A batch to be appended is a payload: any columns of
+`record.PAYLOAD_SCHEMA` with `value`; the replies come in the order of the batches. A failure is a
 Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
-peers understand each other; a field that is added has a default. `group_messages` has those of
-consumer groups.
+peers interoperate; a new field must have a default. The messages of consumer groups are in
+`group_messages`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NO_OTHER_BROKER: Final = (
 """The reason of a `CannotDrain`."""
 
 NO_ACTION: Final = "there is no action "
-"""Begins the reason of the `BadRequest` for an action that a broker does not know."""
+"""The prefix of the reason in the `BadRequest` for an action that a broker does not know."""
 
 
 # ------------------------------------------------------------------------------ failures
@@ -84,7 +84,7 @@ class AppendStream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Header of a batch to be appended. `producer_id` -1: not idempotent.
 
-    `pipelined`: the producer has sent or sends others without waiting for the answer to this one.
+    `pipelined`: the producer has sent or will send others without waiting for this one's reply.
     """
 
     partition: Int32
@@ -95,11 +95,11 @@ class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class AppendReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to a batch: it is durable at `base_offset`, or `error` says why it was refused."""
+    """Reply to a batch: it is durable at `base_offset`, or `error` says why it was refused."""
 
     base_offset: int = -1
     timestamp_us: int = -1
-    """Time of arrival: the timestamp of the records that had none, or of all (LogAppendTime)."""
+    """Time of arrival: the timestamp of records that had none, or of all (LogAppendTime)."""
     timestamp_type: int = 0
     error: ErrorReply | None = None
 
@@ -117,7 +117,7 @@ class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: list[str] | None = None
     """Columns of `record.ROW_SCHEMA`, in the requested order; None: all."""
     topic_id: str | None = None
-    """Given: refuse if the topic was re-created since."""
+    """If given, the read is refused if the topic was recreated since."""
 
 
 class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,13 +128,13 @@ class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TailRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Batches of all `positions` as they come, for as long as the client stays."""
+    """Requests batches of all `positions` as they arrive, as long as the client stays connected."""
 
     positions: list[TailPosition]
     columns: list[str] | None = None
     max_batch_rows: Annotated[int, Meta(ge=1, le=limits.MAX_BATCH_ROWS)] = 65_536
     heartbeat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 500
-    """An idle stream gets an empty batch with `TailHeader(idle=True)` this often."""
+    """An idle stream receives an empty batch with `TailHeader(idle=True)` this often."""
 
 
 class TailHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,7 +142,7 @@ class TailHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: int = -1
     first: int = -1
     end: int = -1
-    """The next offset to ask for: offsets may have gaps."""
+    """The next offset to request: offsets may have gaps."""
     high_watermark: int = -1
     idle: bool = False
 
@@ -169,11 +169,11 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str = ""
     pid: int = 0
     started_us: int = 0
-    """Wall time of its host."""
+    """Its start, by the wall clock of its host."""
     log: str = ""
-    """The file of its log lines; empty: its standard error."""
+    """The file that it logs to; empty: its standard error."""
     wal: str = ""
-    """The storage of its write-ahead log and, while it serves, why; empty if unknown."""
+    """The storage of its write-ahead log and, while it serves, the reason; empty if unknown."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -190,7 +190,7 @@ class ProveRoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     nonce: Annotated[str, Meta(max_length=64)]
-    """Random; in no heartbeat before this request."""
+    """A random value; no heartbeat contained it before this request."""
     place: str = ""
     """The folder of the root on the sender's machine; empty if the root is not a folder."""
 
@@ -203,11 +203,11 @@ class RootProof(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: int
     epoch: int
     is_same_place: bool = False
-    """The sender's folder is the broker's own; then no nonce was written."""
+    """The sender's folder is the broker's own; in that case no nonce was written."""
     is_writing: bool = True
-    """The broker has written to its root within the time after which others take it for dead."""
+    """The broker has written to its root within the time after which others consider it dead."""
     reason: str = ""
-    """Why the nonce is not in its heartbeat; empty if it is."""
+    """The reason the nonce is not in its heartbeat; empty if it is."""
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -218,14 +218,14 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeptRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A topic whose records stay beyond its configuration, because its table is append-only."""
+    """A topic whose records are kept longer than configured, because its table is append-only."""
 
     topic: str
     reason: str
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work that a broker refuses now."""
+    """Work that a broker currently refuses."""
 
     work: str
     """`writes`, `heartbeats`, `connections` or `streams`."""
@@ -242,7 +242,7 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     topics: int = 0
     partitions: int = 0
     unpublished_bytes: int = 0
-    """Bytes of records that are durable and not yet in their tables."""
+    """Bytes of records that are durable but not yet in their tables."""
     held_back: list[HeldBack] = []
     """At most `limits.STATUS_TOPICS` of them."""
     refused: list[Refused] = []
@@ -256,7 +256,7 @@ class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class BrokerDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker as the metadata and its last heartbeat have it. Every field is sent."""
+    """A broker according to the metadata and its last heartbeat. Every field is sent."""
 
     broker: int
     epoch: int
@@ -269,14 +269,14 @@ class BrokerDescription(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     """Address of the Flight listener, `host:port`."""
     kafka: str = ""
-    """Address of the Kafka listener; empty if it is closed or not known."""
+    """Address of the Kafka listener; empty if it is closed or unknown."""
     rack: str = ""
     host: str = ""
     pid: int = 0
     version: str = ""
-    """Empty if it is not known."""
+    """Empty if unknown."""
     level: int = 1
-    """The highest feature level that it knows."""
+    """The highest feature level that it supports."""
     heartbeat_age_seconds: float | None = None
     """Age of the last heartbeat, for display only: the clocks of two hosts may differ. None if the
     epoch has no heartbeat."""
@@ -290,13 +290,13 @@ class EpochDescription(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     """The storage of the log: `objects` or `segments`."""
     fenced: bool
-    """True if nothing can be written to the log any more."""
+    """True if nothing more can be written to the log."""
     heirs: list[int]
     """Ids of the brokers that may need entries of the log."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition whose leader serves no client. Every field is sent."""
+    """A partition whose leader serves no clients. Every field is sent."""
 
     topic: str
     partition: int
@@ -313,7 +313,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 1
     """The feature level of the root."""
     brokers: list[BrokerDescription]
-    """All that the metadata names, by id: also those that have stopped for good."""
+    """All that the metadata names, by id, including those that have stopped for good."""
     epochs: list[EpochDescription]
     """In the order in which they were opened."""
     topics: int
@@ -323,21 +323,21 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[LostPartition]
     """At most `limits.STATUS_PARTITIONS` of them."""
     leaders: dict[str, list[int]] | None = None
-    """The leader of each partition, by topic; None if they were not asked for."""
+    """The leader of each partition, by topic; None if not requested."""
 
 
 class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stops the broker that answers, once the other members lead its partitions.
 
-    The reply comes at once. Refused by another broker than the one that is named, which may have
-    its address by now.
+    The reply comes immediately. A broker other than the named one, which may have its address by
+    now, refuses.
     """
 
     cluster_id: str
     broker: Int32
     epoch: Int64
     alone: bool = False
-    """Also stop a broker whose partitions no other one takes."""
+    """Also stop a broker whose partitions no other broker takes."""
 
 
 class LogLevel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -346,13 +346,13 @@ class LogLevel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: Int32
     """Another broker, which may have the address by now, refuses the request."""
     level: Literal["", "debug", "info", "warning", "error"] = ""
-    """Empty in a reply: the program of the broker has configured its logging itself."""
+    """Empty in a reply: the broker's program has configured logging itself."""
 
 
 class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Has the member that answers give partitions to those that lead fewer, if it should.
+    """Has the member that answers hand over partitions to those that lead fewer, if it should.
 
-    To balance a cluster, ask all members again and again, until none gives any.
+    To balance a cluster, ask all members repeatedly until none hands over any.
     """
 
     dry_run: bool = False
@@ -360,7 +360,7 @@ class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that should get another leader. Every field is sent."""
+    """A partition that should get a different leader. Every field is sent."""
 
     topic: str
     partition: int
@@ -369,9 +369,10 @@ class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MovePartitions(msgspec.Struct, frozen=True, kw_only=True):
-    """Has the member that answers give partitions to those that are named for them.
+    """Has the member that answers hand over partitions to the given targets.
 
-    It moves those that it leads, to `target`. Refused if a target takes no partitions now.
+    It moves those that it leads, each to its `target`. Refused if a target currently accepts no
+    partitions.
     """
 
     moves: list[PartitionMove]
@@ -379,7 +380,7 @@ class MovePartitions(msgspec.Struct, frozen=True, kw_only=True):
 
 class BalanceReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved: int = 0
-    """The number of partitions that the member has given away."""
+    """The number of partitions that the member has handed over."""
     moves: list[PartitionMove] = []
     """Moves of all members, if it was a dry run."""
 
@@ -392,7 +393,7 @@ class UpgradeReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A topic's counts since its leader serves it, and its state."""
+    """A topic's counts since its leader began to serve it, and its state."""
 
     topic: str
     partitions: int
@@ -410,16 +411,16 @@ class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer group and how far it is behind."""
+    """A consumer group and its lag."""
 
     group: str
     state: str
     members: int = 0
     lag: int = 0
     lag_seconds: float | None = None
-    """The greatest of its partitions; None if it is not known."""
+    """The maximum over its partitions; None if unknown."""
     is_whole: bool = True
-    """False if the leader of one of the partitions did not answer: `lag` is without it."""
+    """False if the leader of one of the partitions did not answer: `lag` excludes it."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -429,7 +430,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class BrokerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The figures of a broker at one moment. Counts begin when it starts."""
+    """A broker's figures at one point in time. Counts start from zero when it starts."""
 
     at_us: int
     broker: BrokerInfo
@@ -451,9 +452,9 @@ class BrokerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store_requests: dict[str, int] = {}
     memory: list[MemoryBudget] = []
     topics: list[TopicFigures] = []
-    """At most `limits.FIGURES_TOPICS`: those with most records."""
+    """At most `limits.FIGURES_TOPICS`: those with the most records."""
     groups: list[GroupLag] = []
-    """At most `limits.FIGURES_GROUPS`: those that are furthest behind."""
+    """At most `limits.FIGURES_GROUPS`: those with the most lag."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -465,7 +466,7 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     end: int = 0
     """High watermark: the next offset to be written."""
     published: int = 0
-    """Offsets below it are in the table."""
+    """Offsets below this are in the table."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -478,14 +479,14 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     table_files: int = 0
     table_bytes: int = 0
     max_record_bytes: int = limits.MAX_RECORD_BYTES
-    """Largest key, value and headers together that the broker takes, in bytes."""
+    """Largest total of key, value and headers that the broker accepts, in bytes."""
 
     @property
     def is_mirror(self) -> bool:
         return bool(self.config.get(MIRROR_SOURCE))
 
     def check_id(self, expected: str) -> None:
-        """Raises `TopicChanged` if the topic of that id was deleted, and this one created."""
+        """Raises `TopicChanged` if the topic with that id was deleted, and this one created."""
         if self.topic_id != expected:
             raise errors.TopicChanged(topic=self.topic, expected=expected, found=self.topic_id)
 
@@ -534,19 +535,19 @@ class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class DeleteRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Deletes, of each partition that is named, the records below its offset.
+    """Deletes the records below the given offset of each named partition.
 
-    -1: all that there are. An offset below the log start changes nothing.
+    -1: all existing records. An offset below the log start changes nothing.
     """
 
     topic: str
     offsets: dict[Int32, Int64]
     timeout_seconds: float = 60.0
-    """Time for publishing the records to be deleted, which comes first."""
+    """The time limit for publishing the records to be deleted, which comes first."""
 
 
 class LogStarts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Per partition: the log start offset."""
+    """The log start offset of each partition."""
 
     starts: dict[int, int]
 
@@ -557,13 +558,13 @@ class OffsetsForTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Per partition; -1: no record that late."""
+    """The offset for each partition; -1: no record is that late."""
 
     offsets: dict[int, int]
 
 
 class GroupPosition(msgspec.Struct, frozen=True, array_like=True):
-    """The next offset that a consumer group reads of a partition."""
+    """The next offset that a consumer group will read from a partition."""
 
     topic_id: str
     partition: Int32
@@ -575,16 +576,16 @@ class GroupPositions(msgspec.Struct, frozen=True, kw_only=True):
 
     positions: Annotated[list[GroupPosition], Meta(max_length=limits.LAG_POSITIONS)]
     ages: bool = True
-    """False: only the ends are wanted, which are known at once."""
+    """False: only the ends are wanted, which are known immediately."""
 
 
 class PositionLag(msgspec.Struct, frozen=True, array_like=True):
-    """Distance of a position from the end."""
+    """A position's distance from the end."""
 
     end: int
-    """The end offset of the partition; -1 if the broker that was asked does not lead it."""
+    """The end offset of the partition; -1 if the queried broker does not lead it."""
     made_us: int | None = None
-    """The timestamp of the first record from the position on; None if it was not read in time."""
+    """The timestamp of the first record at or after the position; None if not read in time."""
 
 
 class PositionLags(msgspec.Struct, frozen=True, kw_only=True):
@@ -599,15 +600,15 @@ class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class AppendStaged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Append what a manifest names: `staging/<query>/<batch>/manifest.json`."""
+    """Appends the files named by a manifest: `staging/<query>/<batch>/manifest.json`."""
 
     manifest: str
 
 
 class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Per topic, per partition: first offset and count. `skipped`: it had been appended before.
+    """The first offset and count, by topic and partition. `skipped`: it had already been appended.
 
-    Other brokers have to be asked for the partitions in `elsewhere`, which has their leaders.
+    Other brokers have to be asked for the partitions in `elsewhere`, which names their leaders.
     """
 
     ranges: dict[str, dict[int, tuple[int, int]]]
@@ -618,7 +619,7 @@ class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Returns when all that was acked before is in the tables."""
+    """Publishes now; the reply comes once all records acked before are in the tables."""
 
     topics: list[str] | None = None
     timeout_seconds: float = 60.0
@@ -665,7 +666,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
 
 _encoder = msgspec.json.Encoder()
 _decoders: Final[dict[type[msgspec.Struct], msgspec.json.Decoder[Any]]] = {
-    # All at the import: two threads that make the first decoder of a struct end the process.
+    # All created at import: two threads that create a struct's first decoder crash the process.
     kind: msgspec.json.Decoder(kind)
     for kind in list(globals().values())
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
@@ -673,12 +674,12 @@ _decoders: Final[dict[type[msgspec.Struct], msgspec.json.Decoder[Any]]] = {
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The message as it goes over the wire."""
+    """Returns the message as it is sent over the wire."""
     return _encoder.encode(message)
 
 
 def decode(kind: type[Message], data: bytes | memoryview | None) -> Message:
-    """Raises `BadRequest` where the bytes, or the lack of any, are no such message."""
+    """Decodes a message. Raises `BadRequest` if the bytes are missing or not such a message."""
     try:
         message: Message = _decoders[kind].decode(data or b"")
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

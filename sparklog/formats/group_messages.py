@@ -1,4 +1,4 @@
-"""Messages of consumer groups between client and broker: the part of `flight_messages` for them."""
+"""Consumer group messages between client and broker: part of `flight_messages`."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupProtocol(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A way of assigning, with a member's subscription in that way's terms."""
+    """An assignment protocol, with a member's subscription in that protocol's format."""
 
     name: str
     metadata: bytes = b""
 
 
 class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Become or stay a member; the answer comes when the next generation begins."""
+    """Joins a group or stays in it; the reply comes when the next generation begins."""
 
     group: str
     member_id: str = ""
-    """Empty for a new one."""
+    """Empty for a new member."""
     instance_id: str | None = None
     client_id: str = ""
     client_host: str = ""
-    """For people."""
+    """For display."""
     session_timeout_ms: Int32
     rebalance_timeout_ms: Int32
     protocol_type: str = "consumer"
     protocols: list[GroupProtocol]
     member_id_required: bool = False
     """A new member first receives its id, without a generation, and joins again with it (KIP-394),
-    so that a lost answer leaves no unknown member behind."""
+    so that a lost reply leaves no unknown member behind."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,7 +75,7 @@ class JoinedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SyncGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Give, as the leader, or get the assignment."""
+    """Submits the assignments, as the leader, and requests the member's own."""
 
     group: str
     member_id: str
@@ -108,7 +108,7 @@ class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The next offset that a group wants of a partition."""
+    """The next offset that a group will read from a partition."""
 
     topic: str
     partition: Int32
@@ -116,13 +116,13 @@ class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     leader_epoch: Int32 = -1
     metadata: str = ""
     commit_ms: int = -1
-    """When it was committed, in ms since the Unix epoch; of no meaning in a commit."""
+    """The commit time in ms since the Unix epoch; ignored in a commit."""
     topic_id: str = ""
-    """Id of the topic in a commit: refused if the topic was recreated since."""
+    """The topic's id in a commit, which is refused if the topic was recreated since."""
 
 
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Without a generation: for a group without members."""
+    """Commits offsets; without a generation, for a group without members."""
 
     group: str
     member_id: str = ""
@@ -137,7 +137,7 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ForgetOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Takes back what a group has committed of topics that no member subscribes to."""
+    """Deletes a group's committed offsets for topics that no member subscribes to."""
 
     group: str
     partitions: list[GroupPartition]
@@ -169,6 +169,6 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Without their members."""
+    """The groups, without their members."""
 
     groups: list[GroupInfo] = []

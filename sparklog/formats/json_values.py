@@ -1,12 +1,12 @@
-"""Columns of a data frame packed into one JSON object a row. No Spark, no I/O.
+"""Packs columns of a data frame into one JSON object per row. No Spark, no I/O.
 
-The text is what Spark's `to_json(struct(*))` writes with the session's time zone at UTC: a field
-that is null is left out, also within structs, and stays as `null` in arrays and maps; binary is
-base64; numbers that are none are "NaN", "Infinity" and "-Infinity". Two things differ:
-a timestamp with microseconds keeps them, where `to_json` cuts it to milliseconds, and a number's
-exponent may be written otherwise.
+The output is that of Spark's `to_json(struct(*))` with the session time zone set to UTC: null
+fields are omitted, also within structs, but are `null` in arrays and maps; binary is base64;
+non-finite numbers are "NaN", "Infinity" and "-Infinity". There are two differences: timestamps keep
+their microseconds, which `to_json` truncates to milliseconds, and a number's exponent may be
+formatted differently.
 
-All of it is done column by column inside Arrow: no Python object per row, but for binary columns.
+All of this is done column by column in Arrow: no Python object per row, except for binary columns.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FIRST_PRINTABLE: Final = 0x20
 
 
 def pack(rows: pa.RecordBatch, roles: Collection[str]) -> pa.RecordBatch:
-    """All columns but `roles` packed into one, `value`, binary: a JSON object a row, in UTF-8.
+    """Packs all columns but `roles` into one binary column, `value`: a UTF-8 JSON object per row.
 
-    Raises `WrongSchema` for a column of a type that has no JSON.
+    Raises `WrongSchema` for a column of a type without a JSON representation.
     """
     kept = [name for name in rows.schema.names if name in roles]
     packed = [name for name in rows.schema.names if name not in roles]
@@ -42,13 +42,13 @@ def pack(rows: pa.RecordBatch, roles: Collection[str]) -> pa.RecordBatch:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """The JSON of each value, as strings; null where the value is."""
+    """Returns the JSON of each value as a string; null if the value is null."""
     if not len(column):
         return pa.nulls(0, pa.string())  # an array without rows may have no buffers
     for fits, write in _WRITERS:
         if fits(column.type):
             return write(column)
-    raise errors.WrongSchema(reason=f"a column of type {column.type} has no JSON")
+    raise errors.WrongSchema(reason=f"a column of type {column.type} has no JSON representation")
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -58,7 +58,7 @@ def _plain(column: pa.Array) -> pa.Array:
 def _floats(column: pa.Array) -> pa.Array:
     texts = column.cast(pa.string())
     if _any(pc.equal(pc.trunc(column), column)):
-        # A whole one keeps its point, or it would be read back as an integer.
+        # A whole number keeps its decimal point, or it would be read back as an integer.
         texts = pc.replace_substring_regex(texts, r"^(-?\d+)$", r"\1.0")
     if _any(pc.invert(pc.is_finite(column))):
         texts = pc.replace_substring_regex(texts, "^-?nan$", '"NaN"')
@@ -71,7 +71,7 @@ def _strings(column: pa.Array) -> pa.Array:
 
 
 def _blobs(column: pa.Array) -> pa.Array:
-    """Base64, which Arrow does not know."""
+    """Encodes as base64, which Arrow does not support."""
     found = [
         binascii.b2a_base64(value or b"", newline=False)
         for value in column.cast(pa.binary()).to_pylist()
@@ -84,7 +84,7 @@ def _dates(column: pa.Array) -> pa.Array:
 
 
 def _timestamps(column: pa.Array) -> pa.Array:
-    """ISO 8601 with as many digits as are needed, three or six; `Z` where it is an instant."""
+    """Formats as ISO 8601 with three or six fractional digits, as needed; with `Z` for instants."""
     instants = column.cast(pa.timestamp("us", tz=column.type.tz)).view(pa.int64())
     naive = instants.view(pa.timestamp("us"))
     texts = naive.cast(pa.string())
@@ -107,7 +107,7 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _maps(column: pa.Array) -> pa.Array:
-    # Arrow's own cast miscounts values of the null type, and may end the process by that.
+    # Arrow's own cast miscounts values of the null type, which may crash the process.
     fields = [column.type.key_field, column.type.item_field]
     pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
     entries = pa.Array.from_buffers(
@@ -143,20 +143,20 @@ _WRITERS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array
 
 
 def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa.Array:
-    """An object for each of `count` rows, without the fields that are null."""
+    """Returns an object for each of `count` rows, without null fields."""
     if not columns:
         return pc.fill_null(pa.nulls(count, pa.string()), arrow.string("{}"))
     fields = [
         _joined([arrow.string(f",{msgspec.json.encode(name).decode()}:"), _texts(column)])
         for name, column in zip(names, columns, strict=True)
     ]
-    # Brackets among the fields: Arrow drops a row of which nothing is left but nulls.
+    # The brackets are joined with the fields: Arrow drops a row that has only nulls.
     whole = _joined([arrow.string("{"), *fields, arrow.string("}")], null_handling="skip")
     return pc.replace_substring(whole, "{,", "{", max_replacements=1)
 
 
 def _bracketed(column: pa.Array, elements: pa.Array, brackets: str) -> pa.Array:
-    """The texts of a list's elements, joined as the list has them."""
+    """Returns each list's elements, joined with commas and in brackets."""
     none = arrow.number(0, pa.int32())
     lengths = arrow.as_numpy(pc.fill_null(pc.list_value_length(column), none))
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
@@ -167,7 +167,7 @@ def _bracketed(column: pa.Array, elements: pa.Array, brackets: str) -> pa.Array:
 
 
 def _mended(texts: pa.Array) -> pa.Array:
-    """Bytes that are not UTF-8 replaced: Spark does not look at what a string is made of."""
+    """Replaces bytes that are not UTF-8: Spark does not validate its strings."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
@@ -180,7 +180,7 @@ def _mended(texts: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Quotes, backslashes and control characters as JSON has them, if there are any."""
+    """Escapes quotes, backslashes and control characters for JSON, if there are any."""
     data = texts.buffers()[2]
     there = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     for character in '\\"':

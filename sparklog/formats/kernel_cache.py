@@ -1,11 +1,11 @@
-"""The folder of the loops that numba has compiled, so that a machine compiles them once.
+"""The folder for loops compiled by numba, so that a machine compiles them only once.
 
 It is alongside the package or in the user's cache folder, as numba chooses. In a read-only
-installation where neither is writable, it is a folder of this user below the system's temporary
-one. If that is not possible either, there is none, and each process compiles the loops again; numba
-itself would refuse to compile at all (https://github.com/numba/numba/issues/5566).
+installation where neither is writable, it is a folder of this user in the system's temporary
+folder. If that is not possible either, there is none, and each process compiles the loops again;
+numba on its own would refuse to compile (https://github.com/numba/numba/issues/5566).
 
-The files there are executed, so a folder that another user owns or may write is not used.
+The files there are executed, so a folder that another user owns or can write to is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numba
 
 
 def folder_for(loop: Callable[..., Any]) -> Path | None:
-    """Sets the folder that keeps the compiled loops of `loop`'s file; None: none is kept."""
+    """Sets the folder for the compiled loops of `loop`'s file; None if there is none."""
     found = _folder_for(loop)
     if found is None and (own := _own_folder()) is not None:
         numba.config.CACHE_DIR = str(own)  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def folder_for(loop: Callable[..., Any]) -> Path | None:
 
 
 def is_temporary(folder: Path) -> bool:
-    """Returns true if the folder is below the system's temporary one, for lack of a better one."""
+    """Returns true if the folder is in the system's temporary one, for lack of a better place."""
     return folder.is_relative_to(_place())
 
 
@@ -38,7 +38,7 @@ def _folder_for(loop: Callable[..., Any]) -> Path | None:
     try:
         found = numba.njit(cache=True)(loop).stats.cache_path
         return Path(found) if found is not None else None
-    except RuntimeError:  # numba's own word for it: no locator available
+    except RuntimeError:  # numba says: no locator available
         return None
 
 
@@ -48,7 +48,7 @@ def _place() -> Path:
 
 
 def _own_folder() -> Path | None:
-    """A folder that only this user can write, made where it is missing."""
+    """Returns a folder that only this user can write to, and creates it if needed."""
     try:
         place = _place()
         place.mkdir(mode=0o700, exist_ok=True)

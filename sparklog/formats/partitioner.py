@@ -1,11 +1,11 @@
-"""Which partition a record goes to. Pure: keys in, partition numbers and their rows out.
+"""Assigns records to partitions. Pure: keys in, partition numbers and their rows out.
 
-A keyed record goes to murmur2(key) mod count, as Kafka's Java client has it (`Utils.murmur2` and
-`BuiltInPartitioner.partitionForKey`), so that both kinds of producer keep a key in one partition.
-A batch without keys goes whole to one partition, the next batch to the next (after KIP-480: one
-large append is cheaper than many small ones).
+A keyed record goes to murmur2(key) mod count, as in Kafka's Java client (`Utils.murmur2` and
+`BuiltInPartitioner.partitionForKey`), so that both kinds of producer send a key to the same
+partition. A batch without keys goes to one partition as a whole, and the next batch to the next one
+(following KIP-480: one large append is cheaper than many small ones).
 
-All keys of a block are hashed side by side in numpy, straight from the Arrow buffers: no Python
+All keys of a block are hashed side by side in numpy, directly from the Arrow buffers: no Python
 object per record.
 """
 
@@ -28,9 +28,9 @@ _M: Final = 0x5BD1E995
 _R: Final = 24
 _MASK: Final = 0xFFFF_FFFF
 
-# So many keys at a time that a block's arrays stay in a core's own cache.
+# The number of keys hashed at a time: a block's arrays stay in a core's own cache.
 _BLOCK_KEYS: Final = 16_384
-# Up to this many keys are hashed faster one by one than side by side: one very long key must not
+# Up to this many keys are hashed faster individually than side by side: one very long key must not
 # cost a numpy step for each of its words.
 _FEW_KEYS: Final = 32
 
@@ -41,7 +41,7 @@ _Words = npt.NDArray[np.uint32]
 
 
 def murmur2(key: bytes) -> int:
-    """Kafka's 32-bit murmur2 of one key, signed as Java's int is."""
+    """Returns Kafka's 32-bit murmur2 of one key, signed like a Java int."""
     words = len(key) // 4
     tail = int.from_bytes(key[4 * words :], "little")
     hashed = _SEED ^ len(key)
@@ -57,19 +57,19 @@ def murmur2(key: bytes) -> int:
 
 
 def to_positive(hashed: int) -> int:
-    """Kafka's `Utils.toPositive`: the sign bit cleared, which is not the absolute value."""
+    """Clears the sign bit, like Kafka's `Utils.toPositive`; this is not the absolute value."""
     return hashed & 0x7FFF_FFFF
 
 
 def partitions_of(keys: pa.Array, count: int) -> npt.NDArray[np.int32]:
-    """The partition of each key, by its murmur2; `NO_KEY` where the key is null.
+    """Returns the partition of each key, by its murmur2; `NO_KEY` if the key is null.
 
     Args:
         keys: binary or large_binary, sliced or not.
-        count: partitions of the topic, at least 1.
+        count: the topic's number of partitions, at least 1.
 
     Raises:
-        errors.WrongSchema: the keys are of another type.
+        errors.WrongSchema: the keys are of a different type.
     """
     assert count >= 1
     width: np.dtype[Any]
@@ -95,9 +95,9 @@ def partitions_of(keys: pa.Array, count: int) -> npt.NDArray[np.int32]:
 
 
 def spread(batch: int, count: int) -> int:
-    """The partition of a whole batch without keys: round robin over the number of the batch.
+    """Returns the partition of a batch without keys: round robin by the batch's number.
 
-    A producer starts its numbers anywhere, best at random, so that many do not march in step.
+    A producer should start at a random number, so that many producers do not move in lockstep.
     """
     return batch % count
 
@@ -105,12 +105,12 @@ def spread(batch: int, count: int) -> int:
 def parted(
     rows: pa.RecordBatch, partitions: npt.NDArray[np.int32]
 ) -> Iterator[tuple[int, npt.NDArray[np.intp], pa.RecordBatch]]:
-    """Each partition that has rows, by number: it, the places of its rows, and the rows, in order.
+    """Yields each partition with rows, by number: the partition, its rows' indices, and the rows.
 
     Args:
-        partitions: of each row; 0 or more.
+        partitions: the partition of each row; 0 or greater.
     """
-    # numpy sorts 16-bit integers by radix, several times faster; stable keeps the order.
+    # numpy sorts 16-bit integers by radix, several times faster; a stable sort keeps their order.
     order = np.argsort(partitions.astype(np.int16), kind="stable")
     gathered, ordered = rows.take(arrow.numbers(order, pa.int64())), partitions[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
@@ -119,13 +119,13 @@ def parted(
 
 
 def _murmur2_block(data: npt.NDArray[np.uint8], offsets: npt.NDArray[Any]) -> _Words:
-    """The unsigned murmur2 of each key `data[offsets[i]:offsets[i + 1]]`."""
+    """Returns the unsigned murmur2 of each key `data[offsets[i]:offsets[i + 1]]`."""
     first, end = int(offsets[0]), int(offsets[-1])
     starts = offsets[:-1] - first
     lengths = np.diff(offsets)
     words, tails = lengths >> 2, lengths & 3
 
-    # A word begins at every byte; four bytes more, so that a tail too can be read as a word.
+    # A word begins at every byte; four extra bytes allow a tail to be read as a word too.
     padded = np.zeros(end - first + 4, np.uint8)
     padded[:-4] = data[first:end]
     word_at: _Words = np.ndarray(len(padded) - 3, np.dtype("<u4"), padded, strides=(1,))

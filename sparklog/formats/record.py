@@ -1,9 +1,10 @@
-"""Records as Arrow columns: as producers send them, as tables keep them, and as readers get them.
+"""Records as Arrow columns: as producers send, tables store, and readers receive them.
 
-A *payload* is sent by a producer and kept in the write-ahead log: any columns of `PAYLOAD_SCHEMA`,
-always with `value`. An absent column is null in every row (`timestamp`: the time of arrival), and
-costs nothing. Offset, partition and timestamp type are kept once per batch, alongside the payload.
-Only a payload with gaps between its offsets has them in a column, `OFFSET`.
+A *payload* is sent by a producer and stored in the write-ahead log: any columns of
+`PAYLOAD_SCHEMA`, always with `value`. An absent column is null in every row (`timestamp`: the time
+of arrival), and costs nothing. Offset, partition and timestamp type are stored once per batch,
+alongside the payload. Only a payload with gaps between its offsets contains them in a column,
+`OFFSET`.
 *Rows* are returned to readers: all columns of `ROW_SCHEMA`.
 """
 
@@ -45,26 +46,26 @@ ROW_SCHEMA: Final = pa.schema(
 """The table's columns, as Spark's Kafka source names them. `partition` is the partition column."""
 
 OFFSET: Final = ROW_SCHEMA.field("offset")
-"""The column of a payload with gaps: the offset of each row, rising."""
+"""The column of a payload with gaps: the offset of each row, increasing."""
 
 FILE_SCHEMA: Final = pa.schema([field for field in ROW_SCHEMA if field.name != "partition"])
-"""Columns of a data file: Delta keeps the partition column's value in the log, not in the file."""
+"""Columns of a data file: Delta stores the partition column's value in the log, not in the file."""
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
 
 
 def conform_payload(batch: pa.RecordBatch, *, limit_bytes: int | None = None) -> pa.RecordBatch:
-    """`batch` with the payload's exact types, or `WrongSchema`; free where they are right already.
+    """Returns `batch` with the payload's exact types; free if they are already right.
 
-    Strings are taken for `key` and `value` (as UTF-8), large, view and dictionary types for their
-    plain ones, and any timestamp for microseconds UTC. Raises `WrongSchema` for a missing `value`,
-    an unknown column, another type, a timestamp outside what the table can hold, or a header
-    without a key.
+    Accepts strings for `key` and `value` (as UTF-8), large, view and dictionary types in place of
+    plain ones, and any timestamp type in place of microseconds UTC. Raises `WrongSchema` for a
+    missing `value`, an unknown column, any other type, a timestamp outside the table's range, or a
+    header without a key.
 
     Args:
-        limit_bytes: of one column. Dictionaries and views may name a large value a million times:
-            `BatchTooLarge` is raised before that becomes plain.
+        limit_bytes: the limit of one column. Dictionaries and views may refer to a large value a
+            million times: `BatchTooLarge` is raised before that is expanded.
     """
     try:
         return _conform(batch, limit_bytes)
@@ -109,9 +110,9 @@ def rows(
     timestamp_us: int,
     timestamp_type: int,
 ) -> pa.RecordBatch:
-    """`payload` as `ROW_SCHEMA`, with its own offsets, or rising by one from `base_offset`.
+    """Returns `payload` as `ROW_SCHEMA`, with its own offsets, or consecutive from `base_offset`.
 
-    `timestamp_us` is the time of rows that have none of their own.
+    `timestamp_us` is the timestamp of rows that have none of their own.
     """
     count = payload.num_rows
     at = payload.schema.get_field_index(OFFSET.name)
@@ -155,11 +156,11 @@ def between(payload: pa.RecordBatch, first: int, end: int, *, base_offset: int) 
 def rows_of_run(
     run: Sequence[tuple[int, int, int, pa.RecordBatch]], *, partition: int
 ) -> list[pa.RecordBatch]:
-    """Payloads that follow one another, as few batches of `ROW_SCHEMA`.
+    """Returns consecutive payloads as a few batches of `ROW_SCHEMA`.
 
-    Each of `run` is (base offset, arrival in µs, timestamp type, payload). Neighbours of the same
-    columns are joined while they are small, so that a thousand records sent one by one cost like
-    one batch of a thousand.
+    Each item of `run` is (base offset, arrival in µs, timestamp type, payload). Neighbours with the
+    same columns are joined while they are small, so that a thousand records sent individually cost
+    about as much as one batch of a thousand.
     """
     found: list[pa.RecordBatch] = []
     for group in _groups(run):
@@ -184,7 +185,7 @@ def rows_of_run(
 
 _SMALL_ROWS = 4_096
 _SMALL_BYTES = 1 * limits.MIB
-"""Joining is for small payloads: it copies, and a column holds 2 GiB at most."""
+"""Only small payloads are joined: joining copies, and a column holds at most 2 GiB."""
 
 
 def _groups(
@@ -193,7 +194,7 @@ def _groups(
     group: list[tuple[int, int, int, pa.RecordBatch]] = []
     group_bytes = 0
     for each in run:
-        size = each[3].get_total_buffer_size()  # a bound of `nbytes`, and much quicker
+        size = each[3].get_total_buffer_size()  # an upper bound on `nbytes`, and much faster
         if group:
             base, _, timestamp_type, payload = group[-1]
             fits = (
@@ -222,7 +223,7 @@ def _lacks_timestamps(payload: pa.RecordBatch) -> bool:
 
 
 def timestamp_range_us(payload: pa.RecordBatch, arrival_us: int) -> tuple[int, int]:
-    """Least and greatest timestamp of the rows; `arrival_us` stands for those without one."""
+    """Returns the rows' minimum and maximum timestamp; `arrival_us` replaces missing ones."""
     index = payload.schema.get_field_index("timestamp")
     if index < 0:
         return arrival_us, arrival_us
@@ -237,12 +238,13 @@ def timestamp_range_us(payload: pa.RecordBatch, arrival_us: int) -> tuple[int, i
 
 
 def check_record_sizes(payload: pa.RecordBatch, limit_bytes: int) -> None:
-    """Raises `RecordTooLarge` if key, value and headers of a record are over the limit together.
+    """Raises `RecordTooLarge` if a record's key, value and headers together exceed the limit.
 
     Args:
         payload: conforms to `PAYLOAD_SCHEMA`.
     """
-    # The whole is rarely as large as one record may be, and known without looking at each.
+    # The whole is rarely as large as one record may be, and its size is known without checking
+    # each.
     if payload.nbytes > limit_bytes:
         largest = largest_record_bytes(payload)
         if largest > limit_bytes:
@@ -256,7 +258,7 @@ def count_keyless(payload: pa.RecordBatch) -> int:
 
 
 def largest_record_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the largest record of a conforming payload: of its key, value and headers."""
+    """Returns the size of the largest record of a conforming payload: key, value and headers."""
     total = np.zeros(batch.num_rows, np.int64)
     for name in ("key", "value"):
         if name in batch.schema.names:
@@ -271,7 +273,7 @@ def largest_record_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value; a null has none."""
+    """Returns the length of each value in bytes; 0 for a null."""
     return _or_0(pc.binary_length(column)).astype(np.int64)
 
 
@@ -280,9 +282,9 @@ def _or_0(lengths: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _plain_bytes(column: pa.Array) -> int:
-    """Bytes of the column's values once each is there for itself, or about that.
+    """Returns the approximate size of the column's values once they are expanded.
 
-    Raises `WrongSchema` for runs, which no column of a record may have.
+    Raises `WrongSchema` for run-end encoding, which no column of a record may have.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -300,7 +302,7 @@ def _plain_bytes(column: pa.Array) -> int:
 
 
 def _plain_lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value; no less than they are where that is not to be known."""
+    """Returns the length of each value in bytes, or an upper bound if it cannot be known."""
     kind = values.type
     if _is_view(kind):
         # A view is four int32, of which the first is its length.
@@ -349,8 +351,8 @@ def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
         raise errors.WrongSchema(reason=f"column {field.name!r} is {kind}, not {wanted}")
     try:
         if field.name == "timestamp" and pa.types.is_timestamp(kind):
-            # Nanoseconds are cut to microseconds, the finest that a Delta table keeps; seconds that
-            # are too many for microseconds must not wrap around.
+            # Nanoseconds are truncated to microseconds, the finest unit that a Delta table
+            # supports; seconds too large for microseconds must not wrap around.
             safe = kind.unit != "ns"
             return column.cast(pa.timestamp("us", tz=kind.tz), safe=safe).cast(wanted)
         return column.cast(wanted)

@@ -1,4 +1,4 @@
-"""Kafka's record batch, version 2: checks it, decodes it to columns, and encodes rows.
+"""Kafka's record batch, version 2: checks batches, decodes them to columns, and encodes rows.
 
 A client's batch is kept byte for byte; only its base offset and leader epoch are set, which its CRC
 does not cover. Older message sets (versions 0 and 1) are refused, as in Kafka 4.
@@ -35,7 +35,7 @@ HEADER_BYTES: Final = 61
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _MAGIC: Final = 2
 _LENGTH_FROM: Final = 12
-"""A batch's length counts the bytes after itself."""
+"""A batch's length field counts the bytes after itself."""
 _CRC_FROM: Final = 21
 """Offset of the first byte that the CRC covers."""
 _CODEC: Final = 0x07
@@ -49,7 +49,7 @@ _VALUE_BYTES: Final = _END_BYTES + 1
 """Bytes of an end offset and a validity bit, with the padding of short columns."""
 _STAMP_BYTES: Final = 8
 _SMALL_BYTES: Final = 64 * limits.KIB
-"""Gone through in some microseconds."""
+"""Up to this size, records are measured in a few microseconds."""
 
 
 class Codec(IntEnum):
@@ -84,7 +84,7 @@ class Header(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
         return self.length + _LENGTH_FROM
 
     @property
@@ -118,25 +118,25 @@ class CheckedBatch:
     decoded_bytes: int
     """Size of the result of `decode`, as Arrow counts it (`nbytes`)."""
     records: Bytes
-    """As they are out of compression."""
+    """The decompressed records."""
 
 
 # ------------------------------------------------------------------------------ checking
 
 
 def read_header(data: Raw) -> Header:
-    """Raises `DamagedBatch` for bytes that are too few."""
+    """Reads a batch's header. Raises `DamagedBatch` if there are too few bytes."""
     if len(data) < HEADER_BYTES:
-        raise errors.DamagedBatch(reason=f"{len(data)} bytes are less than its header")
+        raise errors.DamagedBatch(reason=f"{len(data)} bytes are fewer than its header")
     return Header._make(_HEADER.unpack_from(data))
 
 
 def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> CheckedBatch:
-    """That `data` is exactly one batch of a producer, whole to the last record.
+    """Checks that `data` is exactly one batch of a producer, intact down to the last record.
 
     Args:
-        limit_bytes: of the records, taken out of compression, and of the columns that `decode`
-            makes of them: many empty headers are small on the wire and large in memory.
+        limit_bytes: the limit of the decompressed records, and of the columns that `decode` makes
+            of them: many empty headers are small on the wire and large in memory.
 
     Raises `DamagedBatch`, `BadBatch`, `UnknownCodec`, and `BatchTooLarge`.
     """
@@ -161,7 +161,7 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> CheckedBat
 
 
 def _decoded_bytes(header: Header, measures: Longs) -> int:
-    """Bytes of the columns that `decode` makes of a batch."""
+    """Returns the size of the columns that `decode` makes of a batch."""
     count = header.record_count
     size = int(measures[record_kernels.KEY_BYTES]) + int(measures[record_kernels.VALUE_BYTES])
     size += count * _VALUE_BYTES
@@ -178,35 +178,35 @@ def _decoded_bytes(header: Header, measures: Longs) -> int:
 
 
 def _check_header(header: Header, data: Raw) -> None:
-    if header.magic < _MAGIC:  # what lies there in a message set is its magic too
-        reason = f"it is a message set of version {header.magic}, and only version 2 is taken"
+    if header.magic < _MAGIC:  # a message set has its magic in the same place
+        reason = f"it is a message set of version {header.magic}, but only version 2 is accepted"
         raise errors.BadBatch(reason=reason)
     if header.magic > _MAGIC or header.size > len(data) or header.length < HEADER_BYTES - 12:
         raise errors.DamagedBatch(reason=f"{len(data)} bytes are not a batch: {header}")
     if header.size < len(data):
-        raise errors.BadBatch(reason="one batch at a time, and more follows")
+        raise errors.BadBatch(reason="only one batch at a time is accepted, but more follows")
     if crc32c.crc32c(_slice(data, _CRC_FROM)) != header.crc:
         raise errors.DamagedBatch(reason="its CRC32C is wrong")
     if header.attributes & _CONTROL:
-        raise errors.BadBatch(reason="control records are the broker's to write")
+        raise errors.BadBatch(reason="only the broker may write control records")
     if not 1 <= header.record_count <= limits.MAX_BATCH_ROWS:
-        reason = f"a batch of {header.record_count} records: 1 to {limits.MAX_BATCH_ROWS} go"
+        reason = f"a batch of {header.record_count} records, not 1 to {limits.MAX_BATCH_ROWS}"
         raise errors.BadBatch(reason=reason)
     if header.last_offset_delta != header.record_count - 1:
         reason = (
-            f"{header.record_count} records, and the last has offset {header.last_offset_delta}"
+            f"{header.record_count} records, but the last has offset {header.last_offset_delta}"
         )
         raise errors.BadBatch(reason=reason)
     if header.producer_id != _NO_PRODUCER and (
         header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0
     ):
-        raise errors.BadBatch(reason="an idempotent producer has an id, an epoch and a sequence")
+        raise errors.BadBatch(reason="an idempotent producer needs an id, an epoch and a sequence")
     if header.codec not in _CODECS:
         raise errors.UnknownCodec(codec=header.codec)
 
 
 def _measured(headers: Sequence[Header], parts: Sequence[Bytes], records: Bytes) -> Longs:
-    """Returns batches whose records are `parts`, one after another in `records`."""
+    """Returns the measures of batches whose records are `parts`, concatenated in `records`."""
     found = np.empty(record_kernels.MEASURES, np.int64)
     ends = np.array([*accumulate(map(len, parts))], np.int64)
     counts = np.array([header.record_count for header in headers], np.int64)
@@ -221,16 +221,14 @@ def _measured(headers: Sequence[Header], parts: Sequence[Bytes], records: Bytes)
 
 
 def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> tuple[bytes, memoryview]:
-    """Returns the batch at this place in the log, in two pieces: its new beginning and the
-    unchanged rest.
-    """
+    """Returns the batch with its place in the log set, in two pieces: new start, unchanged rest."""
     whole = memoryview(data)
     places = base_offset.to_bytes(8, "big"), leader_epoch.to_bytes(4, "big")
     return b"".join((places[0], whole[8:12], places[1])), whole[16:]
 
 
 def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytearray:
-    """Returns the batch with another maximum timestamp, which may be that of every record."""
+    """Returns the batch with a new maximum timestamp; `append_time`: it is that of every record."""
     found = bytearray(data)
     (attributes,) = struct.unpack_from(">h", found, 21)
     attributes = attributes | _APPEND_TIME if append_time else attributes & ~_APPEND_TIME
@@ -249,17 +247,17 @@ def _seal(batch: bytearray) -> None:
 
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_BYTES: Final = 16
-"""Its magic and two versions, before blocks with their lengths; the Java client's framing."""
+"""The magic and two versions that precede length-prefixed blocks in the Java client's framing."""
 _XERIAL_VERSIONS: Final = struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1_024
 
 
 def compressed(data: Raw, records: Bytes, codec: Codec, level: int) -> bytearray:
-    """Compresses a batch.
+    """Returns the batch, compressed.
 
     Args:
         records: the uncompressed records of `data`.
-        level: of the codec, on Kafka's scale; -1 for gzip's own default.
+        level: the codec's level, on Kafka's scale; -1 for gzip's own default.
     """
     packed = _PACKERS[codec](records.data, level)
     found = bytearray(HEADER_BYTES + len(packed))
@@ -273,7 +271,7 @@ def compressed(data: Raw, records: Bytes, codec: Codec, level: int) -> bytearray
 
 
 def encoded_in(batch: bytearray, codec: Codec, level: int) -> bytearray:
-    """Returns the batch of `encode`, in that codec."""
+    """Returns a batch from `encode`, compressed with that codec."""
     if codec == Codec.NONE:
         return batch
     return compressed(batch, np.frombuffer(batch, np.uint8)[HEADER_BYTES:], codec, level)
@@ -284,7 +282,7 @@ def _gzip(records: memoryview, level: int) -> memoryview:
 
 
 def _snap(records: memoryview, _level: int) -> bytes:
-    """In the Java client's framing, which all clients read."""
+    """Compresses in the Java client's framing, which all clients can read."""
     parts = [_XERIAL, _XERIAL_VERSIONS]
     for at in range(0, len(records), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(records[at : at + _XERIAL_BLOCK_BYTES]))
@@ -293,9 +291,9 @@ def _snap(records: memoryview, _level: int) -> bytes:
 
 
 def _lz4(records: memoryview, level: int) -> memoryview:
-    # The Java client reads no blocks that refer to the ones before them.
+    # The Java client cannot read blocks that refer to earlier ones.
     packer = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
-    packer.compress(bytes(records))  # it takes no other buffer
+    packer.compress(bytes(records))  # it accepts no other buffer
     return memoryview(packer.finish())
 
 
@@ -313,7 +311,7 @@ _PACKERS: Final[dict[int, Callable[[memoryview, int], bytes | memoryview]]] = {
 
 
 def _records(header: Header, data: Raw, limit_bytes: int) -> Bytes:
-    """The records' bytes, out of compression."""
+    """Returns the records' decompressed bytes."""
     packed = _slice(data, HEADER_BYTES)
     if len(packed) > limit_bytes:
         raise errors.BatchTooLarge(bytes=len(packed), limit_bytes=limit_bytes)
@@ -368,13 +366,13 @@ def _unsnap_block(block: memoryview, target: npt.NDArray[np.uint8]) -> int:
 
 
 def decode(*batches: Raw) -> pa.RecordBatch:
-    """The records of batches, one after another, as a payload (`record.PAYLOAD_SCHEMA`).
+    """Returns the records of consecutive batches as one payload (`record.PAYLOAD_SCHEMA`).
 
-    Columns that are null throughout are left out, and `timestamp` where a batch has the time of its
-    append: `max_timestamp_ms` is that of every record then, so such batches come one at a time.
-    Several at once cost far less than each for itself, where they are small.
+    Columns that are null throughout are omitted, and so is `timestamp` if a batch has its append
+    time: `max_timestamp_ms` is then the timestamp of every record, so such batches must come one at
+    a time. Decoding several small batches together costs far less than decoding each separately.
 
-    Raises what `check` raises; `BatchTooLarge` also for too much together.
+    Raises like `check`; also `BatchTooLarge` if the batches are too large together.
     """
     headers = []
     parts = []
@@ -382,7 +380,7 @@ def decode(*batches: Raw) -> pa.RecordBatch:
         header = read_header(data)
         _check_header(header, data)
         headers.append(header)
-        # An accepted batch was within the limit of its time, which may have been higher.
+        # An accepted batch was within the limit at that time, which may have been higher.
         parts.append(_records(header, data, limits.BUFFER_MAX_BYTES))
     size = sum(len(part) for part in parts)
     if size > limits.BUFFER_MAX_BYTES:
@@ -403,7 +401,7 @@ def decode(*batches: Raw) -> pa.RecordBatch:
 
 
 class _Taken(NamedTuple):
-    """Returns the records without their headers."""
+    """The columns of records, without their headers."""
 
     stamps_ms: Longs
     key_ends: Ints
@@ -428,7 +426,7 @@ def _take(headers: Sequence[Header], records: Bytes, measures: Longs) -> _Taken:
 
 
 def stamps_and_keys(batch: CheckedBatch) -> tuple[Longs, Flags]:
-    """Returns (time in ms, whether it has a key) of each record, for errors that name records."""
+    """Returns (timestamp in ms, has a key) of each record, for errors that name records."""
     records = batch.records
     taken = _take([batch.header], records, _measured([batch.header], [records], records))
     return taken.stamps_ms, taken.has_key
@@ -454,7 +452,7 @@ def _headers(records: Bytes, measures: Longs, count: int) -> pa.ListArray:
     except pa.ArrowInvalid as error:
         raise errors.BadBatch(reason=f"a header's key is not UTF-8: {error}") from error
     ends = arrow.numbers(list_ends, pa.int32())
-    # A record without headers has none; null is for rows that came without the column.
+    # A record without headers has an empty list; null is for rows that came without the column.
     return pa.ListArray.from_arrays(ends, pairs, type=HEADERS)
 
 
@@ -468,8 +466,8 @@ def _column(kind: pa.DataType, ends: Ints, data: Bytes, there: Flags) -> pa.Arra
 
 
 _MARKER: Final = b"\x08\0\0\0\x01" + b"\x0c\0\0\0\0\0\0" + b"\0"
-"""Key (version 0, type 1: a commit), value (version 0, coordinator epoch 0) and no headers of a
-control record, with their lengths."""
+"""A control record's key (version 0, type 1: a commit), value (version 0, coordinator epoch 0) and
+empty headers, with their lengths."""
 _EMPTY: Final = Header(
     base_offset=0,
     length=HEADER_BYTES - _LENGTH_FROM,
@@ -485,7 +483,7 @@ _EMPTY: Final = Header(
     base_sequence=-1,
     record_count=0,
 )
-"""Returns the header of a batch that is made here: no producer, no codec, no records yet."""
+"""The initial header of a batch that is made here: no producer, no codec, no records yet."""
 
 
 COLUMNS: Final = ("offset", "timestamp", "timestampType", "key", "value", "headers")
@@ -493,12 +491,12 @@ COLUMNS: Final = ("offset", "timestamp", "timestampType", "key", "value", "heade
 
 
 def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iterator[bytearray]:
-    """Rows of the log as batches without compression, of `limit_bytes` or a little less.
+    """Yields rows of the log as uncompressed batches of `limit_bytes` or a little less.
 
     Args:
-        rows: the `COLUMNS`, offsets rising. Times are cut to milliseconds, the
-            finest that Kafka has; rows with the time of their append go into a batch for each time.
-        limit_bytes: one record goes into a batch, however large it is.
+        rows: the `COLUMNS`, with increasing offsets. Timestamps are truncated to milliseconds, the
+            finest unit that Kafka has; rows with append time go into one batch per timestamp.
+        limit_bytes: a batch contains at least one record, however large it is.
     """
     parts = _Parts(rows)
     for first, end in parts.runs():
@@ -512,14 +510,15 @@ def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iter
 def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
     """Returns a batch up to `end` that moves consumers past offsets without records.
 
-    It is a control batch: its only record, at the last offset, ends a transaction that there is
-    not. All clients skip it, and count its offset. An empty batch, as Kafka keeps it where all
-    records are removed, does not move the position of librdkafka's consumers. One batch spans at
-    most 2³¹ offsets: those before it are missing like those of a batch that Kafka has removed.
+    It is a control batch: its only record, at the last offset, ends a transaction that does not
+    exist. All clients skip it, but move past its offset. An empty batch, as Kafka keeps it if all
+    of its records are removed, does not move the position of librdkafka's consumers. One batch
+    spans at most 2³¹ offsets: earlier ones are missing, like those of a batch that Kafka has
+    removed.
     """
     base_offset = max(first, end - (1 << 31))
     delta = end - base_offset - 1
-    # Numbers of a record are signed: twice the number for one that is not negative.
+    # Numbers in a record are zigzag-encoded: twice the number if it is not negative.
     record = b"\0\0" + varint(2 * delta) + _MARKER
     record = varint(2 * len(record)) + record
     header = _EMPTY._replace(
@@ -536,7 +535,7 @@ def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
 
 
 class _Parts:
-    """The rows as the loops want them; `ends` have one more than there are rows, headers, …"""
+    """The rows as the loops expect them; `ends` have one more than there are rows, headers, …"""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.offsets: Longs = arrow.as_numpy(rows.column("offset"))
@@ -546,7 +545,7 @@ class _Parts:
         self.key_ends, self.keys, self.has_key = _parts(rows.column("key"))
         self.value_ends, self.values, self.has_value = _parts(rows.column("value"))
         headers = rows.column("headers")
-        pairs = headers.flatten()  # what lies under nulls is left out
+        pairs = headers.flatten()  # values under nulls are omitted
         self.name_ends, self.names, _ = _parts(pairs.field("key"))
         self.header_ends, self.header_values, self.has_header = _parts(pairs.field("value"))
         if headers.null_count < len(headers):
@@ -555,7 +554,7 @@ class _Parts:
         else:
             self.list_ends = np.zeros(len(headers) + 1, np.int32)
         self.bounds = self._bounds()
-        """Returns upper bounds of the bytes of the records up to each one."""
+        """Upper bounds on the total size of the records before each one."""
 
     def _bounds(self) -> Longs:
         found = np.arange(len(self.offsets) + 1, dtype=np.int64) * _RECORD_BYTES
@@ -567,7 +566,7 @@ class _Parts:
         return found
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Rows that may share a batch: of one type of time, and of one time of their append."""
+        """Yields ranges of rows that may share a batch: same timestamp type, same append time."""
         changed = np.diff(self.types) != 0
         changed |= (np.diff(self.stamps_ms) != 0) & (self.types[1:] == LOG_APPEND_TIME)
         changed |= np.diff(self.offsets >> _DELTA_BITS) != 0
@@ -575,14 +574,14 @@ class _Parts:
 
 
 _RECORD_BYTES: Final = 40
-"""Upper bound of a record's overhead: its length, four more numbers, attributes."""
+"""Upper bound on a record's overhead: its length, four more numbers, attributes."""
 _RECORD_HEADER_BYTES: Final = 10
 _DELTA_BITS: Final = 30
 """An offset's delta is an int32."""
 
 
 def _parts(column: pa.Array) -> tuple[Ints, Bytes, Flags]:
-    """(ends, bytes, which are there) of a binary or string column."""
+    """Returns (ends, bytes, validity) of a binary or string column."""
     _, offsets, data = column.buffers()
     first, end = column.offset, column.offset + len(column) + 1
     ends = np.frombuffer(offsets, np.int32)[first:end] if offsets else np.zeros(1, np.int32)
@@ -647,7 +646,7 @@ def _slice(data: Raw, first: int) -> memoryview:
 
 
 def _sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Read-only, as the loops are compiled for."""
+    """Makes the array read-only, which is the type that the loops are compiled for."""
     values.flags.writeable = False
     return values
 
@@ -656,14 +655,14 @@ def _sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 _LOOPS: Final = 100
-"""More than there are."""
+"""More than the number of loops."""
 
 
 def compile_loops() -> OSError | None:
     """Compiles every loop that is used here, or loads it from `record_kernels.CACHE`.
 
-    Takes some seconds at most. Returns the error that kept the compiled loops from being saved, if
-    any: the next process compiles them again then.
+    Takes a few seconds at most. Returns the error that prevented the compiled loops from being
+    saved, if any; in that case the next process compiles them again.
     """
     failure = None
     for _ in range(_LOOPS):
@@ -676,7 +675,7 @@ def compile_loops() -> OSError | None:
 
 
 def _use_loops() -> None:
-    """Uses every loop, so that it is compiled for the very types that are met later."""
+    """Uses every loop, so that it is compiled for exactly the types that occur later."""
     values = [b"", None, bytes(_SMALL_BYTES)]
     pairs = [[("key", b"value"), ("key", None)], [], None]
     for headers in (pa.array(pairs, HEADERS), pa.nulls(len(values), HEADERS)):

@@ -1,12 +1,12 @@
-"""The loops over the bytes of Kafka's records, compiled: no Python object per record.
+"""Compiled loops over the bytes of Kafka's records: no Python object per record.
 
-A record is `length, attributes, timestamp delta, offset delta, key, value, headers`, lengths and
-deltas as zigzag varints; a length of -1 is a null.
+A record is `length, attributes, timestamp delta, offset delta, key, value, headers`, with lengths
+and deltas as zigzag varints; a length of -1 is a null.
 Source: https://kafka.apache.org/documentation/#recordbatch and KIP-98.
 
 All loops are pure, release the GIL unless their name ends in `small`, and are compiled once per
 machine: numba saves them in `CACHE`, if there is such a folder. No input is trusted: every read is
-within bounds, and `measure` comes before `take`.
+within bounds, provided that `measure` runs before `take`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def _nothing() -> None:
-    """Represents the loops of this file in the search for a folder to keep them."""
+    """Represents the loops of this file in the search for a folder to save them in."""
 
 
 CACHE: Final = kernel_cache.folder_for(_nothing)
-"""Folder of the compiled loops; None: each process compiles them again."""
+"""The folder of the compiled loops; None: each process compiles them again."""
 
 
 def _compiled(loop: _Loop) -> _Loop:
@@ -56,10 +56,10 @@ TRAILING: Final = 6
 
 PROBLEMS: Final = {
     CUT_OFF: "ends in the middle of a record",
-    BAD_VARINT: "has a number of too many bytes",
+    BAD_VARINT: "has a number with too many bytes",
     BAD_LENGTH: "has a record whose parts do not add up to its length",
-    BAD_ATTRIBUTES: "has a record with attributes, which none may have",
-    BAD_OFFSET: "has offsets that do not rise by one from 0",
+    BAD_ATTRIBUTES: "has a record with attributes, which are not allowed",
+    BAD_OFFSET: "has offsets that do not increase by one from 0",
     TRAILING: "has bytes after its last record",
 }
 
@@ -98,9 +98,7 @@ def _varint(data: Bytes, at: int, end: int) -> tuple[Any, int]:
 
 @_compiled
 def _part(data: Bytes, at: int, end: int, least: int) -> tuple[int, int]:
-    """Returns (length, start) of a part that lies within `end`; a negative length is an error
-    code.
-    """
+    """Returns (length, start) of a part that ends by `end`; a negative start is an error code."""
     length, at = _varint(data, at, end)
     if at < 0:
         return 0, at
@@ -111,7 +109,7 @@ def _part(data: Bytes, at: int, end: int, least: int) -> tuple[int, int]:
 
 @_compiled
 def _measure_headers(data: Bytes, at: int, end: int, found: Longs) -> tuple[int, int]:
-    """(their bytes, where they end)."""
+    """Returns (size, end) of the headers; a negative end is an error code."""
     size = 0
     count, at = _part(data, at, end, 0)
     if at < 0:
@@ -136,7 +134,7 @@ def _measure_headers(data: Bytes, at: int, end: int, found: Longs) -> tuple[int,
 
 @_compiled
 def _measure_record(data: Bytes, at: int, end: int, number: int, found: Longs) -> int:
-    """Returns the end of the record whose length was just read."""
+    """Returns the end of the record whose length was just read; a negative one is an error code."""
     if at == end or data[at] != 0:
         return -BAD_ATTRIBUTES
     delta, at = _varint(data, at + 1, end)
@@ -170,12 +168,12 @@ def _measure_record(data: Bytes, at: int, end: int, number: int, found: Longs) -
 
 @_compiled
 def measure(data: Bytes, ends: Longs, counts: Longs, found: Longs) -> None:
-    """Goes through the records of batches that follow one another, and fills `found`.
+    """Scans the records of consecutive batches, and fills `found`.
 
     Args:
-        data: their records, all of it.
+        data: the records of all batches, and nothing else.
         ends: where each batch's records end.
-        counts: how many each has.
+        counts: the number of records in each batch.
         found: `MEASURES`; `LARGEST` is the greatest sum of key, value and headers of a record.
     """
     found[:] = 0
@@ -206,7 +204,7 @@ def measure(data: Bytes, ends: Longs, counts: Longs, found: Longs) -> None:
 def measure_small(data: Bytes, ends: Longs, counts: Longs, found: Longs) -> None:
     """Measures without releasing the GIL.
 
-    Getting it back from other threads takes longer than measuring some kilobytes.
+    Reacquiring it from other threads takes longer than measuring a few kilobytes.
     """
     measure(data, ends, counts, found)
 
@@ -216,7 +214,7 @@ def measure_small(data: Bytes, ends: Longs, counts: Longs, found: Longs) -> None
 
 @_compiled
 def _copy(source: Bytes, first: int, target: Bytes, at: int, length: int) -> None:
-    # A signed index may count from the end, and looking whether it does is twenty times as dear.
+    # A signed index may count from the end, and checking for that is twenty times as expensive.
     source_at, target_at = np.uint64(first), np.uint64(at)
     for each in range(np.uint64(length)):
         target[target_at + each] = source[source_at + each]
@@ -224,7 +222,7 @@ def _copy(source: Bytes, first: int, target: Bytes, at: int, length: int) -> Non
 
 @_compiled
 def _take(data: Bytes, at: int, end: int, target: Bytes, target_at: int) -> tuple[int, int]:
-    """(length, where it ends) of a part whose bytes are now in `target`."""
+    """Copies a part's bytes to `target`; returns (length, end) of the part."""
     length, at = _varint(data, at, end)
     if length > 0:
         _copy(data, at, target, target_at, length)
@@ -243,10 +241,10 @@ def take(
     values: Bytes,
     has_value: Flags,
 ) -> None:
-    """Timestamp deltas, keys and values of records that `measure` has found to be whole.
+    """Extracts timestamp deltas, keys and values of records that `measure` has found to be valid.
 
     Every target is as long as was measured; `key_ends` and `value_ends` have one number more than
-    there are records, the first of which is 0 already.
+    there are records, the first of which is already 0.
     """
     size = len(data)
     at, key_at, value_at = 0, 0, 0
@@ -276,7 +274,7 @@ def take_headers(
     values: Bytes,
     has_value: Flags,
 ) -> None:
-    """The headers of the same records; `list_ends` says how many there are up to each."""
+    """Extracts the headers of the same records; `list_ends` counts those up to each record."""
     size = len(data)
     at, header, name_at, value_at = 0, 0, 0, 0
     for number in range(len(list_ends) - 1):
@@ -331,7 +329,7 @@ def _put(target: Bytes, at: int, value: int) -> int:
 
 @_compiled
 def _length(ends: Ints, number: int, there: bool) -> int:
-    """Writes a part as Kafka does: length -1 for a null."""
+    """Returns the length of a part as Kafka writes it: -1 for a null."""
     return ends[number + 1] - ends[number] if there else -1
 
 
@@ -363,10 +361,10 @@ def sizes(
     has_header: Flags,
     bodies: Longs,
 ) -> int:
-    """Fills `bodies` with what each record's length will say; returns the bytes of all records.
+    """Fills `bodies` with each record's length field; returns the size of all records in bytes.
 
-    `offsets` and `stamps` are deltas. `list_ends` is empty where no record has headers; otherwise
-    the four about headers are as Arrow has them, from 0 on.
+    `offsets` and `stamps` are deltas. `list_ends` is empty if no record has headers; otherwise the
+    four header arguments are as in Arrow, starting at 0.
     """
     total = 0
     for number in range(len(offsets)):

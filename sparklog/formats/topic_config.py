@@ -1,10 +1,10 @@
-"""Configuration of topics: every configuration key of Kafka 4.1, under Kafka's names, and one more.
+"""Topic configuration: every topic key of Kafka 4.1, under Kafka's names, and one more.
 
 Types, bounds and defaults are Kafka's (`LogConfig`), except for three defaults: `max.message.bytes`
 is the broker's `writer.max_batch_bytes`; `retention.ms` is -1, because a topic is a table that
-people keep; `message.timestamp.after.max.ms` has no bound, because a table's times may lie ahead. A
-key without effect here is accepted, checked and described like any other, so that programs written
-for Kafka run unchanged; its description says why it has no effect.
+people keep; `message.timestamp.after.max.ms` has no bound, because a table's timestamps may lie in
+the future. A key without effect here is accepted, checked and described like any other, so that
+programs written for Kafka run unchanged; its description says why it has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog.formats.topic_names import MIRROR_SOURCE
 
 
 class ConfigType(enum.Enum):
-    """The type of a value, in the words of Kafka's `ConfigDef`."""
+    """The type of a value, in the terms of Kafka's `ConfigDef`."""
 
     BOOLEAN = "boolean"
     STRING = "string"
@@ -45,15 +45,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicKey:
-    """One key: its default, what it does, and the rule that a value must pass."""
+    """One key: its default, its effect, and the rule that a value must satisfy."""
 
     default: str
     does: str
     rule: Rule
     idle: str = ""
-    """Why the key has no effect here; empty where it has one."""
+    """The reason the key has no effect here; empty if it has one."""
     broker_key: str = ""
-    """Kafka's name of the broker setting that this one overrides, if there is one."""
+    """Kafka's name for the broker setting that this key overrides, if any."""
 
     @property
     def about(self) -> str:
@@ -129,7 +129,7 @@ _SHARE: Final = Rule(kind=ConfigType.DOUBLE, expected="a number from 0 to 1", re
 _BOOLEAN: Final = Rule(kind=ConfigType.BOOLEAN, expected="true or false", read=_read_boolean)
 _ONLY_FALSE: Final = Rule(
     kind=ConfigType.BOOLEAN,
-    expected="false; there is no tiered storage to turn on, a topic is in the root's storage",
+    expected="false; there is no tiered storage to turn on, topics are in the root's storage",
     read=lambda value: "false" if value.lower() == "false" else None,
 )
 _SOURCE: Final = Rule(
@@ -139,7 +139,7 @@ _SOURCE: Final = Rule(
 )
 _POLICY: Final = Rule(
     kind=ConfigType.LIST,
-    expected="delete, compact, both with a comma, or nothing",
+    expected="delete, compact, both separated by a comma, or nothing",
     read=_read_policy,
 )
 _REPLICAS: Final = Rule(
@@ -149,52 +149,52 @@ _REPLICAS: Final = Rule(
 # ------------------------------------------------------------------------------ the keys
 
 _SEGMENTS: Final = "a topic has no segments; the janitor merges the files of its table"
-_SYNCED: Final = "every ack follows the sync of its record"
+_SYNCED: Final = "every record is synced before its ack"
 _ROOT: Final = "the root's storage replicates"
-_TIERS: Final = "there is no tiered storage, a topic is in the root's storage"
+_TIERS: Final = "there is no tiered storage; topics are in the root's storage"
 
 KEYS: Final[Mapping[str, TopicKey]] = {
     "cleanup.policy": TopicKey(
         default="delete",
         does="delete: records are deleted by retention.ms and retention.bytes; compact: the last"
-        " record of each key is kept, and every record needs a key; both, with a comma; or"
+        " record of each key is kept, and every record needs a key; both, comma-separated; or"
         " nothing: all records are kept",
         rule=_POLICY,
         broker_key="log.cleanup.policy",
     ),
     "retention.ms": TopicKey(
         default="-1",
-        does="how long records are kept, -1: without limit (Kafka: 7 days)",
+        does="how long records are kept; -1: no limit (Kafka: 7 days)",
         rule=_long(-1),
         broker_key="log.retention.ms",
     ),
     "retention.bytes": TopicKey(
         default="-1",
-        does="the size that a partition of the table may reach, -1: without limit",
+        does="the maximum size of a partition of the table; -1: no limit",
         rule=_long(_LONG_MIN),
         broker_key="log.retention.bytes",
     ),
     "min.cleanable.dirty.ratio": TopicKey(
         default=str(limits.MIN_CLEANABLE_DIRTY_RATIO),
-        does="the share of a partition's bytes above which keys are compacted, from 0 to 1",
+        does="the share of dirty bytes above which a partition is compacted, from 0 to 1",
         rule=_SHARE,
         broker_key="log.cleaner.min.cleanable.ratio",
     ),
     "min.compaction.lag.ms": TopicKey(
         default=str(limits.MIN_COMPACTION_LAG_MS),
-        does="the least time for which a record is kept after a later one of its key",
+        does="the minimum time for which a record remains uncompacted",
         rule=_long(),
         broker_key="log.cleaner.min.compaction.lag.ms",
     ),
     "max.compaction.lag.ms": TopicKey(
         default=str(_LONG_MAX),
-        does="the longest time until a record is compacted, however few there are",
+        does="the maximum time until a record is compacted, however few are dirty",
         rule=_long(1),
         broker_key="log.cleaner.max.compaction.lag.ms",
     ),
     "delete.retention.ms": TopicKey(
         default=str(limits.DELETE_RETENTION_MS),
-        does="the least time for which a tombstone (a record without a value) is kept",
+        does="the minimum time for which a tombstone (a record without a value) is kept",
         rule=_long(),
         broker_key="log.cleaner.delete.retention.ms",
     ),
@@ -218,38 +218,38 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "max.message.bytes": TopicKey(
         default=str(limits.MAX_BATCH_BYTES),
-        does="the largest record batch of a Kafka client, or record of sparklog's",
+        does="the largest record batch from a Kafka client, or record from a client of sparklog's",
         rule=_int(),
         broker_key="message.max.bytes",
     ),
     "compression.type": TopicKey(
         default="producer",
-        does="how record batches are compressed for Kafka's consumers; producer: unchanged",
+        does="how record batches are compressed for Kafka consumers; producer: unchanged",
         rule=_one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
         broker_key="compression.type",
     ),
     "compression.gzip.level": TopicKey(
         default="-1",
-        does="the level where compression.type is gzip, -1: gzip's own default",
+        does="the level if compression.type is gzip; -1: gzip's own default",
         rule=_int(1, 9, also=-1),
         broker_key="compression.gzip.level",
     ),
     "compression.lz4.level": TopicKey(
         default="9",
-        does="the level where compression.type is lz4",
+        does="the level if compression.type is lz4",
         rule=_int(1, 17),
         broker_key="compression.lz4.level",
     ),
     "compression.zstd.level": TopicKey(
         default="3",
-        does="the level where compression.type is zstd",
+        does="the level if compression.type is zstd",
         rule=_int(-131_072, 22),
         broker_key="compression.zstd.level",
     ),
     MIRROR_SOURCE: TopicKey(
         default="",
         does="the source whose records the topic mirrors with their offsets; while it is set, the"
-        " topic takes no other records; only an empty topic becomes a mirror",
+        " topic accepts no other records; only an empty topic can become a mirror",
         rule=_SOURCE,
     ),
     "segment.bytes": TopicKey(
@@ -261,14 +261,14 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "segment.ms": TopicKey(
         default=str(7 * 24 * 3600 * 1_000),
-        does="the age at which a segment ends",
+        does="the age at which a segment is rolled",
         rule=_long(1),
         idle=_SEGMENTS,
         broker_key="log.roll.ms",
     ),
     "segment.jitter.ms": TopicKey(
         default="0",
-        does="by how much segments end earlier, at random",
+        does="the maximum random time by which a segment is rolled earlier",
         rule=_long(),
         idle=_SEGMENTS,
         broker_key="log.roll.jitter.ms",
@@ -289,16 +289,16 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "preallocate": TopicKey(
         default="false",
-        does="whether a segment's file is created in its full size",
+        does="whether a segment's file is created at its full size",
         rule=_BOOLEAN,
         idle=_SEGMENTS,
         broker_key="log.preallocate",
     ),
     "file.delete.delay.ms": TopicKey(
         default="60000",
-        does="how long a file is kept that is no longer needed",
+        does="how long a file that is no longer needed is kept",
         rule=_long(),
-        idle="it is the broker's janitor.removed_file_grace_seconds",
+        idle="the broker's janitor.removed_file_grace_seconds applies",
         broker_key="log.segment.delete.delay.ms",
     ),
     "flush.messages": TopicKey(
@@ -324,16 +324,16 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "unclean.leader.election.enable": TopicKey(
         default="false",
-        does="whether a replica that lacks records may lead",
+        does="whether a replica that lacks records may become the leader",
         rule=_BOOLEAN,
         idle=_ROOT,
         broker_key="unclean.leader.election.enable",
     ),
     "leader.replication.throttled.replicas": TopicKey(
-        default="", does="the replicas whose leader is slowed down", rule=_REPLICAS, idle=_ROOT
+        default="", does="the replicas throttled on the leader's side", rule=_REPLICAS, idle=_ROOT
     ),
     "follower.replication.throttled.replicas": TopicKey(
-        default="", does="the replicas that are slowed down", rule=_REPLICAS, idle=_ROOT
+        default="", does="the replicas throttled on the follower's side", rule=_REPLICAS, idle=_ROOT
     ),
     "remote.storage.enable": TopicKey(
         default="false",
@@ -343,7 +343,7 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "remote.log.copy.disable": TopicKey(
         default="false",
-        does="whether moving segments to tiered storage is stopped",
+        does="whether segments are no longer copied to tiered storage",
         rule=_BOOLEAN,
         idle=_TIERS,
     ),
@@ -355,14 +355,14 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     "local.retention.ms": TopicKey(
         default="-2",
-        does="how long segments stay here as well, -2: as retention.ms says",
+        does="how long segments are also kept locally; -2: as retention.ms says",
         rule=_long(-2),
         idle=_TIERS,
         broker_key="log.local.retention.ms",
     ),
     "local.retention.bytes": TopicKey(
         default="-2",
-        does="how many bytes of segments stay here as well, -2: as retention.bytes says",
+        does="how many bytes of segments are also kept locally; -2: as retention.bytes says",
         rule=_long(-2),
         idle=_TIERS,
         broker_key="log.local.retention.bytes",
@@ -376,7 +376,7 @@ def described() -> list[str]:
         f"{name} (default {key.default}): {key.about}" for name, key in KEYS.items() if not key.idle
     ]
     idle = ", ".join(name for name, key in KEYS.items() if key.idle)
-    return [*lines, f"Kafka's others are kept and have no effect: {idle}"]
+    return [*lines, f"Kafka's other keys are stored but have no effect: {idle}"]
 
 
 # ------------------------------------------------------------------------------ values
@@ -395,7 +395,7 @@ def number_of(config: Mapping[str, str], key: str) -> int:
 def compression_of(config: Mapping[str, str]) -> tuple[str, int] | None:
     """Returns the (codec, level) of record batches for consumers, or None to keep the producer's.
 
-    The codec is none, gzip, snappy, lz4 or zstd; the level is -1 where the codec has none.
+    The codec is none, gzip, snappy, lz4 or zstd; the level is -1 if the codec has none.
     """
     codec = value_of(config, "compression.type")
     if codec == "producer":
@@ -407,12 +407,12 @@ def compression_of(config: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def is_compacted(config: Mapping[str, str]) -> bool:
-    """Returns true if the topic is compacted by keys."""
+    """Returns true if key compaction is enabled for the topic."""
     return "compact" in value_of(config, "cleanup.policy").split(",")
 
 
 class Edit(enum.Enum):
-    """Change of one key, in Kafka's words; the last two change the elements of a list."""
+    """A change to one key, in Kafka's terms; the last two change the elements of a list."""
 
     SET = "set"
     DELETE = "delete"
@@ -425,9 +425,9 @@ def edited(
 ) -> dict[str, str]:
     """Returns `config` after the edits, each (edit, key, value).
 
-    Elements are added to, or removed from, the default of a list that is not set. Raises
-    `UnknownOption` for a key that does not exist and is not deleted, and `BadOption` for a value
-    that is missing, or for elements of a key that is not a list; other values are not checked.
+    If a list is not set, elements are added to, or removed from, its default. Raises
+    `UnknownOption` for a key that does not exist, unless it is deleted, and `BadOption` for a
+    missing value, or for elements of a key that is not a list; values are not checked otherwise.
     """
     found = dict(config)
     for edit, key, value in edits:

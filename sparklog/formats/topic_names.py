@@ -1,4 +1,4 @@
-"""Names of topics: which are valid, and which are the broker's own."""
+"""Names of topics: the valid ones, and those reserved for the broker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"}
 """Topics that a broker writes for itself, under Kafka's names."""
 
 MIRROR_SOURCE: Final = "mirror.source"
-"""The key of a topic's configuration that names the topic which it mirrors; it is not Kafka's."""
+"""The topic configuration key that names the topic being mirrored; not a key of Kafka's."""
 
 _COMPARED_TOPICS: Final = 10_000
-"""An unknown topic is compared with no more names: with so many it takes up to 0.7 s."""
+"""With more topics than this, an unknown one is not compared: this many take up to 0.7 s."""
 
 
 def check_topic_name(topic: object) -> str:
@@ -33,13 +33,13 @@ def check_topic_name(topic: object) -> str:
 def unknown_topic(topic: str, known: Collection[str]) -> errors.UnknownTopic:
     """Returns the error for a topic that does not exist, with the most similar one in `known`.
 
-    For errors that a user sees, and not for a broker's, because clients make any number of those.
+    For errors shown to users, but not for those of brokers: clients may cause any number of these.
     """
     nearest = None
     if len(known) <= _COMPARED_TOPICS:
         nearest = errors.nearest_name(
             topic, (name for name in known if name not in INTERNAL_TOPICS)
         )
-    if nearest in (None, topic):  # it may have been created meanwhile
+    if nearest in (None, topic):  # it may have been created in the meantime
         return errors.UnknownTopic(topic=topic)
     return errors.UnknownTopic(topic=topic, hint=f" Did you mean {nearest!r}?")

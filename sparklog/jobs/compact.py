@@ -1,12 +1,12 @@
-"""Compacts the table of a topic: the janitor's work on one large table, by Spark.
+"""Compacts a topic's table: the janitor's work on one large table, done by Spark.
 
     spark-submit jobs/compact.py --root s3://bucket/log orders
 
-The driver plans and commits by the code of a broker's janitor, and under its `txn`. Spark's tasks
-only read files, and write those that are to replace them. A commit is made only if its inputs are
-in the version right before it, so of a broker and a job that have rewritten the same file, one
-wins, and the other gives its rewrite up. Files that a killed job leaves behind are in no version,
-and are removed by a broker's janitor as orphans.
+The driver plans and commits with the code of a broker's janitor, and under its `txn`. Spark's tasks
+only read files and write their replacements. A commit is made only if its inputs are in the version
+right before it: if a broker and a job have rewritten the same file, one wins, and the other drops
+its rewrite. Files that a killed job leaves behind are in no version, and a broker's janitor removes
+them as orphans.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROUND_TASKS: Final = 4
-"""Tasks of a round for each core: their files are committed together."""
+"""Tasks per core in a round; their files are committed together."""
 _ROUND_FILES: Final = 20_000
-"""Files of a round of several tasks, each of which is sent the list of all of them."""
+"""Maximum files of a round of several tasks, each of which is sent the full list."""
 _ATTEMPTS: Final = 3
-"""Passes over a partition whose pass cannot be committed."""
+"""Maximum passes over a partition, if a pass cannot be committed."""
 _YOUNG: Final = 4
-"""Times the length of an attempt: so old are the files that the next one takes.
+"""Minimum age of the files that an attempt takes, as a multiple of the last one's duration.
 
-A broker merges new files, and seldom files that it has left as they are for so long.
+A broker merges new files, and seldom files that it has left alone for that long.
 """
 
 
@@ -58,14 +58,14 @@ def compact(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
     root: RootOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done, without doing it.")
     ] = False,
 ) -> None:
-    """Compacts the table of a topic by Spark's tasks: for a table that is too large for a broker.
+    """Compacts a topic's table with Spark, for a table that is too large for a broker.
 
-    Removes the records that retention.ms and retention.bytes end; then, with
+    Removes the records that are past retention.ms or retention.bytes; then, with
     cleanup.policy=compact, all but the last record of each key; then merges small files. Brokers
-    may serve the topic meanwhile. Stop it and run it again at any time.
+    can serve the topic during the run. It can be stopped and run again at any time.
 
     Example: spark-submit jobs/compact.py --root ./data orders
     """
@@ -94,11 +94,11 @@ class _Compaction:
         self._options = options
         self._rows = self._superseded = self._files_before = self._files_after = 0
         self._left: list[str] = []
-        """Work on files that others have replaced meanwhile, or that would have taken too long."""
+        """Work on files that others have since replaced, or that would have taken too long."""
         self._failures: list[errors.SparklogError] = []
 
     def show(self) -> None:
-        """Prints the plan, by the version of the table that was read."""
+        """Prints the plan for the version of the table that was read."""
         self._note_append_only()
         cuts = retention.choose(self._table.snapshot, now_us=self._table.clock.now_us())
         passes = key_compaction.choose(self._table, everything=True)
@@ -109,7 +109,7 @@ class _Compaction:
         typer.echo(f"{self._table.topic}: nothing was written")
 
     def run(self) -> None:
-        """Does what there is to do. Raises the first failure, after everything else is done."""
+        """Does all the work there is. Raises the first failure, once everything else is done."""
         began = time.perf_counter()
         self._note_append_only()
         retained = retention.retain(self._table)
@@ -133,7 +133,7 @@ class _Compaction:
     def _note_append_only(self) -> None:
         snapshot = self._table.snapshot
         if snapshot.append_only and retention.removes_records(snapshot.config):
-            echo(f"{self._table.topic} is only merged: {APPEND_ONLY_REASON}")
+            echo(f"the files of {self._table.topic} are only merged: {APPEND_ONLY_REASON}")
 
     @functools.cached_property
     def _spark(self) -> SparkSession:
@@ -142,7 +142,7 @@ class _Compaction:
     # -------------------------------------------------------------------------- keys
 
     def _compact_keys(self) -> None:
-        """Removes superseded records, by a pass over each partition that has any."""
+        """Removes superseded records, in a pass over each partition that has any."""
         table = self._table
         table.refresh()
         passes = key_compaction.choose(table, everything=True)
@@ -160,7 +160,7 @@ class _Compaction:
         self._left += [f"partition {each}" for each in sorted(lost)]
 
     def _lost(self, passes: Sequence[CompactionPass]) -> Iterator[int]:
-        """Makes the passes, and yields the partitions of those that are to be made again."""
+        """Runs the passes, and yields the partitions of those that must be repeated."""
         while passes:
             count = _round(passes, parallelism(self._spark))
             part, passes = passes[:count], passes[count:]
@@ -169,9 +169,10 @@ class _Compaction:
                     yield each.partition
 
     def _is_committed(self, each: CompactionPass, written: PassSteps) -> bool:
-        """Returns false if the pass is to be made again: others have replaced its files meanwhile.
+        """Returns false if the pass must be repeated.
 
-        Or its own files are too old to be added, since it has waited for a longer pass.
+        Either others have since replaced its files, or its own files are too old to be added, since
+        it has waited for a longer pass.
         """
         steps = iter(written)
         try:
@@ -196,7 +197,7 @@ class _Compaction:
     # -------------------------------------------------------------------------- merges
 
     def _merge(self) -> None:
-        """Merges small files, and adds to the failures those of files that cannot be merged."""
+        """Merges small files, and records the failures of files that cannot be merged."""
         table = self._table
         pieces = list(file_compaction.together(self._groups(table.refresh())))
         failed: list[Merge] = []
@@ -231,13 +232,13 @@ class _Compaction:
             borders=key_compaction.borders(self._table, snapshot),
             span_us=retention.span_us(snapshot.config),
         )
-        # A file alone would be encoded again by each run; without statistics, it gets some.
+        # A lone file would be encoded again by each run; one without statistics receives them.
         return [each for each in groups if len(each.files) > 1 or each.files[0].first is None]
 
     # -------------------------------------------------------------------------- Spark
 
     def _written(self, what: str, pieces: Sequence[Piece]) -> list[Any]:
-        """Returns what a task for each piece has written, in their order."""
+        """Returns the results of one task per piece, in the order of the pieces."""
         table, count = self._table, len(pieces)
         work = functools.partial(
             rewrite,
@@ -259,7 +260,7 @@ class _Compaction:
 
 
 def _round(pieces: Sequence[Piece], most: int) -> int:
-    """Returns how many of the first pieces are the next round: one, or more with few files."""
+    """Returns how many of the first pieces form the next round: one, or more with few files."""
     files = itertools.accumulate(map(_count_files, pieces[:most]))
     return max(1, sum(count <= _ROUND_FILES for count in files))
 

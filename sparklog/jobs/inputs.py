@@ -1,7 +1,7 @@
 """The rows that a job reads with Spark: files, a table, or a query; once, or as a stream.
 
 A batch of files has an identity: the names, sizes and times of the files that Spark would read. A
-job that is run again on the same files can tell that it has done its work.
+job that is run again on the same files uses it to recognise that its work is done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _GLOB: Final = re.compile(r"([\\{}\[\]*?,])")
 _NOT_PARQUET: Final = "CANNOT_READ_FILE_FOOTER"
 _WITH_SCHEMA: Final = ("delta", "text")
-"""Formats whose streams know their own schema."""
+"""Formats whose streams have their own schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class Input:
 
     @property
     def reading(self) -> tuple[object, ...]:
-        """The way in which rows are made of the files, without the names of these."""
+        """Everything that determines how files become rows, except their names."""
         return self.table, self.query, self.format, self.schema, sorted(self.options.items())
 
     @property
     def needs_delta(self) -> bool:
-        """True if the rows may be those of a Delta table."""
+        """True if the rows may come from a Delta table."""
         return not self.paths or self.format == "delta"
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Input:
         return f"{', '.join(self.paths)} ({self.format})"
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Returns all rows there are now."""
+        """Returns all rows that exist now."""
         if self.query:
             return spark.sql(self.query)
         reader: DataFrameReader = spark.read.options(**self.options)
@@ -86,9 +86,9 @@ class Input:
             ) from None
 
     def read_stream(self, spark: SparkSession) -> DataFrame:
-        """Returns the rows there are now, and those that are added.
+        """Returns the rows that exist now, and those that are added later.
 
-        The schema of files is that of the present ones, unless it is given.
+        The schema of files is that of the existing ones, unless it is given.
         """
         if self.query:
             raise typer.BadParameter("a query is read once: leave out --checkpoint")
@@ -111,7 +111,7 @@ class FileSet:
     count: int
     bytes: int
     identity: str
-    """A digest of their names, sizes and times of modification."""
+    """A digest of their names, sizes and modification times."""
 
 
 def files_of(spark: SparkSession, frame: DataFrame) -> FileSet | None:
@@ -123,7 +123,7 @@ def files_of(spark: SparkSession, frame: DataFrame) -> FileSet | None:
         return None
     try:
         rows = _stat(spark, map(unquote, paths))
-    except AnalysisException:  # some do not exist: Delta gives the paths of its files unquoted
+    except AnalysisException:  # some do not exist: Delta returns unquoted paths
         rows = _stat(spark, paths)
     digest = hashlib.sha256()
     for path, length, modified in sorted(map(tuple, rows)):
@@ -140,18 +140,18 @@ def _stat(spark: SparkSession, paths: Iterable[str]) -> list[Row]:
 
 
 def literal(path: str) -> str:
-    """Returns the pattern that matches only this path, for a reader of Spark."""
+    """Returns the pattern that matches only this path, for a Spark reader."""
     return _GLOB.sub(r"\\\1", path)
 
 
 def identity_of(files: FileSet | None, *parts: object) -> str:
-    """Returns the name of a run: of its files, and of all that makes records of their rows.
+    """Returns the name of a run, derived from its files and all that turns rows into records.
 
     Raises `BadRequest` for rows of unknown origin.
     """
     if files is None:
         raise errors.BadRequest(
-            reason="These rows are not of files alone, so a second run could not be recognised."
+            reason="These rows do not come from files alone, so a rerun could not be recognised."
             " Name this run with --once-as NAME, or give --again to write in any case."
         )
     return hashlib.sha256(repr((files.identity, *parts)).encode()).hexdigest()[:32]

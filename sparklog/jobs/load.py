@@ -1,9 +1,9 @@
-"""Records made up at a given rate, to find out how large a broker has to be.
+"""Generates records at a given rate, to find out how large a broker has to be.
 
     python -m sparklog.jobs.load --bootstrap broker:8815 --topic load --partitions 8 --rate 20000 \\
         --size 200-2000 --keys 100000 --zipf 1.1 --seconds 300
 
-It needs no Spark. Several of them, on several machines, make a load that one process cannot.
+It needs no Spark. Several processes, on several machines, can create a load that one cannot.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 _SIZES: Final = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _BLOCK: Final = 8_192
-"""Keys and sizes that are drawn together."""
+"""Number of keys and sizes that are drawn at a time."""
 _POOL_BYTES: Final = 2**22
 _TICK_SECONDS: Final = 0.002
 _SAMPLE_SECONDS: Final = 0.005
-"""Between two records whose acks are timed."""
+"""Minimum time between two records whose acks are timed."""
 _AT_ONCE: Final = 1_000
 _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 10.0
@@ -57,13 +57,13 @@ class Shape:
     keys: int
     """The number of different keys; 0: the records have none."""
     zipf: float
-    """The exponent of their distribution; 0: all are as frequent."""
+    """The exponent of their distribution; 0: all are equally frequent."""
 
 
 def records(shape: Shape, seed: int) -> Iterator[tuple[bytes | None, bytes]]:
-    """Yields keys and values without end, the same for the same seed.
+    """Yields keys and values endlessly, the same for the same seed.
 
-    The key of rank r has a share in proportion to 1 / r ** zipf. Values are random bytes, which do
+    The key of rank r has a share proportional to 1 / r ** zipf. Values are random bytes, which do
     not compress.
     """
     chance = np.random.default_rng(seed)
@@ -93,7 +93,7 @@ class Outcome:
     seconds: float
     """From the first record until all were acked or had failed."""
     ack_ms: dict[str, float]
-    """The times from `send` to the ack of a sample: p50, p99 and max; empty without an ack."""
+    """Times from `send` to the ack, of a sample: p50, p99 and max; empty if nothing was acked."""
 
     def __str__(self) -> str:
         text = (
@@ -114,7 +114,7 @@ class _AckTimes:
         self._seconds = array("d")
 
     def timer(self) -> OnDelivery:
-        """Returns the callback of a record that is sent now."""
+        """Returns the callback for a record that is sent now."""
         sent = time.perf_counter()
 
         def acked(error: errors.SparklogError | None, _: RecordMetadata | None) -> None:
@@ -141,13 +141,13 @@ def drive(
     seed: int,
     on_tick: Callable[[float, int], None],
 ) -> Outcome:
-    """Sends records for so many seconds, and waits until they are acked.
+    """Sends records for this many seconds, and waits until they are acked.
 
     Args:
-        rate: records per second; None: as many as the broker takes.
-        on_tick: called often, with the seconds and the records since the beginning.
+        rate: records per second; None: as many as the broker accepts.
+        on_tick: called often, with the seconds and the records since the start.
 
-    Raises the errors of `send`, and `StillSending` if the last acks do not come within a minute.
+    Raises the errors of `send`, and `StillSending` if the last acks do not arrive within a minute.
     """
     made = records(shape, seed)
     times = _AckTimes()
@@ -190,7 +190,7 @@ def load(
         typer.Option(
             metavar="RECORDS",
             min=0.1,
-            help="Records per second. Default: as many as the broker takes.",
+            help="Records per second. Default: as many as the broker accepts.",
             show_default=False,
         ),
     ] = None,
@@ -199,7 +199,7 @@ def load(
     ] = 10.0,
     size: Annotated[
         str,
-        typer.Option(metavar="BYTES", help="Of a value: a number, or two as in 200-2000."),
+        typer.Option(metavar="BYTES", help="Size of a value: a number, or a range: 200-2000."),
     ] = "100",
     keys: Annotated[
         int,
@@ -210,21 +210,21 @@ def load(
         typer.Option(
             metavar="EXPONENT",
             min=0.0,
-            help="The key of rank r has a share in proportion to 1 / r ** EXPONENT; with 0 all are"
-            " as frequent.",
+            help="The key of rank r has a share proportional to 1 / r ** EXPONENT; with 0, all are"
+            " equally frequent.",
         ),
     ] = 0.0,
     linger_ms: Annotated[
         float,
         typer.Option(metavar="MS", min=0.0, help="How long a record may wait for its batch."),
     ] = limits.PRODUCER_LINGER_MS,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the keys and values.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of keys and values.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Sends records that are made up, and reports throughput and ack times.
+    """Sends generated records, and reports throughput and ack times.
 
-    Ack times are those of 200 records per second at most. With --rate, a broker that is too slow
-    shows in the number of records per second.
+    At most 200 acks per second are timed. With --rate, a broker that is too slow shows in the
+    number of records per second.
 
     Example: python -m sparklog.jobs.load --topic load --partitions 4 --rate 1000
     """
@@ -248,18 +248,18 @@ def load(
 def _sizes(text: str) -> tuple[int, int]:
     found = _SIZES.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"expected a number of bytes, or two as in 200-2000, not {text!r}")
+        raise typer.BadParameter(f"expected a number of bytes, or a range: 200-2000, not {text!r}")
     least, most = int(found[1]), int(found[2] or found[1])
     if not least <= most <= limits.MAX_RECORD_BYTES:
         raise typer.BadParameter(
-            f"a value has up to {limits.MAX_RECORD_BYTES:,} bytes, the smaller number first"
+            f"a value has up to {limits.MAX_RECORD_BYTES:,} bytes; the smaller number comes first"
         )
     return least, most
 
 
 @contextlib.contextmanager
 def _shown(seconds: float) -> Iterator[Callable[[float, int], None]]:
-    """Yields the function that shows progress: a bar in a terminal, otherwise lines at times."""
+    """Yields the function that shows progress: a bar on a terminal, otherwise occasional lines."""
     columns = (BarColumn(), TextColumn("{task.fields[sent]:,} records"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(

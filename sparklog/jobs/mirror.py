@@ -1,12 +1,12 @@
-"""Topics of a Kafka, or of another log, become topics here with the same offsets.
+"""Mirrors topics of a Kafka cluster, or of another log, into a log, with the same offsets.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \\
         --from kafka://kafka:9092 --root s3://bucket/log --topics 'orders.*' --follow
 
-A mirror has the records of its source at their offsets, with gaps where the source has gaps, and
-takes no others. It keeps no state: its position is the target's ends. So it may be stopped at any
-point, by any means, and the same command continues. `--verify` compares both sides, and `--cutover`
-ends the mirror, so that producers and consumers can move.
+A mirror contains the records of its source at their offsets, with the same gaps, and accepts no
+others. The job keeps no state: its position is the target's end offsets. So it can be stopped at
+any point, by any means, and the same command continues. `--verify` compares both sides, and
+`--cutover` ends the mirror, so that producers and consumers can move.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SECRET: Final = re.compile(r"password|secret|jaas[.]config|keystore[.]key", re.
 
 
 class _Mode(enum.Enum):
-    """The options that say what to do; without one of them, a run copies once."""
+    """The options that select an action; without one of them, a run copies once."""
 
     ONCE = ""
     FOLLOW = "--follow"
@@ -80,7 +80,7 @@ TopicsOption = Annotated[
 ]
 
 ExcludeOption = Annotated[
-    str | None, typer.Option(metavar="REGEX", help="Topics to leave out.", show_default=False)
+    str | None, typer.Option(metavar="REGEX", help="Topics to exclude.", show_default=False)
 ]
 
 RenameOption = Annotated[
@@ -88,7 +88,7 @@ RenameOption = Annotated[
     typer.Option(
         metavar="REGEX=NAME",
         help="The name of a topic here, with groups of the expression as \\1: '(.*)=eu.\\1'."
-        " Repeat it for more; the first that matches counts.",
+        " Repeat it for more; the first match counts.",
     ),
 ]
 
@@ -96,7 +96,7 @@ ConfigOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="Configuration of the topics here, before that of the source, such as"
+        help="Configuration of the topics here, which overrides the source's, such as"
         " retention.ms=-1; repeat it for more.",
     ),
 ]
@@ -106,7 +106,7 @@ GroupsOption = Annotated[
     typer.Option(
         metavar="REGEX",
         help="Copy the offsets of these consumer groups too. Default: none; for a cutover, all"
-        " that have offsets of the topics.",
+        " that have offsets in the topics.",
         show_default=False,
     ),
 ]
@@ -138,7 +138,7 @@ FollowOption = Annotated[
 VerifyOption = Annotated[
     bool,
     typer.Option(
-        "--verify", help="Compare number and hash of records on both sides, and copy nothing."
+        "--verify", help="Compare count and hash of records on both sides, without copying."
     ),
 ]
 
@@ -150,7 +150,7 @@ CutoverOption = Annotated[
 ]
 
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be copied, and copy nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be copied, without copying.")
 ]
 
 SkipDeletedOption = Annotated[
@@ -165,20 +165,20 @@ LateTimestampsOption = Annotated[
     LateTimestamps,
     typer.Option(
         metavar="refuse|clamp|skip",
-        help="Records of Kafka with timestamps after the year 9999. refuse: name the first one,"
-        " and leave out its topic; clamp: write them with the last millisecond of that year;"
+        help="Kafka records with timestamps after the year 9999. refuse: name the first one,"
+        " and skip its topic; clamp: write them with the last millisecond of that year;"
         " skip: leave a gap at their offsets.",
     ),
 ]
 
 RoundRecordsOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
+    int, typer.Option(metavar="N", min=1, help="The maximum offsets that one write covers.")
 ]
 
 RoundBytesOption = Annotated[
     int,
     typer.Option(
-        metavar="N", min=1, help="The bytes that one write should have, by those before it."
+        metavar="N", min=1, help="The target size of one write, estimated from those before it."
     ),
 ]
 
@@ -187,7 +187,7 @@ PatienceOption = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.0,
-        help="How long to try again while a side does not answer; and how long a cutover waits"
+        help="How long to retry while a side does not answer; and how long a cutover waits"
         " for producers and consumers to stop.",
     ),
 ]
@@ -197,7 +197,7 @@ QuietOption = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.0,
-        help="A cutover takes producers as stopped after this long without a new record.",
+        help="A cutover regards producers as stopped after this long without a new record.",
     ),
 ]
 
@@ -223,10 +223,10 @@ def mirror(
     patience: PatienceOption = 300.0,
     quiet: QuietOption = 2.0,
 ) -> None:
-    """Mirrors topics of a Kafka, or of another log, with the same offsets.
+    """Mirrors topics of a Kafka cluster, or of another log, with the same offsets.
 
     Records keep offset, time, key, value and headers. A run copies what the source has when it
-    begins; with --follow it continues. Run it again at any time: it begins where the topics end.
+    starts; with --follow it continues. Run it again at any time: it starts where the topics end.
 
     Example: spark-submit jobs/mirror.py --from kafka://kafka:9092 --topics 'orders.*' --dry-run
     """
@@ -262,7 +262,7 @@ def mirror(
         )
         stack.enter_context(contextlib.closing(side))
         if side.cluster == f"sparklog:{target.cluster_id}":
-            raise typer.BadParameter("a log is not mirrored into itself: give another --from")
+            raise typer.BadParameter("a log cannot be mirrored into itself: change --from")
         group_offsets = GroupOffsets(side, target, pattern)
         copier = SparkCopier(spark, side, target)
         job = Mirror(copier, side, target, settings, groups=group_offsets if groups else None)
@@ -288,15 +288,15 @@ def _mode(**given: bool) -> _Mode:
 def _warn_of_secrets(options: Iterable[str]) -> None:
     if secrets := ", ".join(filter(_SECRET.search, options)):
         echo(
-            "sparklog: lists of processes and Spark's event logs show the arguments of a program:"
+            "sparklog: process lists and Spark's event logs show the arguments of a program:"
             f" put {secrets} into the file of --kafka-properties"
         )
 
 
 def _kafka_address(source: str) -> str | None:
-    """Returns the address of the Kafka to mirror; None: the source is a root.
+    """Returns the address of the Kafka cluster to mirror; None if the source is a root.
 
-    Raises `BadOption` for another text, and the errors of `root_metadata`.
+    Raises `BadOption` for anything else, and the errors of `root_metadata`.
     """
     if not source.startswith(_KAFKA):
         check_root("--from", source, f" Did you mean {_KAFKA}{source}?")
@@ -371,7 +371,7 @@ def _show(job: Mirror) -> None:
         if wanted:
             echo(f"     {', '.join(f'{name}={value}' for name, value in wanted.items())}")
         if left:
-            echo(f"     without {', '.join(left)}, which topics here do not have")
+            echo(f"     without {', '.join(left)}, which topics here do not support")
     lag = sum(pair.lag for pair in pairs)
     typer.echo(
         f"{counted(len(pairs), 'topic')}, {counted(lag, 'offset')} to copy; nothing was written,"

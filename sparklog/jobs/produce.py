@@ -1,15 +1,15 @@
-"""Rows that Spark reads become records of a topic: files, a table or a query, once or as a stream.
+"""Writes rows that Spark reads to a topic: files, a table or a query, once or as a stream.
 
     spark-submit jobs/produce.py --root s3://bucket/log --topic orders --key customer_id \\
         --timestamp ordered_at s3a://landing/orders/
 
 Each row is a record. Its value is the row as a JSON object, or the column `value` if there is one,
-or any expression of SQL; key, headers, time and partition are expressions as well.
+or any SQL expression; key, headers, time and partition are expressions as well.
 
-A batch is written once: in one step, at its end, under a name made of its files and of these
+A batch is written once: atomically, at its end, under a name derived from its files and these
 options. A run that is stopped leaves nothing, and one that is repeated finds its records. With a
 checkpoint the rows are a stream, and each run writes those that are new since the last one. The
-checkpoint notes the topic, and is refused with another one.
+checkpoint records the topic, and is refused with a different one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Expressions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Rows that are ready for the sink, which makes JSON values of them if `as_json`."""
+    """Rows that are ready for the sink, which converts them to JSON values if `as_json`."""
 
     frame: DataFrame
     as_json: bool
@@ -77,8 +77,8 @@ def records(rows: DataFrame, given: Expressions) -> Records:
     """Returns the records of `rows`.
 
     Without an expression for it, the value is the column `value` if that is binary or a string;
-    key, headers, timestamp and partition are then those columns too. Otherwise the value is the row
-    as a JSON object.
+    columns named key, headers, timestamp and partition are then used, too. Otherwise the value is
+    the row as a JSON object.
 
     Raises `WrongSchema`; `AnalysisException` for a column that does not exist.
     """
@@ -95,7 +95,7 @@ def records(rows: DataFrame, given: Expressions) -> Records:
         parts["value"] = f.expr(given.value)
     elif has_value:
         parts = {name: f.col(name) for name in ("value", *roles) if name in rows.columns} | parts
-    # The sink would leave such columns out of the object. SQL ignores the case of names.
+    # The sink would omit such columns from the object. SQL ignores the case of names.
     elif ROLES.keys() & {name.lower() for name in rows.columns}:
         parts["value"] = f.to_json(f.struct("*"), _MICROSECONDS)
     else:
@@ -112,7 +112,7 @@ def _named(name: str, column: Column) -> Column:
 
 
 def _converted(frame: DataFrame, name: str) -> DataFrame:
-    """Returns the frame with the column in a type that the sink takes, if one is meant plainly."""
+    """Returns the frame with the column in a type that the sink accepts, if the intent is clear."""
     from pyspark.sql import functions as f
 
     column, kind = f.col(name), frame.schema[name].dataType
@@ -126,7 +126,7 @@ def _converted(frame: DataFrame, name: str) -> DataFrame:
 
 
 def _wanted(name: str, kind: DataType) -> str | None:
-    """Returns the type to which a column is converted; None: it stays."""
+    """Returns the type to which a column is converted; None if it stays."""
     word = kind.simpleString()
     if word == "void":
         return None
@@ -154,7 +154,8 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="Of the paths: parquet, csv, json, text, orc, delta, or any that Spark has.",
+        help="Format of the paths: parquet, csv, json, text, orc, delta, or another that Spark"
+        " supports.",
     ),
 ]
 
@@ -171,7 +172,7 @@ SchemaOption = Annotated[
     str | None,
     typer.Option(
         metavar="DDL",
-        help="The columns of the paths: 'id BIGINT, name STRING'. Default: Spark finds out.",
+        help="The columns of the paths: 'id BIGINT, name STRING'. Default: Spark infers them.",
         show_default=False,
     ),
 ]
@@ -222,7 +223,7 @@ HeadersOption = Annotated[
 TimestampOption = Annotated[
     str | None,
     typer.Option(
-        metavar="SQL", help="The record's time. Default: that of arrival.", show_default=False
+        metavar="SQL", help="The record's time. Default: time of arrival.", show_default=False
     ),
 ]
 
@@ -235,14 +236,14 @@ OnceAsOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Name the run: records of a run of this name are written once within 30 days."
-        " Default: a name made of the files and of these options.",
+        help="Name the run: records of a run with this name are written once within 30 days."
+        " Default: a name derived from the files and these options.",
         show_default=False,
     ),
 ]
 
 AgainOption = Annotated[
-    bool, typer.Option("--again", help="Write, even if the same run was written before.")
+    bool, typer.Option("--again", help="Write even if the same run was written before.")
 ]
 
 CheckpointOption = Annotated[
@@ -259,7 +260,7 @@ EveryOption = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.0,
-        help="With --checkpoint: continue until stopped, and look for rows this often.",
+        help="With --checkpoint: continue until stopped, and check for new rows this often.",
         show_default=False,
     ),
 ]
@@ -290,7 +291,7 @@ def produce(
 ) -> None:
     """Writes rows that Spark reads to a topic.
 
-    Each row is a record. A batch is written once, in one step: a run that is stopped leaves
+    Each row is a record. A batch is written once, atomically: a run that is stopped leaves
     nothing, and one that is repeated writes nothing more. With --checkpoint the rows are a stream.
 
     Example: spark-submit jobs/produce.py --topic orders --key customer ./landing/*.parquet
@@ -329,7 +330,7 @@ def produce(
     is_done = run_name is not None and found is not None and target.has(run_name)
     if dry_run:
         typer.echo(
-            f"{topic}: the rows are in the topic already"
+            f"{topic}: the rows are already in the topic"
             if is_done
             else f"{topic}: nothing was written, because of --dry-run"
         )
@@ -350,13 +351,13 @@ def produce(
 def _check_once(
     once_as: str | None, checkpoint: str | None, every: float | None, *, again: bool
 ) -> None:
-    """Raises a usage error for options that exclude each other, and `BadOption` for a bad name."""
+    """Raises a usage error for mutually exclusive options, and `BadOption` for a bad name."""
     if every is not None and checkpoint is None:
         raise typer.BadParameter(
             "--every needs --checkpoint, which remembers the rows that were read"
         )
     if checkpoint is not None and (once_as or again):
-        raise typer.BadParameter("--once-as and --again name a batch; a checkpoint has no need")
+        raise typer.BadParameter("--once-as and --again are for batches, not for --checkpoint")
     if once_as and again:
         raise typer.BadParameter("give --once-as or --again, not both")
     check_run_name(once_as)
@@ -407,7 +408,7 @@ def _write(spark: SparkSession, made: Records, target: Target, run_name: str | N
 
 
 def _noted(spark: SparkSession, checkpoint: str) -> str | None:
-    """Returns the topic of a checkpoint, its name and its id; None: a new or an older one."""
+    """Returns the name and id of a checkpoint's topic; None for a new or an older checkpoint."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -420,13 +421,13 @@ def _noted(spark: SparkSession, checkpoint: str) -> str | None:
 
 
 def _note(spark: SparkSession, checkpoint: str, target: Target) -> None:
-    """Writes the topic into the checkpoint, by Spark, which alone may have access to it."""
+    """Writes the topic into the checkpoint with Spark, which alone may have access to it."""
     note = spark.createDataFrame([(f"{target.topic} {target.topic_id()}",)], "value STRING")
     note.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_NOTE}")
 
 
 def _check_noted(noted: str | None, checkpoint: str, target: Target, *, is_new: bool) -> None:
-    """Raises `BadRequest` if the checkpoint has rows that are in another topic."""
+    """Raises `BadRequest` if the rows of the checkpoint are in a different topic."""
     if noted is None:
         return
     name, _, topic_id = noted.partition(" ")
@@ -434,8 +435,8 @@ def _check_noted(noted: str | None, checkpoint: str, target: Target, *, is_new: 
         return
     other = repr(name) if name != target.topic else f"an earlier or another topic {name!r}"
     raise errors.BadRequest(
-        reason=f"The checkpoint {checkpoint} is of {other}, which has the rows up to there. Give"
-        f" topic {target.topic!r} a --checkpoint of its own."
+        reason=f"The checkpoint {checkpoint} belongs to {other}, which has the rows up to there."
+        f" Give topic {target.topic!r} its own --checkpoint."
     )
 
 
@@ -464,7 +465,7 @@ def _write_stream(
 
 
 def _follow(query: StreamingQuery) -> int:
-    """Waits for the end of the query, and prints each batch. Returns the number of its rows."""
+    """Waits for the end of the query, and prints each batch. Returns the number of rows."""
     count, last = 0, -1
     is_over = False
     while not is_over:

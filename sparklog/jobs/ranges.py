@@ -43,7 +43,7 @@ class Range:
         )
 
     def gone(self, info: TopicInfo) -> tuple[int, int, int] | None:
-        """Returns a partition whose log starts after offsets of the range, and these; or None."""
+        """Returns a partition whose log starts after offsets of the range, and those; or None."""
         for each in info.partitions:
             start = self.starts.get(each.partition, each.start)
             until = min(each.start, self.ends.get(each.partition, each.start))
@@ -54,7 +54,7 @@ class Range:
     def check_exists(self, info: TopicInfo, option: str) -> None:
         """Raises `DataLoss` if offsets of the range are gone.
 
-        `option`: the one that begins at offsets of its own.
+        `option`: the one that the advice combines with --start, such as `a new --checkpoint`.
         """
         gone = self.gone(info)
         if gone is None:
@@ -74,9 +74,9 @@ class Range:
 
 
 def fair_shares(sizes: Sequence[int], most: int) -> list[int]:
-    """Returns how many to take of each, about `most` in all, and at least one of each that has any.
+    """Returns how many to take of each: about `most` in total, at least one of each that has any.
 
-    Shares are equal; those with less leave the rest of theirs to the others.
+    Shares are equal; those with less leave the rest to the others.
     """
     shares = [0] * len(sizes)
     waiting = sorted(range(len(sizes)), key=sizes.__getitem__)
@@ -89,7 +89,7 @@ def fair_shares(sizes: Sequence[int], most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A topic to read. `topic_id`: its offsets are of the topic with this id, and no other."""
+    """A topic to read. `topic_id`: the id of the topic that the offsets belong to."""
 
     root: str
     topic: str
@@ -113,14 +113,14 @@ class Source:
         )
 
     def describe(self, log: Log) -> TopicInfo:
-        """Returns the topic as it is. Raises `TopicChanged` if it was created again."""
+        """Returns the topic as it is now. Raises `TopicChanged` if it was created again."""
         info = log.describe(self.topic)
         info.check_id(self.topic_id)
         return info
 
 
 def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:
-    """Returns the offsets that two points of a topic mean.
+    """Returns the offsets between two points of a topic.
 
     A point is `earliest`, `latest`, a time in ISO 8601, or JSON with an offset for each partition.
     Raises `BadOption`.
@@ -145,7 +145,7 @@ def _offsets(log: Log, info: TopicInfo, option: str, text: str) -> dict[int, int
     if not text.startswith("{"):
         try:
             return log.offsets_for_times(info.topic, text)
-        except errors.BadOption:  # it names the parameter
+        except errors.BadOption:  # its message names the parameter
             reason = "expected earliest, latest, a time in ISO 8601, or offsets as JSON"
             raise errors.BadOption(option=option, value=text, reason=reason) from None
     try:

@@ -1,13 +1,13 @@
-"""Records of one topic become records of another: all, or a range of offsets or of times.
+"""Copies records of one topic to another: all, or a range of offsets or of times.
 
     spark-submit jobs/replay.py --root s3://bucket/log --from orders --to orders-test \\
         --start 2026-01-02T00:00Z --end 2026-01-03T00:00Z --speed 10 --times shift
 
-Without a speed the range is written at once, in one step. With one it is cut into windows of the
-records' times. Each is written once, when its turn comes, under a number; a run that is stopped
-continues with the window after the last one that was written. A checkpoint in the target's root has
-the offsets of the range, as the first run resolved them, and those of each window before it is
-written. So later runs depend neither on what the log has meanwhile, nor on its times.
+Without a speed the range is written in one atomic step. With one it is split into windows by the
+records' times. Each is written once, when it is due, under a number; after a stop, the next run
+continues with the window after the last one that was written. A checkpoint in the target's root
+records the offsets of the range, as the first run resolved them, and those of each window before it
+is written. So later runs depend neither on later changes of the log, nor on its times.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from sparklog.client.log import Log
 
 _WINDOW_SECONDS: Final = 2.0
-"""The time on the clock between two windows. A write takes some tenths of a second."""
+"""Wall-clock time between two windows. A write takes a few tenths of a second."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEPT: Final = "kept"
 _BY_KEY: Final = "by key"
 _NOTHING: Final = "{}: nothing to write, this run's records are in the topic"
-_INTO_ITSELF: Final = "a topic is not replayed into itself: give another one as --to"
+_INTO_ITSELF: Final = "a topic cannot be replayed into itself: give a different --to"
 
 
 class Times(enum.StrEnum):
@@ -86,7 +86,7 @@ StartOption = Annotated[
 EndOption = Annotated[
     str,
     typer.Option(
-        metavar="POINT", help="The end, before which the last record is; latest, or as above."
+        metavar="POINT", help="The end, which is exclusive: latest, or a point as for --start."
     ),
 ]
 
@@ -95,8 +95,8 @@ SpeedOption = Annotated[
     typer.Option(
         metavar="FACTOR",
         min=0.001,
-        help="Write the records at this multiple of their original pace, as their timestamps"
-        " have it. Default: all at once.",
+        help="Write the records at this multiple of their original pace, according to their"
+        " timestamps. Default: all at once.",
         show_default=False,
     ),
 ]
@@ -105,8 +105,8 @@ TimesOption = Annotated[
     Times,
     typer.Option(
         metavar="keep|shift|now",
-        help="The new records' times. keep: the original ones; shift: later by as much as makes"
-        " them the time of the replay; now: the time of arrival.",
+        help="The new records' times. keep: the original ones; shift: moved to the time of the"
+        " replay; now: the time of arrival.",
     ),
 ]
 
@@ -114,8 +114,8 @@ OnceAsOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Name the run: records of a run of this name are written once. Default: a name"
-        " made of these options.",
+        help="Name the run: records of a run with this name are written once. Default: a name"
+        " derived from these options.",
         show_default=False,
     ),
 ]
@@ -136,8 +136,8 @@ def replay(
 ) -> None:
     """Copies records of a topic to another topic.
 
-    Keys, values and headers stay; so do partitions, if both topics have as many. A run that is
-    stopped is continued by the same command, and one that is repeated writes nothing more.
+    Keys, values and headers are kept; so are partitions, if both topics have equally many. The same
+    command continues a run that was stopped, and writes nothing more if the run is complete.
 
     Example: spark-submit jobs/replay.py --from orders --to orders-test --speed 10
     """
@@ -156,7 +156,7 @@ def replay(
         options = (info.topic_id, start, end, speed, times)
         name = once_as or hashlib.sha256(repr(options).encode()).hexdigest()[:32]
         is_at_once = speed is None and found is not None and not dry_run
-        if is_at_once and target.has(name):  # its points may not resolve any more
+        if is_at_once and target.has(name):  # its points may no longer resolve
             typer.echo(_NOTHING.format(to))
             return
         job = {
@@ -201,9 +201,9 @@ def replay(
 
 
 def _checkpoint(target: Target, name: str) -> Checkpoint:
-    """Returns the checkpoint of a paced run, which belongs to the topic that there is now."""
+    """Returns the checkpoint of a paced run, which belongs to the current topic."""
     digest = hashlib.sha256(target.name_of(name).encode()).hexdigest()[:32]
-    advice = "Give this run another name, by --once-as."
+    advice = "Give this run a different name with --once-as."
     return Checkpoint(f"{target.root.rstrip('/')}/jobs/replay/{digest}", advice)
 
 
@@ -228,7 +228,10 @@ class _Replay:
         self._keeps_partitions = keeps_partitions
 
     def write_at_once(self, whole: Range) -> int:
-        """Returns the number of records, of which a run of this name had written none."""
+        """Writes all records in one write, and returns their number.
+
+        Requires that no run of this name has written any.
+        """
         bounds = self._time_bounds(whole) if self._times is Times.SHIFT else None
         first = bounds[1] if bounds is not None else _EPOCH  # the last record's time becomes now
         with progress(self._spark, f"replay {self._source.topic}"):
@@ -236,11 +239,12 @@ class _Replay:
             return self._write(whole, first, 1.0, idempotencyKey=name)
 
     def write_paced(self, log: Log, kept: Checkpoint, whole: Range, speed: float) -> int | None:
-        """Writes window after window, and returns the number of records that this run has written.
+        """Writes one window at a time, and returns the number of records that this run has written.
 
         Windows are numbered from 1970 on. They are ranges of offsets: a record that is older than
-        those before it is in their window. Returns None if all are written. Raises `TopicChanged`
-        if one of the topics is created again meanwhile, and `DataLoss` if records are gone.
+        those before it is in their window. Returns None if all were already written. Raises
+        `TopicChanged` if one of the topics is created again in the meantime, and `DataLoss` if
+        records are gone.
         """
         length = timedelta(seconds=_WINDOW_SECONDS * speed)
         newest = self._target.newest(self._name)
@@ -278,7 +282,7 @@ class _Replay:
                 until = _EPOCH + (number + 1) * length
                 ends = log.offsets_for_times(self._source.topic, until)
             part = rest.between(starts, ends)
-            self._check_exists(log, part)  # these offsets may be of another topic, and its times
+            self._check_exists(log, part)  # offsets and times may be those of a new topic
             if part.count:
                 late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
                 time.sleep(max(-late, 0.0))
@@ -299,11 +303,11 @@ class _Replay:
         return written
 
     def _check_exists(self, log: Log, part: Range) -> None:
-        """Raises `DataLoss` if records of the part are gone, and `TopicChanged`."""
+        """Raises `DataLoss` if records of the part are gone, or `TopicChanged`."""
         part.check_exists(self._source.describe(log), "a new --once-as")
 
     def _time_bounds(self, part: Range) -> tuple[datetime, datetime] | None:
-        """Returns the least and the greatest timestamp of the records; None: there are none."""
+        """Returns the minimum and maximum timestamps of the records; None if there are none."""
         from pyspark.sql import functions as f
 
         found = (

@@ -1,7 +1,7 @@
 """The tasks of the job `compact`: they rewrite files for the driver to commit.
 
-Executors find these classes by name, which they could not in a job's own module: run by
-`python -m`, that is `__main__`.
+Executors find these classes by name, which would fail in a job's own module: run with `python -m`,
+that is `__main__`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.storage.maintenance.key_compaction import CompactionPass, Compacti
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 
 _STEPS_SECONDS: Final = limits.ORPHAN_GRACE_SECONDS / 4
-"""The time after which a task ends with the steps that it has, while they may be committed."""
+"""The time after which a task ends with the steps it has, while they can still be committed."""
 
 Piece: TypeAlias = Sequence[FileGroup] | CompactionPass
 """The work of one task."""
@@ -43,7 +43,7 @@ class PassSteps:
 class DriverClock(SystemClock):
     """The driver's time on an executor, whose own may differ: the driver judges how old files are.
 
-    It may be behind by the time that a task waits, so that no file seems younger than it is.
+    It may lag by the time that a task has waited, so no file seems younger than it is.
     """
 
     def __init__(self, driver_us: int) -> None:
@@ -62,7 +62,7 @@ def rewrite(
     driver_us: int,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the result of each piece whose number is in the batches, pickled."""
+    """Yields the pickled result of each piece whose number is in the batches."""
     store, clock = open_store(root, storage), DriverClock(driver_us)
     for batch in batches:
         for number in batch.column(0).to_pylist():
@@ -77,7 +77,7 @@ def rewrite(
 
 
 def _steps(store: Store, topic: str, each: CompactionPass, clock: DriverClock) -> PassSteps:
-    """Returns all steps of the pass, or those of `_STEPS_SECONDS`."""
+    """Returns all steps of the pass, or those written in `_STEPS_SECONDS`."""
     steps: list[CompactionStep] = []
     began = clock.monotonic()
     try:

@@ -30,7 +30,7 @@ _END_OF_START: Final = b"\0sparklog: Spark has started\0"
 """Separates the output of a JVM's start from what follows."""
 _LOOK_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 30.0
-"""Between two lines of progress where no terminal shows a bar."""
+"""Time between two lines of progress if no terminal shows a bar."""
 _CAUSE: Final = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -48,7 +48,7 @@ class _JobCommand(Command):
 
 
 class _SparkJobCommand(Command):
-    """That of a job that needs Spark, whose errors become one line and an exit code too."""
+    """The only command of a Spark job, whose Spark errors also become a line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         with exit_codes(), _spark_errors():
@@ -57,7 +57,7 @@ class _SparkJobCommand(Command):
 
 def run(job: Callable[..., None], name: str, *, needs_spark: bool = True) -> None:
     """Runs a job with the arguments of the process, and exits with its code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: cluster managers stop so
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: cluster managers send it
     app_of(job, needs_spark=needs_spark)(prog_name=f"sparklog.jobs.{name}")
 
 
@@ -78,7 +78,7 @@ def _spark_errors() -> Iterator[None]:
         raise errors.NotInstalled(
             what="jobs",
             missing=error.name,
-            hint="run the job by spark-submit, or pip install 'sparklog[spark,local-spark]'",
+            hint="run the job with spark-submit, or pip install 'sparklog[spark,local-spark]'",
         ) from None
     # It would print the stack of each error as JSON.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -101,10 +101,10 @@ def spark_error_kinds() -> tuple[type[Exception], ...]:
 
 
 def sentence(error: Exception) -> str:
-    """Returns what Spark says of an error, without stack frames, plan and condition of the JVM.
+    """Returns the message of a Spark error, without stack frames, query plan and SQLSTATE.
 
     An error of sparklog is at the end of a Python worker's traceback. Errors of the JVM that
-    PySpark does not know, such as those of file systems, say the reason in their last cause.
+    PySpark does not convert, such as those of file systems, state the reason in their last cause.
     """
     whole = str(error)
     text = whole.partition("\nJVM stacktrace:")[0].partition("\n\tat ")[0]
@@ -134,12 +134,12 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
 
     A local one is quiet: the job prints its errors, in one line, and its progress.
 
-    `with_delta`: a local one has Delta, if delta-spark is installed. `packages`: Maven coordinates
-    of packages that a local one without Delta has.
+    `with_delta`: include Delta in a local one, if delta-spark is installed. `packages`: Maven
+    coordinates of packages to include in a local one without Delta.
     """
     from pyspark.sql import SparkSession
 
-    # Unset, Spark's workers would be whatever `python3` is on the PATH.
+    # If unset, Spark's workers would run whatever `python3` is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
@@ -148,7 +148,7 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
         has_delta = with_delta and importlib.util.find_spec("delta") is not None
         downloads = ", which downloads packages the first time" if packages or has_delta else ""
         echo(f"starting Spark{downloads}")
-        builder = builder.config("spark.log.level", "FATAL")  # each failed task has a stack
+        builder = builder.config("spark.log.level", "FATAL")  # each failed task logs a stack
         builder = builder.config("spark.ui.showConsoleProgress", "false")
         if packages:
             builder = builder.config("spark.jars.packages", ",".join(packages))
@@ -159,7 +159,7 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
                 builder = builder.config(key, value)
             builder = configure_spark_with_delta_pip(builder)
     quiet = _quiet_start() if starts else contextlib.nullcontext()
-    with quiet, signals_deferred():  # stopped while it starts, a JVM would be left behind
+    with quiet, signals_deferred():  # a JVM stopped during its start would remain
         return builder.getOrCreate()
 
 
@@ -167,8 +167,8 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
 def _quiet_start() -> Iterator[None]:
     """Drops the standard error of a JVM that starts in this block; prints it if the start fails.
 
-    Ivy writes a hundred lines there, and no setting of Spark prevents it. The output of the JVM
-    after its start goes to the standard error of this process, through a thread.
+    Ivy writes a hundred lines there, and no Spark setting prevents it. After the start, a thread
+    forwards the JVM's output to the standard error of this process.
     """
     if sys.stderr is None:  # it was closed before this process began
         yield
@@ -195,13 +195,13 @@ def _quiet_start() -> Iterator[None]:
 
 
 class _StartOutput:
-    """Standard error of a JVM: that of its start is kept back, and the rest is forwarded."""
+    """Standard error of a JVM: the output of its start is held back, and the rest is forwarded."""
 
     def __init__(self, target: int) -> None:
         """`target`: the descriptor that bytes are forwarded to."""
         self._target = target
         self.is_wanted = False
-        """True if the output of the start is printed when it is over."""
+        """True if the output of the start is to be printed once it is over."""
         self.is_over = threading.Event()
 
     def forward(self, reader: int) -> None:
@@ -236,16 +236,16 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Returns how many tasks the session runs at a time; 8 if it is one of Spark Connect."""
+    """Returns how many tasks the session runs at a time; 8 with Spark Connect."""
     try:
         return spark.sparkContext.defaultParallelism
-    except Exception:  # Spark Connect raises an error of its own for what it does not have
+    except Exception:  # Spark Connect raises its own error for what it lacks
         return 8
 
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Raises KeyboardInterrupt for SIGINT and SIGTERM at its end. Belongs to the main thread."""
+    """Defers SIGINT and SIGTERM to the block's end, as KeyboardInterrupt, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -268,13 +268,13 @@ def signals_deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """Shows how many of Spark's tasks are done: a bar in a terminal, otherwise a line at times.
+    """Shows how many Spark tasks are done: a bar on a terminal, otherwise occasional lines.
 
-    A session of Spark Connect does not tell; its own client shows a bar.
+    Spark Connect does not report this; its own client shows a bar.
     """
     try:
         tracker = spark.sparkContext.statusTracker()
-    except Exception:  # Spark Connect raises an error of its own for what it does not have
+    except Exception:  # Spark Connect raises its own error for what it lacks
         yield
         return
     is_over = threading.Event()

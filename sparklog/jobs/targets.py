@@ -1,4 +1,4 @@
-"""The topic that a job writes to, and the runs that it has."""
+"""The topic that a job writes to, and the runs that it contains."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from sparklog.formats.flight_messages import TopicInfo
 
 _RUN_NAME_LENGTH: Final = 180
-"""The most characters of a run's name, to which the topic's id is appended."""
+"""Maximum length of a run's name, to which the topic's id is appended."""
 
 PartitionsOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=1,
-        help="Create the topic with so many partitions if it does not exist.",
+        help="Create the topic with this many partitions if it does not exist.",
         show_default=False,
     ),
 ]
@@ -45,7 +45,7 @@ TargetTopicOption = Annotated[
     str, typer.Option(metavar="TOPIC", help="The topic to write to.", show_default=False)
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be written, without writing.")
 ]
 
 
@@ -74,18 +74,18 @@ class Target:
     """A topic of a root.
 
     A run of a job has a name. It is one write, under an idempotency key, or a sequence of numbered
-    writes. The topic's table says which of them it has, or a receipt where several brokers lead it.
+    writes. The topic's table records which of them it has, or a receipt if several brokers lead it.
     """
 
     root: str
     topic: str
     partitions: int | None
-    """The number for a topic that is created; None: the topic must exist."""
+    """The number of partitions of a new topic; None: the topic must exist."""
 
     def find(self) -> int | None:
-        """Returns the number of the topic's partitions; None if it is to be created.
+        """Returns the number of the topic's partitions; None if it must be created.
 
-        Makes no root of a folder. Raises `UnknownTopic`, `NotARoot`.
+        Does not turn a folder into a root. Raises `UnknownTopic`, `NotARoot`.
         """
         try:
             root_metadata(self.root)
@@ -103,9 +103,9 @@ class Target:
                 return None
 
     def is_topic(self, log: Log, info: TopicInfo) -> bool:
-        """Returns whether it is this topic of `log`, whatever the root is called.
+        """Returns whether it is this topic of `log`, however the root is named.
 
-        Ids decide. A copy of a root has the ids of its original, but another folder.
+        Ids decide. A copy of a root has the ids of its original, but a different folder.
         """
         store = open_store(self.root, storage_options(self.root))
         try:
@@ -128,29 +128,29 @@ class Target:
             log.create_topic(self.topic, self.partitions, if_absent=True)
 
     def topic_id(self) -> str:
-        """Returns the id of the topic that there is now. Raises `UnknownTopic`."""
+        """Returns the id of the current topic. Raises `UnknownTopic`."""
         with sparklog.connect(self.root, detached=True) as log:
             return log.describe(self.topic).topic_id
 
     def name_of(self, run: str) -> str:
-        """Returns the name of a run's writes to the topic that there is now."""
+        """Returns the name of a run's writes to the current topic."""
         return _named(run, self.topic_id())
 
     def check(self, name: str, run: str) -> None:
-        """Raises `BadRequest` if `name`, of the run's writes, is for a topic that is gone."""
+        """Raises `BadRequest` if `name`, that of the run's writes, is for a deleted topic."""
         if self.name_of(run) != name:
             raise errors.BadRequest(
                 reason=f"Topic {self.topic!r} was deleted and created again during this run. Run it"
-                " again to write all of its records to the topic that there is now."
+                " again to write all of its records to the current topic."
             )
 
     def has(self, run: str) -> bool:
-        """Returns whether the run's one write is in the topic."""
+        """Returns whether the run's single write is in the topic."""
         table, topic_id = self._table()
         name = to_topic(_named(run, topic_id), self.topic)
         if table.txn(key_app_id(topic_id, name)) is not None:
             return True
-        # Each leader of a cluster commits its part, and a receipt says that all have theirs.
+        # Each leader of a cluster commits its part, and a receipt records that all have.
         topics = {self.topic: Destination(topic_id, table.snapshot.partitions)}
         attempt = manifest.open_attempt(table.store, name, 0, topics)
         write = Manifest(query=name, batch=0, attempt=attempt, topic_ids={self.topic: topic_id})
@@ -158,12 +158,12 @@ class Target:
         return receipt is not None and self.topic in receipt.holders(topics)
 
     def newest(self, run: str) -> int | None:
-        """Returns the number of the run's last write that is in the topic; None: there is none."""
+        """Returns the number of the run's last write in the topic; None if there is none."""
         table, topic_id = self._table()
         name = to_topic(_named(run, topic_id), self.topic)
         whole = table.txn(query_app_id(topic_id, name))
         begun = table.txn(begun_app_id(topic_id, name))
-        # Parts of the newest one may be missing: written again, it is completed.
+        # Parts of the newest write may be missing: writing it again completes it.
         newest = max(whole.version if whole else -1, begun.version - 1 if begun else -1)
         return newest if newest >= 0 else None
 
@@ -175,13 +175,13 @@ class Target:
         return table, table.refresh().topic_id or ""
 
     def writer(self, records: DataFrame, **options: Any) -> DataFrameWriter:
-        """Returns the writer of a batch to the topic."""
+        """Returns a writer for a batch to the topic."""
         given = {"root": self.root, "topic": self.topic, **options}
         return records.write.format("sparklog").mode("append").options(**given)
 
 
 def _named(run: str, topic_id: str) -> str:
-    """Returns the name of a run's writes, apart from those to a deleted topic of that name."""
+    """Returns the name of a run's writes, distinct from writes to a deleted topic of that name."""
     return f"{run}.{topic_id}"
 
 
@@ -191,6 +191,6 @@ def last_line(topic: str, count: int, seconds: float) -> str:
 
 
 def in_seconds(count: int, seconds: float) -> str:
-    """Returns a number of records and their time in words, with a rate if it is one or more."""
+    """Returns a record count and a duration as text, with the rate if it is at least 1/s."""
     took, rate = f"{counted(count, 'record')} in {seconds:.1f} s", round(count / seconds)
     return f"{took} ({counted(rate, 'record')}/s)" if rate else took

@@ -1,10 +1,10 @@
-"""JSON values of a topic become rows of a Delta table, each record once.
+"""Writes JSON values of a topic as rows of a Delta table, each record once.
 
     spark-submit jobs/to_table.py --root s3://bucket/log --topic orders --checkpoint ./c \\
         --dead-letters orders.dead s3a://bucket/tables/orders
 
-The topic is read in windows of offsets, and a window is written at once. A run may be killed at any
-point; the next one with its checkpoint continues (`table_writing/job.py` has the rules).
+The topic is read in windows of offsets, each written atomically. A run can be killed at any point;
+the next one with its checkpoint continues (`table_writing/job.py` has the rules).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 
 
 class NewFields(enum.StrEnum):
-    """Fields of the objects that the table has no column for."""
+    """Handling of fields of the objects that the table has no column for."""
 
     ADD = "add"
     IGNORE = "ignore"
@@ -50,7 +50,7 @@ CheckpointOption = Annotated[
     str,
     typer.Option(
         metavar="PATH",
-        help="A folder that remembers the records that were read, of this job alone.",
+        help="A folder that records which records were read, for this job alone.",
         show_default=False,
     ),
 ]
@@ -67,7 +67,7 @@ SchemaOption = Annotated[
     typer.Option(
         metavar="DDL",
         help="Fields of the objects: 'id BIGINT, name STRING'. Default: the table's columns,"
-        " and what the objects have.",
+        " and the fields found in the objects.",
         show_default=False,
     ),
 ]
@@ -76,8 +76,8 @@ NewFieldsOption = Annotated[
     NewFields | None,
     typer.Option(
         metavar="add|ignore",
-        help="Fields without a column get one, or are left out. Default: ignore with --schema,"
-        " otherwise add.",
+        help="Add columns for fields without one, or ignore these fields. Default: ignore with"
+        " --schema, otherwise add.",
         show_default=False,
     ),
 ]
@@ -86,7 +86,8 @@ DeadLettersOption = Annotated[
     str | None,
     typer.Option(
         metavar="TOPIC",
-        help="Write records that do not fit to this topic. Default: the first one ends the run.",
+        help="Write records that do not fit the table to this topic. Default: the first one ends"
+        " the run.",
         show_default=False,
     ),
 ]
@@ -95,7 +96,7 @@ UpsertOption = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Keep one row for each record key, which is this column: a record replaces the"
+        help="Keep one row for each record key, which is in this column: a record replaces the"
         " row of its key, and a null value deletes it.",
         show_default=False,
     ),
@@ -109,7 +110,7 @@ StartOption = Annotated[
     str,
     typer.Option(
         metavar="POINT",
-        help="Where a new checkpoint begins: earliest, latest, a time in ISO 8601, or offsets"
+        help="Where a new checkpoint starts: earliest, latest, a time in ISO 8601, or offsets"
         ' of all partitions as JSON: \'{"0": 17, "1": 4}\'.',
     ),
 ]
@@ -119,13 +120,13 @@ EveryOption = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.1,
-        help="Continue until stopped, and look for records this often.",
+        help="Continue until stopped, and check for new records this often.",
         show_default=False,
     ),
 ]
 
 MaxRecordsOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="The most records in one commit of the table.")
+    int, typer.Option(metavar="N", min=1, help="The maximum records in one commit of the table.")
 ]
 
 
@@ -148,8 +149,8 @@ def to_table(
 ) -> None:
     """Writes the JSON values of a topic to a Delta table.
 
-    Each record is written once, to the table or to the topic of dead letters. A run writes the
-    records that are new since the last one with its checkpoint.
+    Each record is written once, to the table or to the dead-letter topic. A run writes the records
+    that are new since the last one with its checkpoint.
 
     Example: spark-submit jobs/to_table.py --topic orders --checkpoint ./orders.c ./orders
     """
@@ -158,7 +159,7 @@ def to_table(
     if dead_letters is None and partitions is not None:
         raise typer.BadParameter("--partitions is for the topic that --dead-letters names")
     if dead_letters == topic:
-        raise typer.BadParameter("dead letters go to another topic than they come from")
+        raise typer.BadParameter("--dead-letters must name a different topic than --topic")
     dead = None
     if dead_letters is not None:
         dead = Target(root=source_root, topic=dead_letters, partitions=partitions)
@@ -169,7 +170,7 @@ def to_table(
         pinned = {
             "topic": f"{topic} {topic_id}",
             "table": str(target),
-            "dead letters": dead_letters,  # without it no window has any, so it may come later
+            "dead letters": dead_letters,  # without it no window has any, so it can be added later
             "upsert": upsert or "",
             "origin": str(origin),
         }
@@ -214,7 +215,7 @@ def _table(path: str | None, name: str | None) -> Table:
     if (path is None) == (name is None):
         raise typer.BadParameter("give a path, or --table: exactly one of them")
     if path is not None and not _SCHEME.match(path):
-        path = str(Path(path).absolute())  # Delta takes no relative one in SQL
+        path = str(Path(path).absolute())  # Delta's SQL accepts no relative path
     return Table(path=path, name=name)
 
 

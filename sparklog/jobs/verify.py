@@ -2,8 +2,8 @@
 
     spark-submit jobs/verify.py --root s3://bucket/log orders payments
 
-The driver checks what the metadata, the Delta logs and the write-ahead log say of each other.
-Spark's tasks read every file and every entry. Brokers may serve the root meanwhile.
+The driver checks the metadata, the Delta logs and the write-ahead log against each other. Spark's
+tasks read every file and every entry. Brokers can serve the root during the run.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS: Final = 3
-"""Plans of the same offsets, of which a file may be compacted before it is read."""
+"""Maximum plans of the same offsets, since a file may be compacted before it is read."""
 _TASK_BYTES: Final = 128 * 2**20
 _ENTRY_BYTES: Final = 2**20
-"""The cost of opening a file or an entry, in bytes that are read meanwhile."""
+"""The cost of opening a file or an entry, in bytes that could be read in that time."""
 _report_decoder = msgspec.json.Decoder(SliceReport)
 
 
@@ -56,8 +56,8 @@ def check_slices(
 ) -> Iterator[pa.RecordBatch]:
     """Yields a report for each slice.
 
-    `batches` have the slice, the end of its partition's table, and the offset below which gaps of
-    the partition are explained.
+    `batches` contain the slice, the end of its partition in the table, and the offset below which
+    gaps of the partition are explained.
     """
     store = open_store(root, storage)
     for batch in batches:
@@ -84,24 +84,24 @@ def verify(
     root: RootOption = None,
     values: Annotated[
         bool,
-        typer.Option("--values", help="Read keys, values and headers too, with their checksums."),
+        typer.Option("--values", help="Also read keys, values and headers, with checksums."),
     ] = False,
     allow_gaps: Annotated[
         bool,
         typer.Option(
             "--allow-gaps",
-            help="Missing offsets are not a fault: a DELETE was run on the table, and no broker"
-            " knows of it.",
+            help="Accept missing offsets: a DELETE was run on the table, and no broker has noticed"
+            " it.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check what needs no reading of records.")
+        bool, typer.Option("--dry-run", help="Check only what does not require reading records.")
     ] = False,
 ) -> None:
-    """Checks that each record of a topic is there once, and that readers find it.
+    """Checks that each record of a topic exists once, and that readers find it.
 
-    It reads every file of the table, and the write-ahead log, and prints a line for each topic and
-    for each fault. Nothing is written. It exits with 3 if there is a fault.
+    Reads every file of the table, and the write-ahead log, and prints a line for each topic and
+    for each fault. Nothing is written. Exits with 3 if there is a fault.
 
     Example: spark-submit jobs/verify.py --root ./data orders
     """
@@ -141,13 +141,13 @@ class _Verification:
     # -------------------------------------------------------------------------- the driver
 
     def look(self, topics: Iterable[str]) -> dict[str, TableSnapshot]:
-        """Returns the tables that can be read, after checks of their metadata."""
+        """Returns the tables that can be read, after checking their metadata."""
         found: dict[str, TableSnapshot] = {}
         names = list(topics)
-        heartbeats = read_heartbeats(self._store)  # first: what they name is durable
+        heartbeats = read_heartbeats(self._store)  # first: the flushes that they name are durable
         try:
             found.update(self._follower.refresh(names))
-        except errors.SparklogError:  # of one topic, or of the log of all
+        except errors.SparklogError:  # of one topic, or of the log shared by all
             for name in names:
                 try:
                     found.update(self._follower.refresh([name]))
@@ -174,7 +174,7 @@ class _Verification:
         wanted = self._follower.metadata.topic(name).partition_count
         if wanted != snapshot.partitions:
             count = counted(snapshot.partitions, "partition")
-            said = f"its table has {count}, and the cluster {wanted}"
+            said = f"its table has {count}, but the cluster {wanted}"
             self._fail(name, said, "start a broker, which adds partitions to the table")
         for partition, start in enumerate(snapshot.starts):
             place = f"{name}-{partition}"
@@ -233,7 +233,7 @@ class _Verification:
                 if found.gone:
                     waiting.append((found.topic, found.partition, found.start, found.end))
                     if attempt == _ATTEMPTS - 1:
-                        said = f"{found.gone} does not exist, and the table's log names it"
+                        said = f"{found.gone} does not exist, but the table's log names it"
                         self._fail(found.topic, said, "restore it from a backup")
                 else:
                     reports[found.topic, found.partition].append(found)
@@ -242,7 +242,7 @@ class _Verification:
                     current.update(self._follower.refresh([name]))
                 except errors.UnknownTopic:
                     del current[name]
-                    self._add(name, CheckState.OK, "it was deleted meanwhile", "")
+                    self._add(name, CheckState.OK, "it was deleted during the run", "")
                 except errors.SparklogError as error:
                     del current[name]
                     self._fail(name, str(error), "")
@@ -256,7 +256,7 @@ class _Verification:
     def _plan(
         self, snapshot: TableSnapshot, name: str, partition: int, start: int, end: int
     ) -> list[Slice]:
-        """Returns slices of the offsets that are left: retention may have moved the log start."""
+        """Returns slices of the remaining offsets: retention may have moved the log start."""
         start = max(start, snapshot.starts[partition])
         if start >= end:
             return []
@@ -371,17 +371,17 @@ class _Verification:
 
 
 def _causes(snapshot: TableSnapshot) -> set[str]:
-    """Returns the causes of gaps that the table notes."""
+    """Returns the causes of gaps that the table records."""
     said = {
         GapCause.SOURCE: "mirrored",
-        GapCause.COMPACTION: "compacted by key",
+        GapCause.COMPACTION: "removed by key compaction",
         GapCause.ENGINE: "removed by another engine",
     }
     return {said[cause] for _, cause in snapshot.gaps}
 
 
 def _makes_gaps(config: Mapping[str, str]) -> bool:
-    """Returns whether new gaps are legal: the topic is compacted, or mirrors another one."""
+    """Returns whether new gaps are legal: the topic is compacted, or mirrors a different one."""
     return "compact" in config.get("cleanup.policy", "").split(",") or bool(
         config.get(MIRROR_SOURCE)
     )

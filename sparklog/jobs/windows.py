@@ -1,13 +1,14 @@
 """The checkpoint of a job that reads a topic in numbered windows.
 
-    checkpoint.json   the name of the job's writes, what they are of, and the offsets that its
-                      arguments meant when it began; put once
-    <number>.json     the plan of a window: its offsets and its schema; put only if absent, and
-                      replaced only while nothing of the window is written
-    <number>.done     put after all that the window writes
+    checkpoint.json   the name of the job's writes, the properties of the job, and the offsets that
+                      its arguments resolved to at its start; created only if absent, and replaced
+                      if a run adds to it
+    <number>.json     the plan of a window: its offsets and its schema; created only if absent, and
+                      replaced only while nothing of the window has been written
+    <number>.done     put after everything that the window writes
 
-A window is planned before anything of it is written. A run that follows one that was killed finds
-the plan of the last window, and does it again; targets know the numbers that they have.
+A window is planned before anything of it is written. A run that follows a killed one finds the plan
+of the last window, and repeats it; targets recognise the numbers that they already have.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from sparklog.jobs.ranges import Range
 from sparklog.options import storage_options
 from sparklog.storage.objects import ObjectMissing, claim, open_store
 
-WINDOWS_KEPT = 100  # plans of a job's newest windows, in its checkpoint
+WINDOWS_KEPT = 100  # plans of a job's newest windows that its checkpoint retains
 
 _HEAD: Final = "checkpoint.json"
 _ADVICE: Final = (
-    "Give it a checkpoint of its own, and --start if it is not to begin with the first record."
+    "Give this job its own checkpoint, and --start if it should not begin with the first record."
 )
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a job's writes, and the things that must not change between its runs."""
+    """The name of a job's writes, and the properties that must not change between its runs."""
 
     name: str
     job: Mapping[str, str | None]
     """None: a later run may choose it."""
     start: str | None = None
-    """The argument that `starts` are of."""
+    """The argument that `starts` were resolved from."""
     starts: Mapping[int, int] | None = None
-    """The first offsets; partitions that are absent start at their first record. None: unknown."""
+    """The first offsets; absent partitions start at their first record. None if unknown."""
     ends: Mapping[int, int] | None = None
-    """The ends; None: there are none."""
+    """The end offsets; None if there are none."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     starts: Mapping[int, int]
     ends: Mapping[int, int]
     schema: str
-    """The columns, as Spark writes a schema as JSON; empty if the job has none."""
+    """The columns, in Spark's JSON form of a schema; empty if the job has none."""
 
     @property
     def part(self) -> Range:
@@ -69,7 +70,7 @@ _window_decoder = msgspec.json.Decoder(Window)
 class Checkpoint:
     """A folder, or the prefix of a bucket, of one job. Raises the errors of its store.
 
-    `advice` ends the error for another job: the way to a checkpoint of its own.
+    `advice` ends the error for another job: how to give that job its own checkpoint.
     """
 
     def __init__(self, uri: str, advice: str = _ADVICE) -> None:
@@ -80,9 +81,9 @@ class Checkpoint:
         self._run = secrets.token_hex(8)
 
     def check(self, job: Mapping[str, str | None]) -> Head | None:
-        """Returns the notes of the runs before; None: there was none.
+        """Returns the notes of earlier runs; None if there were none.
 
-        Raises `BadRequest` if the checkpoint is one of another job.
+        Raises `BadRequest` if the checkpoint belongs to another job.
         """
         head = self._head()
         if head is None:
@@ -91,7 +92,7 @@ class Checkpoint:
         if changed:
             was = ", ".join(f"{key} {head.job.get(key) or 'none'!r}" for key in changed)
             raise errors.BadRequest(
-                reason=f"The checkpoint {self._uri} is of a job with {was}. {self._advice}"
+                reason=f"The checkpoint {self._uri} belongs to a job with {was}. {self._advice}"
             )
         return head
 
@@ -103,9 +104,9 @@ class Checkpoint:
         starts: Mapping[int, int] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> str:
-        """Returns the name of the job's writes; makes the checkpoint if there is none.
+        """Returns the name of the job's writes; creates the checkpoint if there is none.
 
-        `check` has passed. Notes the offsets, unless `starts` is None.
+        Requires that `check` has passed. Records the offsets, unless `starts` is None.
         """
         found = self._head()
         head = found or Head(name=secrets.token_hex(16), job=job)
@@ -141,7 +142,7 @@ class Checkpoint:
         return window, _done(window.number) in names
 
     def plan(self, number: int, part: Range, schema: str = "") -> Window:
-        """Returns the window, whose plan is durable. Raises `BadRequest` if another run has one."""
+        """Returns a window whose plan is durable. Raises `BadRequest` if another run planned it."""
         window = Window(
             number=number, run=self._run, starts=part.starts, ends=part.ends, schema=schema
         )
@@ -151,13 +152,13 @@ class Checkpoint:
         return window
 
     def replan(self, window: Window, schema: str) -> Window:
-        """Returns a window, of which nothing is written, with other columns."""
+        """Replaces the columns of a window of which nothing has been written."""
         found = msgspec.structs.replace(window, run=self._run, schema=schema)
         self._store.put(_plan(found.number), msgspec.json.encode(found))
         return found
 
     def finish(self, number: int) -> None:
-        """Remembers that all of the window is written, and forgets an old one."""
+        """Records that the whole window has been written, and deletes an old one."""
         self._store.put(_done(number), b"")
         old = number - WINDOWS_KEPT
         if old >= 0:

@@ -1,4 +1,4 @@
-"""The Spark sink: batch and streaming writes into topics, each batch exactly once."""
+"""The Spark sink: batch and streaming writes to topics, each batch exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns a data frame may have to be written, judged before a task starts."""
+"""Checks the columns of a data frame to be written, before a task starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Columns of a record other than its value: as in Spark's Kafka sink, and `timestamp`.
 
-A column that is null in every row is `void`.
+A column that is null in every row has the type `void`.
 """
 
 _VALUE: Final[dict[str, tuple[str, ...]]] = {"value": ("binary", "string")}
@@ -27,9 +27,9 @@ _LEFT_BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "offset": ("bigint",),
     "timestampType": ("int",),
 }
-"""Columns of a source that are ignored: the log gives records their own.
+"""Columns of a source that are ignored, because the log assigns its own.
 
-`offset` is not, if the write keeps offsets.
+`offset` is not ignored if the write keeps offsets.
 """
 _KEPT: Final[dict[str, tuple[str, ...]]] = {"partition": ("int",), "offset": ("bigint",)}
 
@@ -59,9 +59,9 @@ def check_columns(
     """Raises `WrongSchema`, which names the column, for a frame that cannot be written.
 
     Args:
-        as_json: whether values are made of the columns that have no other role.
-        needs_topic: whether only the column `topic` can say where a row goes.
-        keeps_offsets: whether the columns `partition` and `offset` say it.
+        as_json: whether values are built from the columns that have no other role.
+        needs_topic: whether only the column `topic` can name the topic of a row.
+        keeps_offsets: whether rows keep the offsets in the columns `partition` and `offset`.
     """
     for name, times in Counter(schema.names).items():
         if times > 1:
@@ -77,7 +77,7 @@ def check_columns(
 
 
 def columns_of_no_record(schema: StructType) -> list[str]:
-    """Returns the columns that a record does not have, which are ignored as by the Kafka sink."""
+    """Returns the columns that are not part of a record; they are ignored, as by the Kafka sink."""
     return [name for name in schema.names if name not in _PLAIN_COLUMNS]
 
 
@@ -86,7 +86,7 @@ def _check_plain(schema: StructType) -> None:
         if field.name in _PLAIN_COLUMNS:
             _check_kind(field.name, field.dataType, _PLAIN_COLUMNS[field.name])
     if "value" not in schema.names:
-        reason = "a record needs a column 'value'; valueFormat = json makes it of other columns"
+        reason = "a record needs a column 'value'; valueFormat = json builds it from other columns"
         raise errors.WrongSchema(reason=reason)
 
 
@@ -116,11 +116,14 @@ def _check_json(name: str, kind: DataType) -> None:
         _check_json(f"{name}[]", kind.elementType)
     elif isinstance(kind, types.MapType):
         if not isinstance(kind.keyType, types.StringType):
-            reason = f"column {name!r} is {kind.simpleString()}; JSON has only text for keys"
+            reason = f"column {name!r} is {kind.simpleString()}; JSON keys can only be strings"
             raise errors.WrongSchema(reason=reason)
         _check_json(f"{name}[]", kind.valueType)
     elif not isinstance(kind, _PLAIN):
-        reason = f"column {name!r} is {kind.simpleString()}, which has no JSON; cast it to string"
+        reason = (
+            f"column {name!r} is {kind.simpleString()}, which has no JSON representation;"
+            " cast it to string"
+        )
         raise errors.WrongSchema(reason=reason)
 
 

@@ -1,9 +1,9 @@
-"""The commit of a batch: one manifest decides its contents, and the brokers append them.
+"""Commits a batch: one manifest decides its contents, and the brokers append them.
 
-A repeated commit, after any crash, finds the same manifest and completes it; the broker recognises
-the batch by its id and skips one that was appended. If several brokers lead the partitions, each
-appends its part, and a receipt alongside the manifest says that all of them have. Rows that were
-staged for a topic that was deleted meanwhile went with it.
+A commit that is repeated after a crash finds the same manifest and completes it; a broker
+recognises a batch by its id, and skips one that was already appended. If several brokers lead the
+partitions, each appends its part, and a receipt next to the manifest records that all have done so.
+Rows that were staged for a topic that has been deleted since are dropped.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def commit(
     run: str = "",
     fails_on_different_rerun: bool = False,
 ) -> None:
-    """Appends the batch, including any part that an earlier run has left undone.
+    """Appends the batch, including any part that an earlier run left unfinished.
 
-    Raises `BadRequest` if the batch was given up, is in other topics, was decided with other
-    numbers of rows, or is of a run that another one has replaced, `UnknownTopic` if a topic was
-    deleted meanwhile, `Retriable` if no broker could be reached, and `OutcomeUnknown`: commit again
-    after these two.
+    Raises `BadRequest` if the batch was given up, is in other topics, was decided with different
+    numbers of rows, or belongs to a run that has been replaced, `UnknownTopic` if a topic has been
+    deleted in the meantime, `Retriable` if no broker could be reached, and `OutcomeUnknown`: after
+    these two, commit again.
 
     Args:
         root: the root.
@@ -60,8 +60,8 @@ def commit(
         sections: the rows that the tasks have staged.
         topics: those that exist.
         kind: how the batch may be repeated.
-        run: the run of a streaming query; empty if the write is of none.
-        fails_on_different_rerun: whether other numbers of rows are an error, or a warning.
+        run: the run of a streaming query; empty if the write belongs to none.
+        fails_on_different_rerun: whether different numbers of rows are an error, or a warning.
     """
     store = open_store(root, storage)
     ours = Manifest(
@@ -107,7 +107,7 @@ def commit(
     for name in sorted({each.topic for each in ours.sections} - holders):
         _log.warning(
             "the rows of this run of batch %d of %s for topic %s are not written: the batch had"
-            " none for it when it was first staged, or the topic was created again since",
+            " none for it when it was first staged, or the topic has been recreated since",
             batch,
             query,
             name,
@@ -115,11 +115,11 @@ def commit(
 
 
 def append_everywhere(connection: Connection, path: str) -> flight_messages.AppendStagedReply:
-    """Has the batch of a manifest appended by all leaders of its partitions.
+    """Has all leaders of its partitions append the batch of a manifest.
 
-    Any broker names the leaders. Returns what all of them have replied together; it names the
-    topics' ids if the batch is in parts, and needs a receipt. Raises what `commit` raises; an error
-    of one leader has a note if others have appended their part.
+    Any broker can name the leaders. Returns their merged replies; these name the topics' ids if the
+    batch is in parts and so needs a receipt. Raises what `commit` raises; an error from one leader
+    has a note if others have appended their part.
     """
     request = flight_messages.AppendStaged(manifest=path)
     retry = connection.retry(limits.SPARK_PATIENCE_SECONDS)
@@ -127,12 +127,12 @@ def append_everywhere(connection: Connection, path: str) -> flight_messages.Appe
         "batches.append_staged", request, timeout_seconds=retry.left_seconds
     )
     if known.elsewhere:
-        connection.brokers()  # their addresses
+        connection.brokers()  # to learn their addresses
     asked: set[int] = set()
     while left := _left(known):
         broker = left[0]
         try:
-            if broker in asked:  # a partition is on the way, and not all brokers know it yet
+            if broker in asked:  # a partition is moving, and not all brokers know it yet
                 raise errors.MetadataChanged
             asked.add(broker)
             reply: flight_messages.AppendStagedReply = connection.attempt(
@@ -172,7 +172,7 @@ def _left(reply: flight_messages.AppendStagedReply) -> list[int]:
 def _merged(
     known: flight_messages.AppendStagedReply, reply: flight_messages.AppendStagedReply
 ) -> flight_messages.AppendStagedReply:
-    """Returns both replies as one. One that names no other leader speaks for the whole batch."""
+    """Merges the replies. One that names no other leader covers the whole batch."""
     if not reply.elsewhere and not reply.topic_ids:
         return reply
     ranges = {name: dict(of_topic) for name, of_topic in known.ranges.items()}
@@ -191,7 +191,7 @@ def _topic_ids(sections: Iterable[Section], topics: Destinations) -> dict[str, s
 def _attempt(
     store: Store, query: str, batch: int, sections: Sequence[Section], topics: Destinations
 ) -> int:
-    """The attempt that the sections were staged for. Raises `BadRequest` if there are two."""
+    """Returns the attempt that staged the sections. Raises `BadRequest` if there are two."""
     attempts = {manifest.attempt_of(section.path) for section in sections if section.rows}
     if len(attempts) > 1:
         raise errors.BadRequest(
@@ -204,8 +204,8 @@ def _attempt(
 def _decide(store: Store, ours: Manifest) -> Manifest | None:
     """Returns the manifest of the batch; None if a sweeper has refused it.
 
-    The refusal may be of a failed rerun, long after the batch was appended and its manifest swept.
-    Only the broker knows, so it is asked anyway, and refuses a new batch.
+    The refused batch may be a failed rerun, long after the batch was appended and its manifest
+    swept. Only the broker knows, so it is asked anyway, and refuses the batch if it is new.
     """
     try:
         return manifest.write(store, ours, SystemClock())
@@ -218,22 +218,22 @@ def _decide(store: Store, ours: Manifest) -> Manifest | None:
 def _check_topics(ours: Manifest, appended: Collection[str]) -> None:
     """Raises `BadRequest` if the batch was appended, but to none of the topics of this write.
 
-    A rerun may distribute its rows differently, but this is another query with a copy of the
-    checkpoint.
+    A rerun may distribute its rows differently, but this must be another query with a copy
+    of the checkpoint.
     """
     wanted = {section.topic for section in ours.sections}
     if wanted and appended and wanted.isdisjoint(appended):
         raise errors.BadRequest(
-            reason=f"batch {ours.batch} of query {ours.query} was written to {_named(appended)}"
-            f" before, and now goes to {_named(wanted)}: nothing of it was written. Two queries"
-            " seem to share a checkpoint, or two writes a name: give this one its own"
+            reason=f"batch {ours.batch} of query {ours.query} was previously written to"
+            f" {_named(appended)}, and now goes to {_named(wanted)}: nothing was written. Two"
+            " queries seem to share a checkpoint, or two writes a name: give this one its own"
         )
 
 
 def _check_run(ours: Manifest, decided: Manifest, known: QueryRun | None) -> None:
     """Raises `BadRequest` if another run decided the batch while ours was writing.
 
-    Only the first batch of a run may have been decided before: by the run that it continues.
+    Only a run's first batch may already have been decided: by the run that it continues.
     """
     continues = known is None or known.run != ours.run or ours.batch <= known.first_batch
     if not continues and decided.run not in ("", ours.run):
@@ -252,7 +252,7 @@ def _begin(store: Store, ours: Manifest, known: QueryRun | None) -> None:
 
 def _replaced(ours: Manifest, *, by: str) -> errors.BadRequest:
     return errors.BadRequest(
-        reason=f"query {ours.query} was started again: its run {by} writes its batches now, and"
+        reason=f"query {ours.query} was started again: its run {by} now writes its batches, and"
         f" batch {ours.batch} of run {ours.run} was not written. If that run is another query with"
         " a copy of this one's checkpoint, stop one of them, and give each its own checkpoint, or"
         " a topic of its own"
@@ -262,8 +262,8 @@ def _replaced(ours: Manifest, *, by: str) -> errors.BadRequest:
 def _check_rows(ours: Manifest, decided: Manifest, topics: Destinations, *, fails: bool) -> None:
     """Raises `BadRequest` if the batch was decided with other numbers of rows, and ours has some.
 
-    A query that is started again reads the same records for a batch. Another query with a copy of
-    its checkpoint does not, and its rows would be dropped.
+    A restarted query reads the same records for a batch. Another query with a copy of its
+    checkpoint does not, and its rows would be dropped.
     """
     wanted = _rows(ours)
     known = _rows(decided)
@@ -273,10 +273,10 @@ def _check_rows(ours: Manifest, decided: Manifest, topics: Destinations, *, fail
     if not wanted or wanted == known:
         return
     reason = (
-        f"batch {ours.batch} of query {ours.query} was decided before with {_counted(known)}, and"
+        f"batch {ours.batch} of query {ours.query} was already decided with {_counted(known)}, and"
         f" now has {_counted(wanted)}, which are not written. If another query has a copy of this"
         " query's checkpoint, give each one its own, or a topic of its own. If the query does not"
-        " give the same rows for a batch each time, set failOnDifferentRerun=false: the rows that"
+        " return the same rows for a batch each time, set failOnDifferentRerun=false: the rows that"
         " were staged first count"
     )
     if fails:
@@ -302,7 +302,7 @@ def _named(topics: Iterable[str]) -> str:
 
 
 def discard(root: str, storage: Mapping[str, str], sections: Iterable[Section]) -> None:
-    """Removes the staged files of a batch whose commit was not tried."""
+    """Removes the staged files of a batch whose commit was not attempted."""
     open_store(root, storage).delete({section.path for section in sections})
 
 
@@ -316,7 +316,7 @@ def _stands(store: Store, path: str) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _connect(root: str, storage: tuple[tuple[str, str], ...]) -> Log:
-    """Spark may use a worker process for many commits, or for one."""
-    from sparklog.connecting import connect  # tasks, which only stage, do not pay for it
+    """Returns the client; cached, since Spark may use a worker process for many commits."""
+    from sparklog.connecting import connect  # not needed by tasks, which only stage
 
     return connect(root, detached=True, storage_options=dict(storage))

@@ -2,11 +2,12 @@
 
 Pitfalls of Spark 4.2's Python sinks:
 
-- `commit` and `abort` run in a different process from `write`, for a stream on a new writer: all
-  that they need is in the tasks' messages.
-- A stream's query, run and batch are known only inside a task, by its local properties.
-- `abort` also follows a `commit` that failed, perhaps with an effect. So it removes staged files
-  only if a task has failed, because then no commit was tried; the sweeper removes the rest.
+- `commit` and `abort` run in a different process from `write`, and for a stream on a new writer:
+  all that they need is in the tasks' messages.
+- A stream's query, run and batch are known only inside a task, from its local properties.
+- `abort` is also called after a failed `commit`, which may have taken effect. So it removes staged
+  files only if a task has failed, because then no commit was attempted; the sweeper removes the
+  rest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ _log = logging.getLogger("sparklog.sinks")
 def batch_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Raises what `parse` raises, `BadOption`, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
+    """Returns the writer of a batch.
+
+    Raises what `parse` raises, `BadOption`, `WrongSchema`, `NotARoot` and `UnknownTopic`.
+    """
     if overwrite:
         reason = "a log is only appended to: use mode('append')"
         raise errors.BadOption(option="mode", value="overwrite", reason=reason)
@@ -66,10 +70,13 @@ def batch_writer(
 
 @sentence_first
 def stream_writer(given: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
-    """Raises what `parse` raises, `WrongSchema`, `NotARoot`, `UnknownTopic` and `BadRequest`."""
+    """Returns the writer of a stream.
+
+    Raises what `parse` raises, `WrongSchema`, `NotARoot`, `UnknownTopic` and `BadRequest`.
+    """
     if not STREAMS_ARE_WRITTEN_IN_BATCHES:
         reason = (
-            "a Python sink takes a stream's Arrow batches since pyspark 4.1; foreachBatch works"
+            "a Python sink takes a stream's Arrow batches only since pyspark 4.1; use foreachBatch"
         )
         raise errors.BadRequest(reason=reason)
     return StreamWriter(_target(parse(given, streaming=True), schema))
@@ -112,10 +119,10 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
     if not options.as_json and (ignored := columns_of_no_record(schema)):
         _tell(
             f"columns of the data frame are not written: {', '.join(ignored)};"
-            " valueFormat = json makes a value of other columns"
+            " valueFormat = json builds a value from them"
         )
     return WriteTarget(
-        root=store.uri,  # an executor may have another working folder
+        root=store.uri,  # an executor may have a different working folder
         storage=options.storage,
         topic=options.topic,
         topics=found,
@@ -131,7 +138,7 @@ def _counts(topics: Destinations) -> Mapping[str, int]:
 
 @functools.cache
 def _tell(note: str) -> None:
-    """Once: not by every micro-batch's writer, nor by the process that makes its own to commit."""
+    """Warns once: not for every micro-batch, nor in the process that creates a writer to commit."""
     if _COMMITTER not in sys.modules:
         _log.warning("%s", note)
 
@@ -247,7 +254,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A micro-batch, known by its query, topic and number, which all survive a restart."""
+    """A micro-batch, identified by its query, topic and number, which all survive a restart."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
@@ -259,7 +266,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        del batchId  # the tasks knew it, and which query it is of
+        del batchId  # the tasks' messages contain it, and its query
         staged = _staged(messages)
         if staged:
             commits.commit(
@@ -289,10 +296,10 @@ def _micro_batch() -> tuple[str, int]:
 
 
 def _run() -> str:
-    """Returns the id of the streaming query's run that a task is of; empty if it is of none.
+    """Returns the run id of the task's streaming query; empty if it has none.
 
-    Spark gives the jobs of a run its id as their group. A function of `foreachBatch` may have set
-    another group, which may be anything.
+    Spark sets the job group of a run's jobs to the run's id. A function of `foreachBatch` may have
+    set another group, which can be any string.
     """
     task = TaskContext.get()
     if task is None or task.getLocalProperty(QUERY_ID) is None:

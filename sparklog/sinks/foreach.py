@@ -1,12 +1,12 @@
 """Writes each micro-batch of `foreachBatch` once, even if Spark repeats it after a crash.
 
 A write is identified by its name, the query's id and the number of the micro-batch. Spark keeps the
-id in the checkpoint: it is the same when a query restarts, and another one after the checkpoint was
-deleted, so that its batches from 0 on are not taken for earlier ones.
+id in the checkpoint: it stays the same when a query restarts, and changes when the checkpoint is
+deleted, so that batches numbered from 0 again are not mistaken for earlier ones.
 
 In classic Spark the id is a local property of the thread that calls the function. A function that
-runs in Spark Connect has no such thread, but may ask for the session's queries; it knows its own by
-`queryName`, which no two active queries of a session share.
+runs in Spark Connect has no such thread, but can list the session's queries; it finds its own by
+`queryName`, which is unique among the active queries of a session.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""The local property, of the driver's thread and of its tasks."""
+"""Local property of the driver's thread and of its tasks."""
 
 
 def write_batch(
@@ -34,24 +34,24 @@ def write_batch(
     topic: str | None = None,
     **options: str,
 ) -> None:
-    """Appends `frame`, once, however often this micro-batch is run.
+    """Appends `frame` once, however often this micro-batch is run.
 
-    For a function given to `foreachBatch`, and on the thread that Spark calls it on.
+    To be called in a function for `foreachBatch`, on the thread on which Spark calls it.
 
     Args:
-        frame: what the sink takes: see its columns.
-        batch_id: as Spark gives it.
+        frame: a frame that the sink accepts: see its columns.
+        batch_id: as passed by Spark.
         name: of this write, up to 160 of [a-zA-Z0-9._-]. Two writes of one micro-batch to one topic
-            need two names: of the same name, the second is taken for the first, run again.
-        query_name: in Spark Connect, the query's `queryName`; None: it is the same as `name`.
-        root: of the log; None: as `SPARKLOG_ROOT` of the driver's environment says.
-        topic: all rows go there; None: the column `topic` says where.
+            need two names: with the same name, the second is taken for a rerun of the first.
+        query_name: in Spark Connect, the query's `queryName`; None: the same as `name`.
+        root: of the log; None: `SPARKLOG_ROOT` in the driver's environment.
+        topic: the topic of all rows; None: that in the column `topic`.
         options: further options of the sink.
 
     Raises:
         errors.BadOption: an option that identifies a write, such as `txnAppId`.
-        errors.BadRequest: no streaming query is running here, or none of that name.
-        Exception: Spark's, for whatever it could not do.
+        errors.BadRequest: no streaming query runs on this thread, or none has that name.
+        Exception: Spark's own, if the write fails.
     """
     _check_options(options)
     query_id = _query_id(frame.sparkSession, query_name or name)
@@ -116,7 +116,7 @@ def _id_of(session: SparkSession, query_name: str) -> str:
             return str(query.id)
     raise errors.BadRequest(
         reason=f"no active query is named {query_name!r}: in Spark Connect a query is found"
-        f" by its name only: set it by writeStream.queryName({query_name!r}). Since Spark 4.3 the"
-        " function finds no query there: write by frame.write with the options txnAppId and"
+        f" only by its name: set it with writeStream.queryName({query_name!r}). As of Spark 4.3,"
+        " the function finds no query there: use frame.write with the options txnAppId and"
         " txnVersion"
     )

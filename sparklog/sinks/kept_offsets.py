@@ -1,8 +1,8 @@
-"""Writes that keep the offsets of their rows: the offsets that one covers, and its sections.
+"""Writes that keep the offsets of their rows: the offsets they cover, and their sections.
 
-Tasks stage the rows of a partition in any number of sections, in any order. The driver puts them in
-the order of their offsets. A section without rows covers the offsets between two of them that no
-row has, and those at the beginning and the end of the range.
+Tasks stage the rows of a partition in any number of sections, in any order. The driver sorts the
+sections by offset. Sections without rows cover the offsets between them, and those at the beginning
+and the end of the range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTION = "offsetRanges"
 
 
 def parse_ranges(value: str | None, topic: str | None) -> OffsetRanges:
-    """Returns the option `offsetRanges`, of rows for `topic` alone if it is not None.
+    """Returns the option `offsetRanges`, in which only `topic` may occur, unless it is None.
 
     Raises `BadOption` and `BadTopicName`.
     """
@@ -41,7 +41,7 @@ def parse_ranges(value: str | None, topic: str | None) -> OffsetRanges:
     for name, partitions in found.items():
         check_topic_name(name)
         if topic is not None and name != topic:
-            reason = f"it names topic {name!r}, and the write goes to {topic!r}"
+            reason = f"it names topic {name!r}, but the write goes to {topic!r}"
             raise errors.BadOption(option=_OPTION, value=value, reason=reason)
         for number, (first, end) in partitions.items():
             if number < 0 or not 0 <= first <= end <= limits.OFFSET_MAX:
@@ -62,7 +62,7 @@ def check_partitions(ranges: OffsetRanges, counts: Mapping[str, int]) -> None:
 
 
 def with_offsets(payload: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the payload of rows with their offsets. Raises `WrongSchema`."""
+    """Returns the payload of rows, plus their offsets. Raises `WrongSchema`."""
     for name in ("partition", OFFSET.name):
         if name not in rows.schema.names or rows.column(name).null_count:
             reason = f"offsets = keep needs a column {name!r} without nulls"
@@ -71,15 +71,14 @@ def with_offsets(payload: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatc
 
 
 def check_order(topic: str, partition: int, payload: pa.RecordBatch) -> None:
-    """Raises `WrongSchema` if the offsets of a partition's rows do not rise."""
+    """Raises `WrongSchema` if the offsets of a partition's rows do not strictly increase."""
     offsets = arrow.as_numpy(payload.column(OFFSET.name))
     falls = np.flatnonzero(offsets[1:] <= offsets[:-1])
     if len(falls):
         at = int(falls[0])
         reason = (
             f"offset {offsets[at + 1]} of {topic}-{partition} follows {offsets[at]} in one task."
-            " Offsets must rise, and each occur once: use sortWithinPartitions('partition',"
-            " 'offset')"
+            " Offsets must strictly increase: use sortWithinPartitions('partition', 'offset')"
         )
         raise errors.WrongSchema(reason=reason)
 
@@ -119,7 +118,7 @@ def _covering(
     for low, high, section in staged:
         if low < first or high > end:
             raise errors.BadRequest(
-                reason=f"rows of {topic}-{partition} have offsets {low} to {high - 1}, and"
+                reason=f"rows of {topic}-{partition} have offsets {low} to {high - 1}, but"
                 f" {_OPTION} covers {first} to {end - 1}"
             )
         if low < at:

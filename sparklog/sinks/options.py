@@ -6,10 +6,10 @@
 | `valueFormat` | `binary` | `binary`: the column `value` as it is; `json`: one JSON object of all columns but `key`, `topic`, `partition`, `headers` and `timestamp` |
 | `txnAppId` | none | batch only: a write with this name and `txnVersion` to a root, or to the topic, is applied once, for the lifetime of the topic |
 | `txnVersion` | none | batch only: a whole number from 0 up; set both or neither |
-| `failOnDifferentRerun` | stream: `true`; batch: `false` | whether a batch that is repeated with another number of rows fails |
+| `failOnDifferentRerun` | stream: `true`; batch: `false` | whether a batch that is repeated with a different number of rows fails |
 | `idempotencyKey` | none | batch only: a write with this name to a root, or to the topic, is applied once within 30 days; the newest 50,000 names of a topic are remembered |
-| `offsets` | `assign` | `assign`: the broker gives records their offsets; `keep`: batch only: rows keep those of the columns `partition` and `offset`, in a topic that is a mirror |
-| `offsetRanges` | none | with `offsets` = `keep`: the offsets that the write covers, rows or not, first and end of each partition: `{"orders": {"0": [0, 1000]}}` |
+| `offsets` | `assign` | `assign`: the broker assigns offsets; `keep`: batch only: rows keep those in the columns `partition` and `offset`, in a topic that is a mirror |
+| `offsetRanges` | none | with `offsets` = `keep`: the offsets that the write covers, with or without rows, first and end of each partition: `{"orders": {"0": [0, 1000]}}` |
 | `includeHeaders` | none | accepted from Spark's Kafka connector without effect: a column `headers` is always written |
 
 Options `kafka.*` have no effect; one warning says so.
@@ -63,11 +63,11 @@ class SinkOptions:
     batch: int
     kind: BatchKind
     fails_on_different_rerun: bool
-    """True if a batch that is repeated with other numbers of rows is an error."""
+    """True if a batch that is repeated with different numbers of rows is an error."""
     ranges: OffsetRanges | None
     """The offsets that the write covers, if rows keep theirs."""
     notes: tuple[str, ...]
-    """Warnings: options of Spark's Kafka sink without effect, printed secrets."""
+    """Warnings: options of Spark's Kafka sink without effect, secrets that Spark shows."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -93,7 +93,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def _identity(options: ConnectorOptions, topic: str | None) -> tuple[str | None, int]:
-    """Returns the query and batch that identify the write, apart for each topic."""
+    """Returns the query and batch that identify the write, separately for each topic."""
     app, version = options.get("txnAppId"), options.get("txnVersion")
     if app is None and version is None:
         return _query("idempotencyKey", options.get("idempotencyKey"), topic), 0
@@ -142,7 +142,7 @@ def _query(option: str, name: str | None, topic: str | None) -> str | None:
 
 
 def check_name(option: str, name: str, *, most: int = _NAME_LENGTH) -> None:
-    """Raises `BadOption` for a name of a query or of a write that is not allowed."""
+    """Raises `BadOption` for an invalid name of a query or a write."""
     if not _NAME.fullmatch(name) or len(name) > most:
         reason = f"use 1–{most} characters of letters, digits, '.', '_' and '-', not '.' first"
         raise errors.BadOption(option=option, value=name, reason=reason)
@@ -151,8 +151,8 @@ def check_name(option: str, name: str, *, most: int = _NAME_LENGTH) -> None:
 def to_topic(query: str, topic: str | None) -> str:
     """Returns the name of a query's batches for `topic`, or for the topics of the rows if None.
 
-    Batches of one number for two topics are two batches: if a checkpoint is copied for a query with
-    another topic, its batches must not be taken for those of the first query.
+    Batches with the same number for two topics are two batches: if a checkpoint is copied for a
+    query with another topic, its batches must not be mistaken for those of the first query.
     """
     if topic is None:
         return query

@@ -1,4 +1,4 @@
-"""Rows of a data frame to payloads of partitions. No Spark, no I/O."""
+"""Converts rows of a data frame to payloads of partitions. No Spark, no I/O."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ def route(
     counts: Mapping[str, int],
     keeps_offsets: bool = False,
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The batch's rows as (topic, partition, payload), in order within each partition.
+    """Yields the batch's rows as (topic, partition, payload), in order within each partition.
 
-    A row goes where its column `partition` says; without one, to its key's; without a key, to the
-    partition of the batch, which changes from batch to batch.
+    A row goes to the partition in its column `partition`; without one, to that of its key; without
+    a key, to the partition of the batch, which changes from batch to batch.
 
     Args:
         rows: columns of `PAYLOAD_SCHEMA`, `topic` string, `partition` int32 and `offset` int64.
         number: of the batch, for rows without a key.
-        topic: goes before the column.
-        counts: partitions of every topic that there is.
-        keeps_offsets: the payloads have the offsets of their rows; every row names its partition.
+        topic: takes precedence over the column.
+        counts: the number of partitions of every existing topic.
+        keeps_offsets: the payloads contain the offsets of their rows; every row names its
+            partition.
 
     Raises:
-        errors.WrongSchema: a row without a topic; one without a partition, or with an offset that
-            is not above the one before it, if they are kept; and as `conform_payload`.
-        errors.UnknownTopic, errors.UnknownPartition: it names one that there is not.
-        errors.RecordTooLarge: key, value and headers of one are over `MAX_RECORD_BYTES`.
+        errors.WrongSchema: a row has no topic; if offsets are kept, a row has no partition, or an
+            offset not above the one before it; or as raised by `conform_payload`.
+        errors.UnknownTopic, errors.UnknownPartition: a row names one that does not exist.
+        errors.RecordTooLarge: key, value and headers of a row exceed `MAX_RECORD_BYTES`.
     """
     names = rows.schema.names
     payload = conform_payload(rows.select([name for name in PAYLOAD_SCHEMA.names if name in names]))
@@ -62,7 +63,7 @@ def route(
 
 
 def _topics(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
-    """Each topic and which rows are its own; None: all."""
+    """Yields each topic with the indices of its rows; None: all rows."""
     if topic is not None:
         yield topic, None
         return
@@ -84,7 +85,7 @@ def _places_of(wanted: npt.NDArray[np.bool_]) -> pa.Array:
 def _places(
     payload: pa.RecordBatch, asked: pa.Array | None, number: int, count: int
 ) -> npt.NDArray[np.int32]:
-    """The partition of each row."""
+    """Returns the partition of each row."""
     if asked is not None and not asked.null_count:
         return arrow.as_numpy(asked).astype(np.int32, copy=False)
     if "key" in payload.schema.names:

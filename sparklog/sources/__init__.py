@@ -1,7 +1,7 @@
-"""The Spark source: batch and streaming reads of topics, from nothing but the root.
+"""The Spark source: batch and streaming reads of topics, with only the root needed.
 
-The first use of a name of `__all__` loads the module that defines it (PEP 562), because these
-modules need pyspark, and others of this package do not.
+A name in `__all__` loads the module that defines it on first use (PEP 562), because these modules
+need pyspark, and the others in this package do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch read of the records between two positions that are fixed when it is planned."""
+"""Batch read of the records between two positions, which planning fixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparklog.spark_errors import rows_sentence_first, sentence_first
 
 
 def planner_of(options: SourceOptions) -> Planner:
-    """Returns a planner for the selection of the options."""
+    """Returns a planner for the topics that the options select."""
     return Planner(
         view_of(options.location), options.selection, fail_on_data_loss=options.fail_on_data_loss
     )
@@ -47,8 +47,8 @@ def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Positi
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads on executors.
 
-    It takes no filters: Spark 4.2 keeps one plan for all frames of a `load()`, so rows that one
-    frame filters out would be missing in the others (ADR 10).
+    Supports no filter pushdown: Spark 4.2 keeps one plan for all DataFrames of a `load()`, so rows
+    that one of them filters out would be missing from the others (ADR 10).
     """
 
     def __init__(self, options: SourceOptions, scan: Scan) -> None:
@@ -72,6 +72,6 @@ class BatchReader(DataSourceReader):
 
     @rows_sentence_first
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark calls this once: before 4.2 without a partition.
+        # If there is nothing to read, Spark still calls this once; before 4.2, without a partition.
         encoded = None if partition is None else partition.value
         return self._scan.batches(tasks.decode(encoded) if encoded else ())

@@ -28,7 +28,8 @@ def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.Record
     Args:
         columns: of `ROW_SCHEMA`, with `offset`.
 
-    Raises `TopicChanged`, `UnknownTopic`, `OffsetOutOfRange`, and `Retriable` after a while.
+    Raises `TopicChanged`, `UnknownTopic`, `OffsetOutOfRange`, and `Retriable` once retries are
+    exhausted.
     """
     channel = connection(bootstrap)
     info = describe(channel, piece.topic)
@@ -39,7 +40,7 @@ def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.Record
 
 
 class BrokerView:
-    """View of a log that asks a broker."""
+    """View of a log that queries a broker."""
 
     poll_interval_seconds = limits.POLL_INTERVAL_REMOTE_SECONDS
 
@@ -52,7 +53,7 @@ class BrokerView:
         return listed.topics
 
     def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
-        del from_scratch  # nothing is remembered
+        del from_scratch  # nothing is cached
         self._infos = {name: describe(self._connection, name) for name in choose(self.names())}
         return {
             name: TopicView(
@@ -90,8 +91,8 @@ class BrokerView:
             self._connection.action("groups.describe", name)
         except errors.GroupRefused:
             return None
-        # The broker returns offsets of existing topics only. A topic that was created again since
-        # the last refresh counts as the one of that refresh.
+        # The broker returns offsets of existing topics only. A topic that was recreated since the
+        # last refresh is taken for the one seen then.
         found: group_messages.GroupOffsets = self._connection.action("groups.offsets", name)
         return {
             (each.topic, each.partition): Committed(self._infos[each.topic].topic_id, each.offset)

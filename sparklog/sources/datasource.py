@@ -28,9 +28,9 @@ _log = logging.getLogger("sparklog.sources")
 
 @sentence_first
 def schema(given: Mapping[str, str]) -> str:
-    """Returns the columns of the options, as DDL.
+    """Returns the columns that the options select, as DDL.
 
-    Spark calls it first, so it is here that wrong options and missing topics are reported.
+    Spark calls it first, so this is where invalid options and missing topics are reported.
 
     Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`, and `BadRequest` for a table.
     """
@@ -56,7 +56,7 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
 
 @sentence_first
 def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStreamReader:
-    """Returns the stream reader, or one that raises the error of wrong options when it is used."""
+    """Returns the stream reader, or one that raises the error for invalid options when used."""
     try:
         options = _parsed(given)
         options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
@@ -71,9 +71,9 @@ def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStr
 
 
 def _parsed(given: Mapping[str, str]) -> SourceOptions:
-    """Raises `BadRequest` for a table that was created with a list of columns.
+    """Parses the options. Raises `BadRequest` for a table created with a list of columns.
 
-    For such a table Spark calls nothing of a Python source before the first query.
+    For such a table, Spark does not call the Python source before the first query.
     """
     if not given:
         raise errors.BadRequest(reason=_TABLE)

@@ -1,11 +1,11 @@
-"""Progress of a stream, committed to a consumer group, so that tools show its lag.
+"""Commits a stream's progress to a consumer group, so that tools can show its lag.
 
 A query never waits for these commits and never fails because of them: a separate thread commits the
 newest position, one commit at a time, at most every `_GROUP_REPORT_SECONDS`. A failure is logged
-once and retried. No broker is started for it: without a live broker, the report waits for one.
+once and retried. No broker is started for this: without a live broker, the commit waits for one.
 
-Only changed offsets are committed, and all of them from time to time, because offsets that are not
-committed again expire.
+Only changed offsets are committed, plus all of them from time to time, because offsets expire
+unless they are committed again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Progress: TypeAlias = Mapping[tuple[str, int], tuple[str, int]]
 
 
 class GroupReporter:
-    """Commits the position of a stream. Its methods raise nothing.
+    """Commits the position of a stream. Its methods never raise.
 
     Args:
         group: name of the group.
         send: commits its argument or raises; called in the reporter's thread.
-        interval_seconds: least time between two commits.
-        retry_seconds: least time after a failed commit.
-        again_seconds: interval at which all offsets are committed, also unchanged ones.
+        interval_seconds: minimum time between two commits.
+        retry_seconds: minimum time after a failed commit.
+        again_seconds: interval at which all offsets are committed, including unchanged ones.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class GroupReporter:
         self._changed = threading.Condition()
         self._reported: Progress = {}
         self._committed: dict[tuple[str, int], tuple[str, int]] = {}
-        """Offsets that the group has, and that need no commit yet."""
+        """Offsets that the group already has and that need no commit for now."""
         self._again_at = time.monotonic() + again_seconds
         self._next_at = -float("inf")
         self._hurried = False
         self._failures = 0
         self._warned: set[str] = set()
-        """Codes of the errors that were logged since the last success."""
+        """Codes of the errors logged since the last success."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def report(self, position: Position) -> None:
-        """Takes note of the stream's position. Returns at once."""
+        """Records the stream's position. Returns immediately."""
         with self._changed:
             self._reported = {
                 (topic, number): (each.id, offset)
@@ -108,7 +108,7 @@ class GroupReporter:
             )
 
     def close(self, timeout_seconds: float) -> None:
-        """Flushes and ends the thread, without waiting for a commit under way."""
+        """Flushes, then stops the thread without waiting for an in-flight commit."""
         self.flush(timeout_seconds)
         with self._changed:
             self._closed = True
@@ -137,7 +137,7 @@ class GroupReporter:
                 self._changed.notify_all()
 
     def _next(self) -> Progress | None:
-        """Waits until a commit is due, and returns it; returns None when the reporter is closed."""
+        """Waits until a commit is due, and returns it; returns None once the reporter is closed."""
         with self._changed:
             while not self._closed:
                 due = self._due()
@@ -168,14 +168,14 @@ class GroupReporter:
         )
 
 
-# ------------------------------------------------------------------------------ by a broker
+# ------------------------------------------------------------------------------ through a broker
 
 
 def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
     """Returns a function that commits to `group` through the location's live broker.
 
-    It raises the errors of `Connection.action`: `BrokerUnavailable` at once if no broker is live,
-    and `MemberFenced` if the group has members.
+    It raises the errors of `Connection.action`: `BrokerUnavailable`, immediately, if no broker is
+    live, and `MemberFenced` if the group has members.
     """
     note = f"Spark on {socket.gethostname()}"
 

@@ -1,4 +1,4 @@
-"""Arrow columns from decoded JSON values.
+"""Builds Arrow columns from decoded JSON values.
 
 A value of a column is `None` or:
 
@@ -37,8 +37,8 @@ _DAY_MAX: Final = TIMESTAMP_MAX_US // 86_400_000_000
 def to_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Returns the values as a column of type `kind`.
 
-    Raises `pa.ArrowInvalid` for a date or time that Arrow does not read, or that is out of Spark's
-    range. Arrow reads whole columns of times, all with a zone or all without one.
+    Raises `pa.ArrowInvalid` for a date or time that Arrow cannot parse, or that is outside Spark's
+    range. Arrow parses a column of times only if all of them have a zone, or none has.
     """
     if None not in values:
         return _build(values, kind, None)
@@ -49,7 +49,7 @@ def to_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _filler(kind: pa.DataType) -> Any:
-    """Returns the value that takes the place of a null."""
+    """Returns the placeholder for a null."""
     if pa.types.is_struct(kind):
         return (None,) * kind.num_fields
     if pa.types.is_map(kind):
@@ -92,7 +92,7 @@ def _build(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer | None)
         buffers = [b"".join([value.to_bytes(width, "little", signed=True) for value in values])]
     else:
         letter = "f" if pa.types.is_floating(kind) else "i"
-        with np.errstate(over="ignore"):  # a number beyond FLOAT is infinite
+        with np.errstate(over="ignore"):  # a number beyond FLOAT becomes infinite
             buffers = [np.array(values, f"{letter}{kind.byte_width}")]
     wrapped = [validity, *map(pa.py_buffer, buffers)]
     return pa.Array.from_buffers(kind, len(values), wrapped, children=children)
@@ -125,7 +125,7 @@ def _to_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _to_instants(texts: pa.StringArray) -> pa.TimestampArray:
-    """Returns times in UTC, which is also the zone of those without one."""
+    """Returns times in UTC, which is assumed for those without a zone."""
     try:
         return texts.cast(pa.timestamp("us", "UTC"))
     except pa.ArrowInvalid:

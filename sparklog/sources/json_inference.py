@@ -1,11 +1,11 @@
-"""Columns for JSON objects whose fields no schema names yet.
+"""Infers columns for JSON objects whose fields are not yet in a schema.
 
-- A field is BOOLEAN, BIGINT, DOUBLE, STRING, an array, or a struct of fields. Where values differ,
-  whole numbers and fractions become DOUBLE, and everything else STRING, which takes any value. The
-  result does not depend on the order of the values.
+- A field is BOOLEAN, BIGINT, DOUBLE, STRING, an array, or a struct of fields. If values differ in
+  type, whole numbers and fractions become DOUBLE, and everything else STRING, which accepts any
+  value. The result does not depend on the order of the values.
 - A field that is always null, or an empty array or object, has no column yet.
-- Fields that a Delta table cannot have in addition to its columns are left out: names with
-  characters that it refuses, and names that differ from another one in case only.
+- Fields that cannot be added to a Delta table are left out: those whose names contain characters
+  that Delta rejects, or differ from another name only in case.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sparklog.sources.json_object import ObjectDecoder, ValueMismatch
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-INFERRED_FIELDS = 1_000  # that are new in the objects of one window, nested ones included
-INFERRED_DEPTH = 16  # below it, arrays and objects are text
+INFERRED_FIELDS = 1_000  # maximum of new ones in the objects of one window, including nested ones
+INFERRED_DEPTH = 16  # below it, arrays and objects become strings
 
 Kind: TypeAlias = "str | list[Kind] | dict[str, Kind] | None"
 """The type of a field: None if it is unknown, a name of DDL, `[element]`, or `{field: type}`."""
 
 _BIGINT: Final = 1 << 63
 _REFUSED: Final = re.compile(r"[ ,;{}()\n\t=]")
-"""Characters that Delta refuses in names of columns."""
+"""Characters that Delta rejects in column names."""
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def kind_of(value: Any, depth: int = 0) -> Kind:
-    """Returns the type of a value as `json.loads` returns it."""
+    """Returns the type of a value that `json.loads` returned."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -55,7 +55,7 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
 
 
 def _is_text(name: str) -> bool:
-    """Returns whether UTF-8 has the name, which half of a surrogate pair may be in."""
+    """Returns whether UTF-8 can encode the name, which may contain a lone surrogate."""
     try:
         return name.encode() is not None
     except UnicodeEncodeError:
@@ -63,7 +63,7 @@ def _is_text(name: str) -> bool:
 
 
 def merged(one: Kind, other: Kind) -> Kind:
-    """Returns the type that takes the values of both."""
+    """Returns the type that accepts the values of both."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -76,7 +76,7 @@ def merged(one: Kind, other: Kind) -> Kind:
 
 
 def merged_fields(kinds: Iterable[Mapping[str, Kind]]) -> dict[str, Kind]:
-    """Returns the fields of objects of several types. Raises `BadRequest` if they are too many."""
+    """Returns the fields of several object types. Raises `BadRequest` if there are too many."""
     found: Kind = {}
     for kind in kinds:
         found = merged(found, dict(kind))
@@ -103,17 +103,17 @@ def _count(kind: Kind) -> int:
 
 
 class FieldFinder:
-    """Finds fields of JSON objects that a type does not have."""
+    """Finds fields of JSON objects that are missing from a type."""
 
     def __init__(self, known: pa.StructType) -> None:
         self._known = known
         self._is_good = ObjectDecoder(known).decode
         self.found: dict[str, Kind] = {}
-        """The types of new fields, among those of known ones."""
+        """Types of the new fields, along with those of known ones."""
         self._decode = _decoder(known, self.found)
 
     def look(self, texts: Iterable[str | None]) -> None:
-        """Looks at values, of which those that do not fit the type do not count.
+        """Scans values for new fields, ignoring values that do not fit the type.
 
         Raises `BadRequest` if there are too many new fields.
         """
@@ -141,7 +141,7 @@ class FieldFinder:
 def find_fields(
     known: pa.StructType, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields one row: the fields that are found in the first column, STRING, as JSON."""
+    """Yields one row: the fields found in the first column, a STRING, as JSON."""
     finder = FieldFinder(known)
     for batch in batches:
         finder.look(batch.column(0).to_pylist())
@@ -151,7 +151,7 @@ def find_fields(
 
 
 def _decoder(known: pa.StructType, found: Mapping[str, Kind]) -> Callable[[str], Any]:
-    """Returns a decoder that refuses objects with other fields, or with other types of new ones."""
+    """Returns a decoder that rejects objects with other fields, or other types of new ones."""
 
     def object_type(known: pa.DataType, found: Kind) -> Any:
         old = {field.name: field.type for field in known}
@@ -198,7 +198,7 @@ _PYTHON_TYPES: Final[dict[str, Any]] = {
 
 
 def ddl_of(schema: StructType) -> str:
-    """Returns the fields of a schema as DDL, which means the same in every session."""
+    """Returns the fields of a schema as DDL that means the same in every session."""
     return ", ".join(f"{quoted(each.name)} {_ddl_type(each.dataType)}" for each in schema)
 
 
@@ -206,7 +206,7 @@ def _ddl_type(kind: DataType) -> str:
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     if isinstance(kind, TimestampType):
-        return "TIMESTAMP_LTZ"  # TIMESTAMP is what `spark.sql.timestampType` says
+        return "TIMESTAMP_LTZ"  # TIMESTAMP depends on `spark.sql.timestampType`
     if isinstance(kind, StructType):
         return f"STRUCT<{ddl_of(kind)}>"
     if isinstance(kind, ArrayType):
@@ -217,14 +217,14 @@ def _ddl_type(kind: DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """Returns the name as an identifier of SQL."""
+    """Returns the name as a quoted SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def with_new_fields(
     schema: StructType, found: Mapping[str, Kind], reserved: Collection[str] = ()
 ) -> tuple[StructType, list[str]]:
-    """Returns the schema with the new fields at the ends of its structs, and names left out.
+    """Returns the schema with new fields appended to its structs, and the names left out.
 
     `reserved`: names of columns that are not fields.
     """
@@ -257,7 +257,7 @@ def _extended(
 
 
 def _widened(old: DataType, found: Kind, path: str, left_out: list[str]) -> DataType:
-    """Returns a known type with the new fields that its objects have."""
+    """Returns a known type extended by the new fields of its objects."""
     from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(old, StructType) and isinstance(found, dict):
@@ -268,7 +268,7 @@ def _widened(old: DataType, found: Kind, path: str, left_out: list[str]) -> Data
 
 
 def _spark_type(kind: Kind, path: str, left_out: list[str]) -> DataType | None:
-    """Returns the type of a new field; None if its values do not show one."""
+    """Returns the type of a new field; None if its values do not determine one."""
     from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(kind, dict):
@@ -292,5 +292,5 @@ def _spark_types() -> dict[str, DataType]:
 
 
 def is_usable(name: str) -> bool:
-    """Returns whether Delta takes the name for a new column."""
+    """Returns whether Delta accepts the name for a new column."""
     return bool(name) and not _REFUSED.search(name)

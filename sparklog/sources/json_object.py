@@ -1,18 +1,18 @@
 """Rules of Spark's `from_json` for one JSON object.
 
-- A field that is absent or null is null. Fields that the schema does not name are ignored. Of a
-  repeated key the last value counts.
-- A STRING takes any JSON value; one that is not a string becomes its text, with the digits of its
-  numbers unchanged.
+- A field that is absent or null is null. Fields that the schema does not name are ignored. The
+  last value of a repeated key counts.
+- A STRING accepts any JSON value; one that is not a string becomes its JSON text, with the digits
+  of its numbers unchanged.
 - A number must be in the range of its type; a whole number has no fraction. A DECIMAL is rounded
   half up and may be written as a string.
-- A TIMESTAMP is ISO 8601 as Spark casts it: UTC without a zone, digits after the microsecond cut
-  off. It may also be a whole number of seconds since 1970. A DATE is the part before the time.
+- A TIMESTAMP is ISO 8601 as Spark casts it: UTC if it has no zone, and truncated to microseconds.
+  It may also be a whole number of seconds since 1970. A DATE is the part before the time.
 - A BINARY is base64.
 - Nesting is limited by Python's recursion limit, about 1,000 levels, as in Spark (Jackson's
   `maxNestingDepth`).
 
-Values are those of `json_columns`. `ValueMismatch` is raised for a value that does not fit.
+Decoded values are those of `json_columns`. A value that does not fit raises `ValueMismatch`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WHITESPACE: Final = " \t\r\n"
 _UTC_TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d:\d\d(\.\d{3}(\d{3})?)?Z?", re.ASCII
 )
-"""Times that Python and Arrow read as Spark does."""
+"""Times that Python and Arrow parse as Spark does."""
 _ZONE: Final = r"Z|[+-]\d{1,2}(?::?\d\d)?(?::?\d\d)?|[A-Z][A-Za-z0-9_+/-]*"
 _TIME: Final = re.compile(
     r"\s*(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})(?:"
@@ -61,11 +61,11 @@ _DDL_NAMES: Final = {
 }
 
 Decode: TypeAlias = Callable[[Any], Any]
-"""From a value as `json` reads it, numbers as `JsonNumber`, to one of `json_columns`."""
+"""Converts a value parsed by `json`, numbers as `JsonNumber`, to one of `json_columns`."""
 
 
 class ValueMismatch(Exception):
-    """A value does not fit its type; `str` of it names the field, the value and the type."""
+    """A value does not fit its type; its message names the field, the value and the type."""
 
     def __init__(self, value: object, wanted: str) -> None:
         self.path: list[str] = []
@@ -107,7 +107,7 @@ class ObjectDecoder:
     def decode(self, text: str) -> Any:
         """Returns the values of the object's fields, a tuple.
 
-        Raises `ValueMismatch` for a text that does not fit, and `RecursionError` for one that is
+        Raises `ValueMismatch` for text that does not fit, and `RecursionError` for text that is
         nested too deeply.
         """
         trimmed = text.strip(_WHITESPACE)
@@ -121,7 +121,7 @@ class ObjectDecoder:
 
 
 def leaf_decoder(kind: pa.DataType) -> Decode:
-    """Returns the rules of a type that is not a struct, array or map."""
+    """Returns the decoder of a type that is not a struct, array or map."""
     if pa.types.is_decimal(kind):
         return functools.partial(_decode_decimal, kind.precision, kind.scale)
     if pa.types.is_integer(kind):
@@ -188,11 +188,11 @@ def _decode_inside(name: str, decode: Decode, value: Any) -> Any:
         raise
 
 
-# ------------------------------------------------------------------------------ numbers, texts
+# ------------------------------------------------------------------------------ numbers, strings
 
 
 def _decode_whole(within: range, name: str, value: Any) -> int:
-    # The length first: Python refuses to read numbers of thousands of digits.
+    # The length first: Python refuses to parse numbers with thousands of digits.
     if (
         type(value) is JsonNumber
         and len(value) <= 20
@@ -234,7 +234,7 @@ def _decode_string(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
-        raise ValueMismatch(text, "text that UTF-8 has") from None
+        raise ValueMismatch(text, "valid Unicode text") from None
     return text
 
 
@@ -243,7 +243,7 @@ def _text(value: Any) -> str:
     try:
         return msgspec.json.encode(_raw_numbers(value)).decode()
     except UnicodeEncodeError:  # half of a surrogate pair
-        raise ValueMismatch("a string", "text that UTF-8 has") from None
+        raise ValueMismatch("a string", "valid Unicode text") from None
 
 
 def _raw_numbers(value: Any) -> Any:
@@ -306,7 +306,7 @@ def _decode_timestamp_ntz(value: Any) -> str:
 
 
 def _time(value: Any) -> tuple[dt.datetime, str | None]:
-    """Returns the time on the clock, and the zone as it is written, if any.
+    """Returns the local time, and the zone as written, if any.
 
     Raises `ValueError` for a value that is not a time.
     """
@@ -321,7 +321,7 @@ def _time(value: Any) -> tuple[dt.datetime, str | None]:
 
 
 def _zone(name: str) -> dt.tzinfo:
-    """Raises `ValueError`, `LookupError` or `OSError` for a name of no zone."""
+    """Returns the zone. Raises `ValueError`, `LookupError` or `OSError` if there is none."""
     found = _OFFSET.fullmatch(name)
     if found is None:
         return dt.UTC if name == "Z" else zoneinfo.ZoneInfo(name)

@@ -1,12 +1,12 @@
 """Reads JSON objects into one Arrow column, by the rules of Spark's `from_json`.
 
-- msgspec decodes each value straight to the fields of the schema. It accepts a part of what Spark
-  accepts, and nothing else.
-- A value that msgspec refuses is decoded again by the complete rules (`json_object`), which take
+- msgspec decodes each value straight to the fields of the schema. It accepts a subset of what
+  Spark accepts.
+- A value that msgspec rejects is decoded again by the complete rules (`json_object`), which take
   about ten times as long: numbers in STRING fields, `NaN`, unusual times, and bad values.
-- Each value is decoded by itself, so no value affects another.
+- Each value is decoded separately, so no value affects another.
 
-Why not Arrow's reader, and the figures: docs/adr/0026-values-are-decoded-one-by-one.md.
+The case against Arrow's reader, with figures: docs/adr/0026-values-are-decoded-one-by-one.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparklog.sources.json_object import (
 
 _BLOCK_ROWS: Final = 4_096
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
-"""The bounds of one block, which exists as Python objects before it becomes a column."""
+"""Bounds of one block, which exists as Python objects before it becomes a column."""
 
 
 class ObjectReader:
@@ -42,7 +42,7 @@ class ObjectReader:
         self._decode_checking_times = _decoder(kind, checks_times=True)
 
     def read(self, texts: pa.StringArray) -> tuple[pa.StructArray, Mask]:
-        """Returns the rows, null where a text is null or bad, and a mask of the bad ones."""
+        """Returns the rows, null for texts that are null or bad, and a mask of the bad ones."""
         if len(texts) > 1 and (len(texts) > _BLOCK_ROWS or texts.nbytes > _BLOCK_BYTES):
             half = len(texts) // 2
             first, second = self.read(texts[:half]), self.read(texts[half:])
@@ -51,7 +51,7 @@ class ObjectReader:
         rows, bad = self._decode_all(values, self._decode)
         try:
             return to_column(rows, self._kind), bad
-        except pa.ArrowInvalid:  # a time that Arrow does not read, or that is bad
+        except pa.ArrowInvalid:  # a time that Arrow cannot parse, or that is bad
             rows, bad = self._decode_all(values, self._decode_checking_times)
             return to_column(rows, self._kind), bad
 
@@ -72,14 +72,14 @@ class ObjectReader:
         return rows, bad
 
     def _decode_refused(self, text: str) -> Any:
-        """Returns the row of a text that msgspec refuses, or None if it is bad."""
+        """Returns the row of a text that msgspec rejected, or None if it is bad."""
         try:
             return self._decode_by_rules(text)
         except (ValueMismatch, RecursionError):
             return None
 
     def reason(self, text: str) -> str:
-        """Returns why `text`, which is bad, was refused."""
+        """Returns the reason that `text`, which is bad, was rejected."""
         try:
             self._decode_by_rules(text)
         except ValueMismatch as mismatch:
@@ -99,8 +99,8 @@ def _decoder(kind: pa.StructType, *, checks_times: bool) -> Callable[[str], Any]
     """Returns msgspec's decoder of `kind`.
 
     Args:
-        checks_times: decodes each date and time by the rules, so that all of them can be read as
-            columns. It takes two microseconds for each.
+        checks_times: decodes each date and time by the rules, so that Arrow can parse all of them;
+            costs two microseconds each.
     """
     rules: dict[type, Callable[[Any], Any]] = {}
 

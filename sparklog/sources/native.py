@@ -1,8 +1,8 @@
 """Topics as DataFrames whose published records Spark reads with Delta's own scan.
 
-Published records come through Delta's scan, with column pruning and filter pushdown; the others
-come through `format("sparklog")`. Both are cut at the same offsets, so each record comes once, and
-every evaluation has the same rows, however far the table has grown since.
+Published records are read through Delta's scan, with column pruning and filter pushdown; the others
+through `format("sparklog")`. Both are bounded by the same offsets, so each record is read once, and
+every evaluation returns the same rows, however much the table has grown since.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _OF_LOG: Final = ("root", "path", "failondataloss")
-"""Options of every read, besides `storage.*`."""
+"""Options of every read, in addition to `storage.*`."""
 
 _OF_RECORDS: Final = (
     *("columns", "includeheaders", "valueformat"),
     *("minpartitions", "maxrecordsperpartition"),
 )
-"""Options of a read of records, besides its range."""
+"""Options of a read of records, apart from its range."""
 
 _NO_DELTA: Final = (
-    "[DATA_SOURCE_NOT_FOUND]",  # without its jars
+    "[DATA_SOURCE_NOT_FOUND]",  # without Delta's jars
     "[DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG]",
 )
-"""Conditions of Spark's errors where a session cannot read a Delta table."""
+"""Error conditions that Spark reports if a session cannot read a Delta table."""
 
 _FEW_PARTITIONS: Final = 64
-"""Up to this number, comparing one after another is faster in Spark than a lookup."""
+"""Up to this number, a chain of comparisons is faster in Spark than a lookup."""
 
 
 def dataframe(
     spark: SparkSession, root: str | None, topic: str | Iterable[str], **options: object
 ) -> DataFrame:
-    """Returns the current records of topics, in the columns of `format("sparklog")`.
+    """Returns the current records of topics, with the columns of `format("sparklog")`.
 
     Args:
-        spark: a session with Delta, which can open the root's URI by itself.
+        spark: a session with Delta that can open the root's URI on its own.
         root: a folder or URI; None: `SPARKLOG_ROOT`.
         topic: a name, or several.
         options: of a batch read through `format("sparklog")`, such as `startingOffsets`,
-            `endingTimestamp`, `includeHeaders`, `columns`. And `sparkRoot`: the root's URI for
-            Spark's own readers, where it differs, such as `s3a://bucket/log`; by default
-            `SPARKLOG_SPARK_ROOT`, if the root is that of `SPARKLOG_ROOT`, and otherwise the root.
+            `endingTimestamp`, `includeHeaders`, `columns`. Also `sparkRoot`: the root's URI for
+            Spark's own readers, if it differs, such as `s3a://bucket/log`; by default
+            `SPARKLOG_SPARK_ROOT` if the root is that of `SPARKLOG_ROOT`, otherwise the root.
 
-    Start and end are fixed by the call. After a topic is deleted and created again, call it again:
-    Delta's scan knows the table by its path only. It does not report a loss either: records that
-    are deleted after the call are missing.
+    The call fixes start and end. Call again after a topic is deleted and recreated: Delta's scan
+    identifies the table by its path only. Nor does the scan report a loss: records that are deleted
+    after the call are missing.
 
-    Raises what `format("sparklog")` raises, and `BadRequest` where the session has no Delta.
+    Raises what `format("sparklog")` raises, and `BadRequest` if the session has no Delta.
     """
     frames = _frames(root, topic, options)
     frames.options.check_batch()
@@ -90,24 +90,24 @@ def foreach_dataframe(
 ) -> DataStreamWriter:
     """Returns the writer of a stream that calls a function with each micro-batch.
 
-    It is `foreachBatch` with the records as in `dataframe`, and in no order. Call the writer's
-    `option`, `trigger` and `start`.
+    It is `foreachBatch` with the records read as in `dataframe`, in no particular order. Call the
+    writer's `option`, `trigger` and `start`.
 
     Args:
-        spark: a session with Delta, which can open the root's URI by itself.
+        spark: a session with Delta that can open the root's URI on its own.
         root: a folder or URI; None: `SPARKLOG_ROOT`.
         topic: a name, or several.
-        function: called with the micro-batch and its number; again with the same ones if Spark
-            does not know that it returned.
+        function: called with the micro-batch and its number; called again with the same ones if
+            Spark has not recorded that it returned.
         options: of a stream through `format("sparklog")`, such as `startingOffsets`,
             `maxOffsetsPerTrigger`, `columns`, and `sparkRoot` as in `dataframe`.
 
-    A micro-batch is read at the version of the table that it was planned with, so that it has its
-    records even if retention or a compaction changes the table meanwhile, as long as the files of
-    that version exist. The query ends with an error if they do not.
+    A micro-batch is read at the version of the table that it was planned with. So it contains its
+    records even if retention or compaction changes the table in the meantime, while the files of
+    that version exist; once they are removed, the query ends with an error.
 
-    Raises what `format("sparklog")` raises. The query ends with `BadRequest` where the session has
-    no Delta.
+    Raises what `format("sparklog")` raises. The query ends with `BadRequest` if the session has no
+    Delta.
     """
     frames = _frames(root, topic, options)
     frames.options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
@@ -119,12 +119,12 @@ def foreach_dataframe(
 
 
 class _MicroBatches:
-    """Function for `foreachBatch` that calls another one with the records of the ranges it gets."""
+    """Function for `foreachBatch` that passes the records of its ranges to another function."""
 
     def __init__(self, frames: _Frames, function: Callable[[DataFrame, int], None]) -> None:
         self._frames = frames
         self._function = function
-        self._planner: Planner | None = None  # made on first use: Spark Connect pickles this object
+        self._planner: Planner | None = None  # created on first use: Spark Connect pickles this
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         if self._planner is None:
@@ -150,7 +150,7 @@ def _frames(root: str | None, topic: str | Iterable[str], options: Mapping[str, 
         given["root"] = str(root)
     for name, value in given.items():
         if name.lower() == "subscribe":
-            reason = "name the topics by the argument `topic`"
+            reason = "name the topics with the argument `topic`"
             raise errors.BadOption(option=name, value=value, reason=reason)
     given["subscribe"] = ",".join(names)
     parsed = parse(given)
@@ -172,7 +172,7 @@ def _text(value: object) -> str:
 def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
     """Returns the URI of the root for Spark's own readers, which decode no percent escapes.
 
-    Raises `BadOption` if Spark has another notation for the store, and none is given.
+    Raises `BadOption` if Spark uses a different URI for the store, and none is given.
     """
     if spark_root is None and location.root == os.environ.get(ROOT_VARIABLE):
         spark_root = os.environ.get(SPARK_ROOT_VARIABLE)
@@ -188,12 +188,12 @@ def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frames:
-    """Frames of ranges of topics."""
+    """Builds DataFrames of ranges of topics."""
 
     given: Mapping[str, str] = field(repr=False)
     options: SourceOptions
     root_uri: str
-    """As Spark's own readers spell it."""
+    """In the notation of Spark's own readers."""
 
     def between(
         self,
@@ -207,10 +207,10 @@ class _Frames:
 
         Args:
             published: ends of the tables.
-            versions: of the tables, to be read at these; None: as they are when they are read.
+            versions: of the tables to read; None: the current ones when they are read.
 
-        Raises `BadRequest` where the session has no Delta, and `BadOption` for a root that Spark
-        does not open.
+        Raises `BadRequest` if the session has no Delta, and `BadOption` for a root that Spark
+        cannot open.
         """
         frames = []
         tail_start, tail_end = {}, {}
@@ -240,7 +240,7 @@ class _Frames:
         try:
             table = reader.load(f"{self.root_uri}/{table_folder(name)}")
         except Exception as error:
-            # A Py4JJavaError where PySpark does not know the class, so the text decides.
+            # A Py4JJavaError if PySpark does not know the class, so its text is checked.
             if any(each in str(error) for each in _NO_DELTA):
                 reason = (
                     "The session has no Delta. Build it with delta.configure_spark_with_delta_pip"
@@ -258,7 +258,7 @@ class _Frames:
                 )
                 raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
             raise
-        nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as the source has it
+        nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as in the source
         return table.where(inside).withColumn("topic", nullable).select(*self.options.columns)
 
     def _tail(
@@ -267,7 +267,7 @@ class _Frames:
         start: Mapping[str, Mapping[int, int]],
         end: Mapping[str, Mapping[int, int]],
     ) -> DataFrame:
-        """Returns the records that are not published yet, through the source."""
+        """Returns the records that are not yet published, read through the source."""
         numbers = {name: list(offsets) for name, offsets in end.items()}
         where = {
             "assign": starting_offsets.encode_partitions(numbers),
@@ -283,9 +283,9 @@ class _Frames:
 
 
 def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
-    """Returns whether a row is in its partition's range; the outermost bounds skip files.
+    """Returns the filter for rows in their partition's range; the outermost bounds skip files.
 
-    A partition without a range has no rows here, and nor have rows of other engines beyond an end.
+    It excludes partitions without a range, and rows of other engines beyond an end.
     """
     from pyspark.sql import functions as f
 

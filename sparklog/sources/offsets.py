@@ -2,18 +2,18 @@
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}}}
 
-It contains the topic's id, because offsets of another topic mean other records. Equal positions
-have equal texts, because Spark compares texts.
+It contains the topic's id, because the same offsets in another topic are other records. Equal
+positions are encoded equally, because Spark compares strings.
 
 The end of a query's first micro-batch also contains the start of that batch, by topic:
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "from": {"0": 20, "1": 40}}}
 
-Spark logs the end of a batch before it runs it, but not the start of the first one: for that it
-asks the source again, whose options may no longer resolve (ADR 19).
+Spark logs the end of a batch before running it, but not the start of the first one: it asks the
+source again for that start, and the source's options may no longer resolve (ADR 19).
 
-The end of the log, as progress shows it, also has the time of the first record that a query has
-not read, in ms since 1970, for each partition that has one:
+The end of the log, as reported in progress, also contains the time of the first record that a
+query has not read, in ms since 1970, for each partition that has one:
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "unreadSince": {"0": 1357016400000}}}
 """
@@ -55,10 +55,10 @@ def encode(position: Position) -> dict[str, Any]:
 
 
 def encode_first(start: Position, end: Position) -> dict[str, Any]:
-    """Returns the form of `end`, with the start of the batch that ends there.
+    """Returns the stored form of `end`, with the start of the batch that ends there.
 
-    A topic that `start` lacks or has under another id is read from its log start, and so is a
-    partition that is missing in its `from`.
+    A topic that `start` lacks, or has under another id, is read from its log start, as is a
+    partition missing from its `from`.
     """
     stored = encode(end)
     for topic, each in stored.items():
@@ -71,7 +71,7 @@ def encode_first(start: Position, end: Position) -> dict[str, Any]:
 
 
 def encode_latest(end: Position, unread_since: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
-    """Returns the form of the end of the log, with the times of first unread records, in ms."""
+    """Returns the stored end of the log, with the times of first unread records, in ms."""
     stored = encode(end)
     for topic, times in unread_since.items():
         if times:
@@ -94,7 +94,7 @@ def decode(stored: Mapping[str, Any]) -> Position:
 
 
 def start_within(end: Mapping[str, Any]) -> Position | None:
-    """Returns the start of the batch that ends there, or None if only Spark knows it.
+    """Returns the start of the batch that ends at `end`, or None if only Spark knows it.
 
     A batch without topics needs no start. Raises what `decode` raises.
     """
@@ -129,8 +129,8 @@ def count(start: Position, end: Position) -> int:
 def share(start: Position, end: Position, most: int) -> Position:
     """Returns a position between `start` and `end` with about `most` offsets after `start`.
 
-    They are shared in proportion to the backlog of each partition, with at least one for each that
-    has any, so that none starves, as in Spark's Kafka source (`rateLimit`).
+    Each partition gets a share in proportion to its backlog, and at least one offset if it has any,
+    so that none starves; as in Spark's Kafka source (`rateLimit`).
     """
     total = count(start, end)
     if total <= most:

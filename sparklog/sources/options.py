@@ -1,33 +1,33 @@
-"""Options of a read: those of Spark's Kafka source under their own names, and ours.
+"""Options of a read: those of Spark's Kafka source under the same names, and our own.
 
 | option | default | meaning |
 |---|---|---|
-| `bootstrap` | | the address of a broker, `host:port`, where the root is out of reach |
+| `bootstrap` | | a broker's address, `host:port`, if the root is out of reach |
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
-| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, `-100` for the last 100 offsets of each partition, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest, or as in a query's checkpoint, `{"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}}}`, for the topic with that id alone |
+| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, `-100` for the last 100 offsets of each partition, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest, or as in a query's checkpoint, `{"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}}}`, valid only for the topic with that id |
 | `group.id` | | with `startingOffsets` = `group`: the consumer group whose committed offsets are the start |
 | `groupOffsetReset` | `earliest` | the start of partitions without a committed offset: `earliest`, `latest`, or `error` |
 | `startingOffsetsByTimestamp` | | the start by time: ms since 1970 UTC, ISO 8601, or `10 minutes ago`; takes precedence over `startingOffsets` |
 | `startingTimestamp` | | one time for all partitions; takes precedence over both |
 | `startingOffsetsByTimestampStrategy` | `error` | if no record is that late: `error`, or `latest` |
 | `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
-| `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions in proportion to their backlog |
-| `maxBytesPerTrigger` | | about the most bytes in one micro-batch, as stored in table and write-ahead log, such as `64m`; not with `bootstrap` |
-| `minOffsetsPerTrigger` | | number of waiting records that starts a micro-batch |
+| `maxOffsetsPerTrigger` | | maximum number of records in a micro-batch, shared among partitions in proportion to their backlog |
+| `maxBytesPerTrigger` | | approximate maximum of bytes in a micro-batch, as stored in the table and the write-ahead log, such as `64m`; not with `bootstrap` |
+| `minOffsetsPerTrigger` | | number of waiting records that triggers a micro-batch |
 | `maxTriggerDelay` | `15m` | time after which a micro-batch starts with fewer |
-| `minPartitions` | by size | least number of tasks; a stream with fewer partitions cuts them |
-| `maxRecordsPerPartition` | | most records of one task |
+| `minPartitions` | by size | minimum number of tasks; a stream with fewer partitions splits them |
+| `maxRecordsPerPartition` | | maximum number of records in a task |
 | `failOnDataLoss` | `true` | whether lost records end the query |
-| `pollInterval` | object store, broker: `500ms`; folder: none | shortest time between two looks of a stream for new records |
-| `commitToGroup` | | a stream commits its progress to this consumer group, so that its lag shows |
+| `pollInterval` | object store, broker: `500ms`; folder: none | minimum time between two polls of a stream for new records |
+| `commitToGroup` | | a stream commits its progress to this consumer group, so that its lag is visible |
 | `includeHeaders` | `false` | adds the column `headers` |
 | `rows` | `records` | rows of a stream: `records`, or `ranges`: the offsets of each micro-batch, for `sources.foreach_dataframe` |
 | `columns` | all but `headers` | only these columns: Spark does not pass a query's columns to a Python source |
 | `valueFormat` | `binary` | type of `value`: `binary`, `string`, or `json`, a struct of `valueSchema` |
 | `valueSchema` | | fields of the JSON objects, as DDL: `carrier STRING, delay INT` |
-| `badValues` | `null` | result of a value that cannot be decoded: `null`; `column`, its bytes in `_corrupt`; or `error` |
+| `badValues` | `null` | result for a value that cannot be decoded: `null`; `column`, its bytes in `_corrupt`; or `error` |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COLUMNS: Final = (
 """Columns of a row, in the order of Spark's Kafka source."""
 
 PARALLELISM_VARIABLE: Final = "SPARKLOG_PARALLELISM"
-"""Number of tasks that the cluster runs at a time, as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
+"""Number of concurrent tasks of the cluster, set as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
 
 _WHERE: Final = 'the source format("sparklog")'
 _ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -103,7 +103,7 @@ _OF_KAFKA: Final = (
     "fetchOffset.retryIntervalMs",
     "useDeprecatedOffsetFetching",
 )
-"""Options of Spark's Kafka source about its Kafka client."""
+"""Options of Spark's Kafka source that concern its Kafka client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,20 +117,20 @@ class LogLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Validated options of one read. An option without a value and without a default is None."""
+    """Validated options of one read. An option with neither a value nor a default is None."""
 
     location: LogLocation
     selection: Selection
     starting: Start | None
     ending: Bound | None
     late_start_is_latest: bool
-    """True if a start time after the newest record is the end of the log, false if an error."""
+    """True if a start time after the newest record means the end of the log, not an error."""
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_seconds: float
     parallelism: int
-    """Number of tasks that Spark runs at a time, as far as the environment says."""
+    """Number of tasks that Spark runs concurrently, as far as is known: see `_parallelism`."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -142,14 +142,14 @@ class SourceOptions:
     value_schema: str | None
     bad_values: str
     of_stream: tuple[str, ...]
-    """Given options that apply to streams only."""
+    """The given options that apply only to streams."""
     of_batch: tuple[str, ...]
-    """Given options that apply to batches only."""
+    """The given options that apply only to batches."""
     notes: tuple[str, ...]
-    """Warnings for any query: options of Spark's Kafka source without effect, printed secrets."""
+    """Warnings for any query: Spark's Kafka options without effect, secrets that Spark shows."""
 
     def check_batch(self) -> None:
-        """Raises `BadOption` for an empty range, and for options of streams only."""
+        """Raises `BadOption` for an empty range, and for options of streams."""
         starting_offsets.check_start_of_batch(self.starting)
         starting_offsets.check_end_of_batch(self.ending)
         if self.commit_to_group is not None:
@@ -159,7 +159,7 @@ class SourceOptions:
             raise _bad("rows", "ranges", "only a stream has micro-batches; remove the option")
 
     def check_stream(self, *, has_limits: bool = True) -> None:
-        """Raises `BadOption` for options of batches only, and for limits before Spark 4.2."""
+        """Raises `BadOption` for options of batches, and for limits before Spark 4.2."""
         for option in self.of_batch:
             reason = (
                 "a stream has no end; use trigger(availableNow=True) to read the available records"
@@ -169,7 +169,7 @@ class SourceOptions:
             raise _bad(self.of_stream[0], "set", "limits of a stream need pyspark 4.2 or later")
 
     def batch_notes(self) -> list[str]:
-        """Returns the warnings for a batch, a line each."""
+        """Returns the warnings for a batch, one line each."""
         notes = list(self.notes)
         if self.of_stream:
             notes.append(
@@ -178,7 +178,7 @@ class SourceOptions:
         return notes
 
     def stream_notes(self) -> list[str]:
-        """Returns the warnings for a stream, a line each."""
+        """Returns the warnings for a stream, one line each."""
         return list(self.notes)
 
 
@@ -186,7 +186,7 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
     """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`.
 
     Args:
-        clock: its time is that of relative times; None: the machine's.
+        clock: relative times refer to it; None: the machine's.
     """
     now_us = (clock or SystemClock()).now_us()
     options = ConnectorOptions(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
@@ -228,7 +228,7 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
 
 
 def _location(options: ConnectorOptions) -> LogLocation:
-    """Returns the location: options take precedence over the environment, and there the root."""
+    """Returns the location: options override the environment, where a root overrides a broker."""
     bootstrap, root = options.get("bootstrap"), options.named_root
     if bootstrap is not None:
         if root is not None or options.names_storage:
@@ -249,7 +249,7 @@ def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:
 
 
 def _parallelism() -> int:
-    """Returns the number of tasks at a time, from the environment or the machine's cores.
+    """Returns the number of concurrent tasks, from the environment or the machine's cores.
 
     A planner has no access to Spark's executors or configuration.
     """
@@ -272,7 +272,7 @@ def _rows_are_ranges(options: ConnectorOptions) -> bool:
     is_given = options.one_of("rows", ("records", "ranges")) == "ranges"
     if is_given:
         for name in ("columns", "includeHeaders", "valueFormat"):
-            options.refuse(name, "with rows = ranges, rows have no columns of records")
+            options.refuse(name, "with rows = ranges, rows do not contain records")
     return is_given
 
 

@@ -1,9 +1,9 @@
-"""Starts and ends of reads, losses compared with a query's position, and the slices to read.
+"""Resolves the starts and ends of reads, detects losses, and plans the slices to read.
 
-Records that a query has not read and can no longer read are a *loss*. By `failOnDataLoss` a loss
-ends the query with an error that names the records, or it is logged and the query continues with
-the remaining ones. Before a loss is reported, the view is read again without caches, because a
-reader may briefly see less than exists.
+Records that a query has not read and can no longer read are a *loss*. Depending on
+`failOnDataLoss`, a loss ends the query with an error that names the records, or is logged and the
+query continues with the remaining ones. Before a loss is reported, the view is refreshed without
+caches, because a reader can briefly see less than exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
 
 _RECORD_BYTES: Final = 64
-"""Stored bytes of a small record, with which the search for a number of bytes begins."""
+"""Stored bytes of a small record, from which `within_bytes` estimates its first step."""
 
 
 class Planner:
@@ -48,14 +48,14 @@ class Planner:
         self._fail_on_data_loss = fail_on_data_loss
         self._topics: Mapping[str, TopicView] = {}
         self._pending: frozenset[str] = frozenset()
-        """Topics that a plan needs, although they are no longer selected."""
+        """Topics that a plan still needs although they are no longer selected."""
         self._logged_losses: set[str] = set()
         self.poll_interval_seconds = view.poll_interval_seconds
 
     # -------------------------------------------------------------------------- positions
 
     def refresh(self, *, from_scratch: bool = False) -> None:
-        """Refreshes the view; `from_scratch` uses nothing that is cached.
+        """Refreshes the view; `from_scratch` bypasses all caches.
 
         A topic that does not exist is left out. Raises the other errors of `LogView.refresh`.
         """
@@ -78,7 +78,7 @@ class Planner:
         self._check_named(self._topics)
 
     def check_names(self) -> None:
-        """Checks as `check_topics`, but before the first refresh and without opening tables."""
+        """Does the check of `check_topics` before the first refresh, without opening tables."""
         self._check_named(self._view.names())
 
     def _check_named(self, existing: Container[str]) -> None:
@@ -91,11 +91,11 @@ class Planner:
         return self._position(lambda _, topic, number: topic.starts[number])
 
     def published(self) -> Position:
-        """Returns the end of the table for every partition."""
+        """Returns the end of every partition in its table."""
         return self._position(lambda _, topic, number: topic.published[number])
 
     def versions(self) -> Mapping[str, int]:
-        """Returns the version of every table, where it is known."""
+        """Returns the version of every table whose version is known."""
         return {
             name: topic.version for name, topic in self._topics.items() if topic.version is not None
         }
@@ -112,10 +112,10 @@ class Planner:
         Args:
             late_is_latest: whether a time after the newest record means the end of the log.
 
-        Raises `BadOption` for such a time otherwise, for a group that does not exist, and if a
-        bound by partition names other partitions than are read; `TopicChanged` if it names the ids
-        of other topics; `UnknownTopic`, `OffsetOutOfRange` and `DataLoss`, unless losses are
-        allowed.
+        Raises `BadOption` for such a time if not `late_is_latest`, for a group that does not exist,
+        and if a bound by partition does not name exactly the partitions that are read;
+        `TopicChanged` if it names other topic ids; `UnknownTopic`, `OffsetOutOfRange` and
+        `DataLoss`, unless losses are allowed.
         """
         self.check_topics()
         if isinstance(given, OfGroup):
@@ -133,7 +133,7 @@ class Planner:
                 found = self._view.first_since(name, number, asked.timestamp_us)
                 if found is None and not late_is_latest:
                     raise _too_late(name, number, asked, of_all=bound is asked)
-                # Records since the last refresh are not read yet.
+                # Records written since the last refresh are not read yet.
                 return topic.ends[number] if found is None else min(found, topic.ends[number])
             if isinstance(asked, FromEnd):
                 return max(topic.ends[number] - asked.count, topic.starts[number])
@@ -154,7 +154,7 @@ class Planner:
             for (name, number), each in committed.items()
             if self._selection.selects(name)
         ):
-            # The group may have read records that came since the last refresh.
+            # The group may have read records that arrived after the last refresh.
             self.refresh(from_scratch=True)
             self.check_topics()
         lacking = []
@@ -215,10 +215,10 @@ class Planner:
     # -------------------------------------------------------------------------- losses
 
     def reconcile(self, position: Position) -> Position:
-        """Returns `position` for the topics and partitions that exist now.
+        """Returns `position` adjusted to the topics and partitions that exist now.
 
-        New ones start at offset 0, or at the log start of a mirror whose source had no records
-        before. Raises `UnknownTopic`, `TopicGone` and `DataLoss`, unless losses are allowed.
+        New ones start at offset 0, or at the log start of a mirror whose source had no earlier
+        records. Raises `UnknownTopic`, `TopicGone` and `DataLoss`, unless losses are allowed.
         """
         if not all(
             self._holds(name, each.id, number, offset)
@@ -275,7 +275,7 @@ class Planner:
         return min(max(offset, start), end)
 
     def _first_of_new(self, name: str, number: int) -> int:
-        """Returns the first offset to read of a partition that a query has not read before."""
+        """Returns the offset at which a query starts reading a partition that is new to it."""
         topic = self._topics[name]
         start = topic.starts[number]
         if start <= topic.absent_below[number]:
@@ -298,11 +298,11 @@ class Planner:
     def within_bytes(self, start: Position, end: Position, most_bytes: int) -> Position:
         """Returns a position between `start` and `end`, about `most_bytes` after `start`.
 
-        Bytes are as stored. They are shared as by `offsets.share`: by the records that wait, with
-        at least one offset for each partition that has any. Raises what `slices` raises.
+        Bytes are as stored, and shared among partitions as in `offsets.share`: in proportion to
+        their backlogs, with at least one offset for each that has any. Raises what `slices` raises.
         """
         count = most_bytes // _RECORD_BYTES + 1
-        while True:  # plans about as much as is taken, not the whole backlog
+        while True:  # plans roughly the part to return, not the whole backlog
             upto = offsets.share(start, end, count)
             sizes = [(each, tasks.stored_bytes(each)) for each in self.slices(start, upto)]
             total = sum(size for _, size in sizes)
@@ -313,7 +313,7 @@ class Planner:
             count *= 4
 
     def slices(self, start: Position, end: Position) -> list[Slice]:
-        """Returns the slices between the positions, partition after partition.
+        """Returns the slices between the positions, grouped by partition.
 
         Raises what `range` raises.
         """
@@ -332,7 +332,7 @@ class Planner:
         return found
 
     def left(self, ranges: Iterable[tuple[str, str, int, int, int]]) -> list[Slice]:
-        """Returns slices of what remains of ranges, of which each offset is in the last refresh.
+        """Returns slices of what remains of ranges, all as of the same refresh.
 
         Args:
             ranges: name and id of the topic, partition, first offset and end.
@@ -342,18 +342,18 @@ class Planner:
         wanted = list(ranges)
         while True:
             found = [piece for each in wanted for piece in self.range(*each)]
-            # A refresh for one range may have found another log start for those before it.
+            # A refresh for one range may have moved the log start of those before it.
             if all(
                 self._holds(each.topic, each.topic_id, each.partition, each.first) for each in found
             ):
                 return found
 
     def unread_since(self, position: Position) -> Mapping[str, Mapping[int, int]]:
-        """Returns estimated times of the first records from `position` on, in ms since 1970.
+        """Returns the estimated times of the first records from `position` on, in ms since 1970.
 
-        By topic and partition, for those that have unread records with known times, as of the last
-        refresh. Reads nothing. A partition whose records the view no longer has is left out: a
-        progress report must not end a query.
+        By topic and partition, for those with unread records of known time, as of the last refresh.
+        Reads nothing. A partition whose records are no longer in the view is left out: a progress
+        report must not end a query.
         """
         found: dict[str, dict[int, int]] = {name: {} for name in position if name in self._topics}
         for name, times in found.items():
@@ -362,7 +362,7 @@ class Planner:
                 if is_there and offset < self._topics[name].ends[number]:
                     try:
                         pieces = self._view.slices(name, number, offset, offset + 1)
-                    except errors.OffsetOutOfRange:  # a refresh that failed has moved the view on
+                    except errors.OffsetOutOfRange:  # a failed refresh has advanced the view
                         continue
                     time_us = _first_timestamp_us(pieces[0]) if pieces else None
                     if time_us is not None:
@@ -372,7 +372,7 @@ class Planner:
     def range(
         self, name: str, topic_id: str, partition: int, first: int | None, end: int
     ) -> list[Slice]:
-        """Returns slices of the remaining offsets; `first` None means a new partition's first.
+        """Returns slices of the remaining offsets; `first` None: from a new partition's first.
 
         Raises `TopicGone` and `DataLoss`, unless losses are allowed.
         """
@@ -396,7 +396,7 @@ class Planner:
         return self._view.slices(name, partition, low, high) if low < high else []
 
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
-        """Returns the row groups of the file of each slice, or none if they are unknown.
+        """Returns the row groups of each slice's file; empty if unknown.
 
         Raises the `Retriable` errors of the store.
         """
@@ -404,7 +404,7 @@ class Planner:
 
 
 def patiently(ask: Callable[[], _T], clock: Clock) -> _T:
-    """Returns the result of `ask`, retrying `Retriable` errors for a long time."""
+    """Returns the result of `ask`, retrying `Retriable` errors for `SPARK_PATIENCE_SECONDS`."""
     deadline = clock.monotonic() + limits.SPARK_PATIENCE_SECONDS
     while True:
         try:
@@ -418,10 +418,10 @@ def patiently(ask: Callable[[], _T], clock: Clock) -> _T:
 def _cut(
     start: Position, end: Position, sizes: Iterable[tuple[Slice, float]], part: float
 ) -> Position:
-    """Returns the position up to which that part of each partition's bytes is taken.
+    """Returns the position that includes the fraction `part` of each partition's bytes.
 
     Args:
-        sizes: the slices from `start` to `end`, partition after partition, and their bytes.
+        sizes: the slices from `start` to `end`, grouped by partition, and their bytes.
     """
     found = {name: dict(each.offsets) for name, each in end.items()}
     by_partition = itertools.groupby(sizes, lambda each: (each[0].topic, each[0].partition))
@@ -439,9 +439,9 @@ def _cut(
 
 
 def _first_timestamp_us(piece: Slice) -> int | None:
-    """Estimates the time of the slice's first record, by the bounds of its entry or file.
+    """Estimates the time of the slice's first record from the bounds of its entry or file.
 
-    Times are taken to rise evenly with the offsets of a file.
+    Assumes that times rise linearly with the offsets of a file.
     """
     if piece.entry is not None:
         return piece.entry.entry.min_timestamp_us
@@ -460,7 +460,7 @@ def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:
 
 
 def _too_late(name: str, number: int, asked: AtTime, *, of_all: bool) -> errors.BadOption:
-    """`of_all`: one time for all partitions was given, and not one for each."""
+    """Builds the error; `of_all`: a single time was given for all partitions."""
     option = "startingTimestamp" if of_all else "startingOffsetsByTimestamp"
     reason = (
         f"no record of {name}-{number} is that late; to start at its end, set"

@@ -1,8 +1,8 @@
-"""Lag of a streaming query, by its progress, in the figures of Spark's Kafka source.
+"""Lag of a streaming query, from its progress, as the metrics of Spark's Kafka source.
 
-Spark leaves `sources[].metrics` of a Python source empty, so the figures are made from the offsets
-in the progress. The source adds to its `latestOffset` the time of each partition's first unread
-record (`offsets.encode_latest`), because offsets say nothing about time.
+Spark leaves `sources[].metrics` of a Python source empty, so the metrics are computed from the
+offsets in the progress. The source adds the time of each partition's first unread record to its
+`latestOffset` (`offsets.encode_latest`), because offsets say nothing about time.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class QueryLag:
     partitions: tuple[PartitionLag, ...]
     """In order of source, topic and number; `committed` is the end of the micro-batch."""
     lag_seconds: float | None
-    """Estimated age of the oldest unread record when the micro-batch was planned; 0 if all were
-    read, None if unknown, as through `bootstrap`."""
+    """Estimated age of the oldest unread record when the micro-batch was planned; 0 if all had
+    been read, None if unknown, as through `bootstrap`."""
 
     @property
     def total(self) -> int:
@@ -49,7 +49,7 @@ class QueryLag:
         return sum(each.lag or 0 for each in self.partitions)
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns the figures by name: those of Spark's Kafka source, and `lagSeconds` if known."""
+        """Returns the metrics by name: those of Spark's Kafka source, and `lagSeconds` if known."""
         lags = [each.lag or 0 for each in self.partitions]
         found = {
             "minOffsetsBehindLatest": float(min(lags)),
@@ -67,7 +67,7 @@ def lag(query: StreamingQuery | Mapping[str, Any]) -> QueryLag | None:
             `event.progress`.
 
     Returns None before the first micro-batch, and for a query that reads no partition of a topic.
-    The lag is as of the time when the query's newest finished micro-batch was planned.
+    The lag is as of the planning of the query's last finished micro-batch.
     """
     progress = query if isinstance(query, Mapping) else query.lastProgress
     if progress is None:
@@ -94,9 +94,9 @@ def lag(query: StreamingQuery | Mapping[str, Any]) -> QueryLag | None:
 
 
 def _partitions(source: Mapping[str, Any]) -> Iterator[tuple[PartitionLag, int | None]]:
-    """Yields each partition's lag and the time of its first unread record; none of other sources.
+    """Yields each partition's lag and the time of its first unread record; none for other sources.
 
-    A partition that the micro-batch did not know yet is unread from its start.
+    A partition that was unknown to the micro-batch counts as unread from offset 0.
     """
     try:
         read = offsets.decode(json.loads(source["endOffset"]))

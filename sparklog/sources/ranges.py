@@ -1,4 +1,4 @@
-"""Rows of `rows` = `ranges`: the offsets of a micro-batch by partition, instead of its records."""
+"""Rows for `rows` = `ranges`: a micro-batch's offsets by partition, instead of its records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DDL: Final = "topic STRING, id STRING, partition INT, first BIGINT, `end` BIGINT"
-"""Columns of a row; `id` is the topic's, and `end` is excluded."""
+"""Columns of a row; `id` is the topic id, and `end` is exclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def scan(wanted: StructType) -> RangeScan:
 
 
 def positions(slices: Iterable[Slice]) -> tuple[Position, Position]:
-    """Returns the start and the end of slices of different partitions."""
+    """Returns the start and the end of slices, each of a different partition."""
     ids: dict[str, str] = {}
     firsts: dict[str, dict[int, int]] = {}
     ends: dict[str, dict[int, int]] = {}

@@ -1,7 +1,7 @@
-"""Records of slices, read in a task from the root or from a broker.
+"""Reads the records of slices in a task, from the root or from a broker.
 
-The names of objects in a slice are hints. If an object was compacted or trimmed since the slice was
-planned, the task plans the rest of the slice again.
+The object names in a slice are hints. If an object has been compacted or trimmed since the slice
+was planned, the task replans the rest of the slice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sparklog.storage.reading import read as storage_read
 from sparklog.storage.snapshot import Located, ReadSource, Slice
 
 _GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)
-"""Errors of a slice whose objects are gone since it was planned."""
+"""Errors for a slice whose objects were removed after it was planned."""
 
 Rows = Iterator[tuple[Slice, pa.RecordBatch]]
 """Batches of the requested columns, each with a slice of its topic and partition."""
 
 
 def view_of(location: LogLocation) -> LogView:
-    """Returns the view that plans are made from."""
+    """Returns the view that reads are planned on."""
     if location.bootstrap is not None:
         from sparklog.sources import (
-            brokers,  # imports Flight, which reading by the root does not need
+            brokers,  # imports Flight, which reads from the root do not need
         )
 
         return brokers.BrokerView(brokers.connection(location.bootstrap))
@@ -44,7 +44,7 @@ def view_of(location: LogLocation) -> LogView:
 
 
 def absolute(location: LogLocation) -> LogLocation:
-    """Returns the location with an absolute root: executors may have another working folder."""
+    """Returns the location with an absolute root: executors may have a different working folder."""
     if location.root is None:
         return location
     return replace(location, root=open_store(location.root, dict(location.storage)).uri)
@@ -57,7 +57,7 @@ def read_slices(
 
     Args:
         columns: of `ROW_SCHEMA`, with `offset`.
-        fail_on_data_loss: the option of this name.
+        fail_on_data_loss: the option `failOnDataLoss`.
 
     Raises `TopicGone` and `DataLoss` for lost records, and the errors of store and broker.
     """
@@ -72,7 +72,7 @@ def _read_run(
     fail_on_data_loss: bool,
     attempts: int,
 ) -> Rows:
-    """Yields the rows of consecutive slices, and plans again if an object is gone."""
+    """Yields the rows of consecutive slices, replanning if an object is gone."""
     at = run[0].first
     try:
         for batch in _batches(location, run, columns):
@@ -93,7 +93,7 @@ def _read_run(
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Groups slices whose rest is one range, if it has to be planned again."""
+    """Groups slices such that the rest of each group is one range if it must be replanned."""
     return storage_read.neighbours(slices, limits.SCAN_BATCH_ROWS, with_gaps=False)
 
 
@@ -116,7 +116,7 @@ def _batches(
 
 
 def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:
-    """Returns consecutive entries, joined to as few batches as their columns allow."""
+    """Returns consecutive entries, joined into as few batches as their columns allow."""
     located = [piece.entry for piece in run if piece.entry is not None]
     read = functools.partial(_read_entry, store)
     one_by_one = store.is_local or len(located) == 1
@@ -150,5 +150,5 @@ def _planner(location: LogLocation, topic: str, fail_on_data_loss: bool) -> Plan
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """Returns the threads that read an object store, which is slow one request at a time."""
+    """Returns the threads that read from an object store, which is slow one request at a time."""
     return ThreadPoolExecutor(limits.READ_THREADS, thread_name_prefix="sparklog-read")

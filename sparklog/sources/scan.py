@@ -1,4 +1,4 @@
-"""Batches that a task gives to Spark: the columns of a read, in Spark's own Arrow types."""
+"""Batches that a task returns to Spark: the columns of a read, in Spark's own Arrow types."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _COMPUTED = ("topic", "partition", CORRUPT)
 def ddl(options: SourceOptions) -> str:
     """Returns the columns of the options as DDL, so that Spark parses `valueSchema`.
 
-    In DDL, TIMESTAMP is the type that `spark.sql.timestampType` says, but TIMESTAMP_LTZ is not.
+    In DDL, TIMESTAMP depends on `spark.sql.timestampType`; TIMESTAMP_LTZ does not.
     """
     values = {"json": f"STRUCT<{options.value_schema}>", "string": "STRING"}
     kinds = {name: kind.simpleString() for name, kind in _TYPES.items()}
@@ -59,13 +59,13 @@ def ddl(options: SourceOptions) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """Parameters of a task, besides its slices."""
+    """Parameters of a task, apart from its slices."""
 
     location: LogLocation
     schema: pa.Schema
     """The requested columns, in Spark's own Arrow types."""
     values: ValueParser | None
-    """None if values stay bytes."""
+    """None if values remain bytes."""
     fail_on_data_loss: bool
 
     def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ class Scan:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _parsed(self, rows: pa.RecordBatch, piece: Slice) -> Mapping[str, pa.Array]:
-        """Returns the decoded values and the bytes of bad ones; nothing if values stay bytes."""
+        """Returns the decoded values and the bytes of bad ones; nothing if values remain bytes."""
         if self.values is None:
             return {}
 
@@ -112,7 +112,7 @@ class Scan:
 
 
 def scan(options: SourceOptions, wanted: StructType) -> Scan:
-    """Returns the scan. Raises `BadOption` for a schema that rows or values do not have."""
+    """Returns the scan. Raises `BadOption` for a schema that the rows or values do not match."""
     values = None
     for field in wanted:
         if field.name == "value" and options.value_format != "binary":

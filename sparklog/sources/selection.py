@@ -37,7 +37,7 @@ class Selection:
         return topic not in INTERNAL_TOPICS and re.fullmatch(self.pattern, topic) is not None
 
     def partitions(self, topic: str, count: int) -> Iterable[int]:
-        """Returns the selected ones of `count` partitions. Raises `UnknownPartition`."""
+        """Returns the selected partitions out of `count`. Raises `UnknownPartition`."""
         if self.assigned is None:
             return range(count)
         wanted = self.assigned[topic]
@@ -47,7 +47,7 @@ class Selection:
 
 
 def parse(options: ConnectorOptions) -> Selection:
-    """Returns the selection. Raises `BadOption` unless exactly one is given, and `BadTopicName`."""
+    """Returns the selection. Raises `BadTopicName`, and `BadOption` unless exactly one is given."""
     given = [name for name in _OPTIONS if options.get(name) is not None]
     if len(given) != 1:
         option = given[1] if given else "subscribe"
@@ -83,7 +83,7 @@ def _assigned(value: str) -> dict[str, tuple[int, ...]]:
     except msgspec.MsgspecError:
         found = {}
     if not found or not all(found.values()) or any(min(each) < 0 for each in found.values()):
-        raise _bad("assign", value, 'expected partitions of topics as {"flights": [0, 1]}')
+        raise _bad("assign", value, 'expected partitions of topics, such as {"flights": [0, 1]}')
     return {check_topic_name(topic): tuple(sorted(set(found[topic]))) for topic in sorted(found)}
 
 

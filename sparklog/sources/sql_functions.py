@@ -1,7 +1,7 @@
 """Table functions for Spark SQL.
 
-There is none that reads a topic: a Python table function runs in one task, and again in each
-evaluation, with another end of the log. A temporary view of the source has neither fault.
+None of them reads a topic: a Python table function runs in a single task, and each evaluation
+would see a different end of the log. A temporary view of the source has neither problem.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def register_functions(spark: SparkSession, root: str | None = None) -> None:
 
     `SELECT * FROM sparklog_lag('billing')` returns the partitions for which a consumer group has
     committed an offset: `topic`, `partition`, `committed` (the next offset that the group reads),
-    `end` (the offset of the next record to be written), and `lag`, the difference, from the log
-    start if that is higher. It reads the root; no broker needs to run.
+    `end` (the offset of the next record to be written), and `lag`, the difference, counted from the
+    log start if that is higher. It reads the root; no broker needs to run.
 
     Args:
-        spark: a session, also of Spark Connect.
-        root: of the log; None: `SPARKLOG_ROOT`. Options of its store come from the environment.
+        spark: a session, classic or Spark Connect.
+        root: of the log; None: `SPARKLOG_ROOT`. Its store's options come from the environment.
 
     Raises `BadOption` without a root. A query raises `BadOption` for an unknown group.
     """

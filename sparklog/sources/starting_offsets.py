@@ -1,8 +1,8 @@
-"""Options that name the start and end of a read, parsed; `Planner.resolve` makes them offsets.
+"""Parses the options for the start and end of a read; `Planner.resolve` makes them offsets.
 
 A time is milliseconds since 1970 UTC, ISO 8601, or relative to the moment of parsing.
 
-Three options name a start, and three an end. The first one that is given counts:
+Three options name a start, and three an end. The first that is given takes precedence:
 `startingTimestamp`, `startingOffsetsByTimestamp`, `startingOffsets`. A start may also be the
 offsets that a consumer group has committed.
 """
@@ -46,7 +46,7 @@ class AtTime(msgspec.Struct, frozen=True):
 
 
 class FromEnd(msgspec.Struct, frozen=True):
-    """A number of offsets before the end of the log, or its start if that is nearer."""
+    """A number of offsets before the end of the log, or the log start if that is closer."""
 
     count: int
 
@@ -59,7 +59,7 @@ Points: TypeAlias = Mapping[str, Mapping[int, Point]]
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """Offsets of the topics with these ids, as a query's checkpoint has them."""
+    """Offsets of the topics with these ids, as stored in a query's checkpoint."""
 
     ids: Mapping[str, str]
     points: Points
@@ -102,7 +102,7 @@ def starting(options: ConnectorOptions, now_us: int) -> Start | None:
 
 
 def ending(options: ConnectorOptions, now_us: int) -> Bound | None:
-    """Returns the end of a batch, or None if no option names it. Parameters as of `starting`."""
+    """Returns the end of a batch, or None if no option names it. Parameters as in `starting`."""
     by_time = _by_time(options, "ending", now_us)
     return _by_offset(options, "ending") if by_time is None else by_time
 
@@ -127,7 +127,7 @@ def encode(offsets: Mapping[str, Mapping[int, int]]) -> str:
 
 
 def encode_pinned(offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, str]) -> str:
-    """Returns the same for offsets of the topics with these ids alone."""
+    """Returns the JSON for offsets that are valid only for the topics with these ids."""
     pinned = {topic: TopicOffsets(ids[topic], each) for topic, each in offsets.items()}
     return msgspec.json.encode(pinned).decode()
 
@@ -175,7 +175,7 @@ def _by_offset(options: ConnectorOptions, side: str) -> Bound | None:
     if from_end and int(from_end[1]) > -EARLIEST:
         return FromEnd(int(from_end[1]))
     if from_end:
-        reason = "write latest for -1, and earliest for -2: only in JSON the numbers mean these"
+        reason = "write latest for -1, and earliest for -2: -1 and -2 mean these only in JSON"
         raise errors.BadOption(option=name, value=value, reason=reason)
     words = [*_WORDS, *([_GROUP] if side == "starting" else [])]
     expected = (
@@ -202,7 +202,7 @@ def _pinned(value: str) -> Pinned | None:
 
 
 def _at(given: int | str, now_us: int) -> AtTime:
-    """Returns the time, clipped to the range of a timestamp. Raises ValueError for other texts."""
+    """Returns the time, clamped to the range of a timestamp. Raises `ValueError` if it is none."""
     if isinstance(given, int):
         micros = given * 1_000
     else:
@@ -224,7 +224,7 @@ def _json(
     decoder: msgspec.json.Decoder[dict[str, dict[int, _Given]]],
     point: Callable[[_Given], Point],
 ) -> Bound:
-    """Returns the points by topic and partition. `point` raises ValueError for a wrong one."""
+    """Returns the points by topic and partition. `point` raises `ValueError` for an invalid one."""
     try:
         found = decoder.decode(value)
         return {

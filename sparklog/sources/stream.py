@@ -1,20 +1,20 @@
 """Stream reader.
 
-It takes into account how Spark 4.2 calls a Python stream reader:
+It allows for the way Spark 4.2 calls a Python stream reader:
 
 - An error in `latestOffset` ends the query for good, so the reader retries retriable errors itself.
-- An idle query calls `latestOffset` some eighty times a second, and each call costs more than a
-  look at the log. So a call waits for new records, backing off while none come; but only briefly,
+- An idle query calls `latestOffset` about eighty times a second, and each call costs more than a
+  poll of the log. So a call waits for new records, backing off while none arrive, but only briefly,
   because the sources of one query wait for each other (ADR 9).
-- Spark pickles a reader before and after it plans, so the planner is created on first use.
-- Spark calls `commit` when it plans the next batch, and so never for the last one. But a batch that
-  `latestOffset` starts from is finished: it is in the log of commits.
-- Spark logs the end of a batch before it runs it, but not the start of the first batch: if that one
-  is repeated, it asks for the initial offset again, when the end of the log or a group has moved.
-  So the end of the first batch also contains its start (ADR 19).
-- The initial offset is asked for before a query is known to be new, and Spark does not store it. So
-  it is a mark, and the start is resolved only where a new query needs it: a repeated first batch
-  does not depend on an option that no longer resolves.
+- Spark pickles a reader before and after planning, so the planner is created on first use.
+- Spark calls `commit` when it plans the next batch, so never for the last one. But the batch that
+  `latestOffset` starts from is finished: it is in Spark's commit log.
+- Spark logs the end of a batch before running it, but not the start of the first batch. If that
+  batch is repeated, Spark asks for the initial offset again, by which time the end of the log or a
+  group's offsets may have moved. So the end of the first batch also contains its start (ADR 19).
+- Spark asks for the initial offset before it is known whether the query is new, and does not store
+  the offset. So it is a marker, and the start is resolved only when a new query needs it: a
+  repeated first batch does not depend on an option that no longer resolves.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ STREAM_WAIT_MIN_SECONDS = 0.002
 STREAM_WAIT_MAX_SECONDS = 0.2
 STREAM_LOOK_SECONDS = 0.1
 POLL_BLOCKS_SECONDS = 1.0
-GROUP_REPORT_LAST_SECONDS = 5.0  # that the end of a query waits for the last one
+GROUP_REPORT_LAST_SECONDS = 5.0  # how long the end of a query waits for the last report
 
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
 
 _UNRESOLVED: Final[dict[str, Any]] = {"startingOffsets": "not resolved"}
-"""The initial offset, which is not a position: the value of a topic is an object."""
+"""Marker for the initial offset; never a position, in which a topic's value is an object."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,27 +76,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at = -float("inf")
         """Time of the last micro-batch that `minOffsetsPerTrigger` or `maxTriggerDelay` started."""
         self._target: Position | None = None
-        """End of a query with `availableNow`."""
+        """End of the query, if it runs with `availableNow`."""
         self._end: Position = {}
-        """End of the newest micro-batch that was planned."""
+        """End of the last planned micro-batch."""
         self._start: Position | None = None
-        """Start of a new query, once it is resolved."""
+        """Start of a new query, once resolved."""
         self._reporter: GroupReporter | None = None
         self._reporter_patience_seconds = GROUP_REPORT_LAST_SECONDS
-        """Time that the end of the query may still wait for the reporter, in all."""
+        """Total time for which the end of the query may still wait for the reporter."""
 
-    # -------------------------------------------------------------------------- where it is
+    # -------------------------------------------------------------------------- position
 
     @sentence_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Returns a mark for the start of the first micro-batch, and resolves nothing.
+        """Returns a marker for the start of the first micro-batch, without resolving it.
 
-        Spark also asks when it repeats that batch, whose end contains the start.
+        Spark also calls this when it repeats that batch, whose end contains the start.
         """
         return dict(_UNRESOLVED)
 
     def _resolved(self) -> Position:
-        """Returns the start of a new query, which stays the same, although a group moves on.
+        """Returns the start of a new query, which stays fixed even if a group's offsets advance.
 
         Raises what `Planner.resolve` raises.
         """
@@ -119,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Returns the limit that Spark passes to `latestOffset` by default.
 
-        If the options give several, it is one of them: Spark has no limit of several kinds.
+        If the options set several, it is one of them: a Python source has no composite limit.
         """
         options = self._options
         if options.max_offsets_per_trigger is not None:
@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(position, is_last=self._target is not None and end == position)
         if start == _UNRESOLVED:
             return offsets.encode_first(position, end)
-        # Spark compares texts: a different text of the same position would start a batch.
+        # Spark compares strings: another encoding of the same position would start a batch.
         return start if end == position else offsets.encode(end)
 
     def _latest(self, position: Position, limit: ReadLimit) -> Position:
@@ -164,14 +164,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.encode_latest(self._planner.latest(), self._planner.unread_since(self._end))
 
     def _advance(self, position: Position, limit: ReadLimit) -> Position:
-        """Returns the end by the limits, or `position` while the store does not answer."""
+        """Returns the end within the limits, or `position` while the store does not respond."""
         planner = self._planner_of_query()
         if self._target is None and not self._is_time_to_look(planner, position):
             return position
         try:
             start = self._patiently(lambda: self._look(planner, position))
         except errors.Retriable as error:
-            if self._target is not None:  # the query must not end as if everything was read
+            if self._target is not None:  # the query must not end as if all had been read
                 raise
             _log.warning("%s; trying again", error)
             return position
@@ -183,7 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end if isinstance(limit, ReadAllAvailable) else self._limited(planner, start, end)
 
     def _limited(self, planner: Planner, start: Position, end: Position) -> Position:
-        """Returns `end`, or the position before it that the options' limits allow."""
+        """Returns `end`, or an earlier position if the options' limits require it."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             end = offsets.share(start, end, options.max_offsets_per_trigger)
@@ -193,9 +193,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._patiently(lambda: planner.within_bytes(start, end, most_bytes))
 
     def _is_due(self, start: Position, end: Position) -> bool:
-        """Returns whether enough records wait, or `maxTriggerDelay` is over.
+        """Returns whether enough records are waiting, or `maxTriggerDelay` has passed.
 
-        It does not apply to `availableNow`, which reads everything.
+        Does not apply to `availableNow`, which reads everything.
         """
         least = self._options.min_offsets_per_trigger
         if least is None:
@@ -215,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wait_seconds = max(idle_seconds / 20, STREAM_WAIT_MIN_SECONDS)
         return min(wait_seconds, STREAM_WAIT_MAX_SECONDS)
 
-    # -------------------------------------------------------------------------- how far it is
+    # -------------------------------------------------------------------------- progress
 
     @sentence_first
     def commit(self, end: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reporter.close(GROUP_REPORT_LAST_SECONDS)
 
     def _report(self, done: Position, *, is_last: bool = False) -> None:
-        """Reports the position to the group of `commitToGroup`, if any. Raises nothing."""
+        """Reports the position to the group of `commitToGroup`, if any. Never raises."""
         group = self._options.commit_to_group
         if group is None:
             return
@@ -246,7 +246,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, last = offsets.start_within(end), offsets.decode(end)
         first = self._position(start) if begin is None or start == end else begin
-        # After a restart, a query plans before it has refreshed.
+        # After a restart, a query plans before any refresh.
         planner = self._refreshed() if self._planner is None else self._planner
         slices = self._patiently(lambda: planner.slices(first, last))
         if self._options.rows_are_ranges:
@@ -264,7 +264,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
 
-    # -------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------- polling
 
     def _planner_of_query(self) -> Planner:
         if self._planner is None:
@@ -276,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _is_time_to_look(self, planner: Planner, position: Position) -> bool:
-        """Returns whether the interval is over, or known records are unread. Waits briefly."""
+        """Returns whether a poll is due, or known records are unread. Waits briefly."""
         left_seconds = self._left_seconds()
         if left_seconds > 0 and planner.latest() == position:
             self._clock.sleep(min(left_seconds, POLL_BLOCKS_SECONDS))
@@ -284,11 +284,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _left_seconds(self) -> float:
-        """Returns the time until the poll interval is over."""
+        """Returns the time until the next poll is due."""
         return self._looked_at + self._poll_interval_seconds - self._clock.monotonic()
 
     def _look(self, planner: Planner, position: Position) -> Position:
-        """Returns `position` reconciled with the log, refreshed if the interval is over."""
+        """Returns `position` reconciled with the log, after a refresh if a poll is due."""
         if self._target is None and self._left_seconds() <= 0:
             planner.refresh()
             self._looked_at = self._clock.monotonic()
@@ -306,7 +306,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class EarlierStreamReader(StreamReader):
     """Stream reader for Spark before 4.2, which calls `latestOffset` without the query's position.
 
-    So a loss is noticed when a micro-batch is planned, and the start is resolved when Spark asks.
+    So a loss is detected when a micro-batch is planned, and the start resolved when Spark asks.
     """
 
     _last: dict[str, Any] | None = None
@@ -320,7 +320,7 @@ class EarlierStreamReader(StreamReader):
         if self._last is None:
             self._last = offsets.encode(self._refreshed().latest())
         else:
-            # From the last end that was returned: only `commit` has the query's own position.
+            # From the last returned end: only `commit` receives the query's own position.
             self._last = offsets.encode(
                 self._latest(offsets.decode(self._last), ReadAllAvailable())
             )
@@ -334,9 +334,9 @@ class EarlierStreamReader(StreamReader):
 
 
 class RefusedReader(DataSourceStreamReader):
-    """Raises the error of wrong options when Spark first calls it.
+    """Raises the error for invalid options when Spark first calls it.
 
-    Spark would hide an error that `streamReader` itself raises behind another one.
+    Spark would hide an error raised by `streamReader` itself behind another one.
     """
 
     def __init__(self, refusal: errors.SparklogError) -> None:

@@ -1,10 +1,10 @@
-"""Assignment of slices to tasks: few tasks, of similar size, and small enough to be sent.
+"""Packing of slices into tasks: few, similar in size, and not too large.
 
-Each task costs Spark a tenth of a second of a core, so a micro-batch of many small entries is one
-task; a large scan is cut so that every core has work until the end.
+Each task costs Spark a tenth of a core-second, so the many small entries of a micro-batch share one
+task; a large scan is split so that every core stays busy until the end.
 
-Sizes are rows and bytes, from the statistics of files and the index of the log: after compaction or
-deletion, a span of offsets says nothing about either.
+Sizes are in rows and bytes, taken from file statistics and the log's index: after compaction or
+deletion, a range of offsets says nothing about either.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 TASK_MIN_BYTES = 4 * limits.MIB
 _TASK_MAX_BYTES = 512 * limits.MIB
 _TASKS_PER_CORE = 2
-TASKS_MOST = 100_000  # for offsets without rows; a gap may have any number of them
+TASKS_MOST = 100_000  # bounds the tasks for offsets without rows: a gap can be of any length
 
 _ROW_BYTES = 64
-"""Cost of a row besides its bytes: the conversion of seven columns to Spark's rows."""
+"""Cost of a row in addition to its bytes: converting seven columns to Spark's rows."""
 _SPARSE = 16
-"""Slices are cut into up to so many times the tasks that their rows need."""
+"""Slices are split into at most this many times the number of tasks that their rows need."""
 
 RowGroups: TypeAlias = Callable[[Sequence[Slice]], Sequence[Sequence[RowGroup]]]
-"""Returns the row groups of the file of each slice, or none if they are unknown."""
+"""Returns the row groups of each slice's file; empty if unknown."""
 
 
 def pack(
@@ -42,14 +42,14 @@ def pack(
     least: int | None = None,
     most_records: int | None = None,
 ) -> list[list[Slice]]:
-    """Returns the slices of each task, in order; a large file may be cut.
+    """Returns each task's slices, in order; a large file may be split across tasks.
 
     Args:
-        parallelism: number of tasks that run at a time; a large read has at least
-            `_TASKS_PER_CORE` for each.
-        row_groups: called for the files that are to be cut only.
-        least: number of tasks that the user asked for, if slices can be cut that small.
-        most_records: of one task; slices are cut for it.
+        parallelism: number of tasks that run concurrently; a large read is split into at least
+            `_TASKS_PER_CORE` times as many.
+        row_groups: called only for files that will be split.
+        least: minimum number of tasks set by the user, as far as slices can be split that finely.
+        most_records: maximum records per task; slices are split to enforce it.
     """
     dealt = _deal(slices, parallelism, least, row_groups)
     return dealt if most_records is None else _limit(dealt, most_records)
@@ -63,10 +63,10 @@ def pack_in_order(
     least: int | None = None,
     most_records: int | None = None,
 ) -> list[list[Slice]]:
-    """Returns the slices of each task as `pack`, but with each partition in one task, in order.
+    """Returns each task's slices as `pack` does, but each partition in one task, in order.
 
-    Several partitions may share a task. A partition is cut only if the user asked for more tasks
-    than there are partitions, or for fewer records in each.
+    Several partitions may share a task. A partition is split only if the user asked for more tasks
+    than there are partitions, or limited the records per task.
     """
     partitions = [list(found) for found in _by_partition(slices)]
     if least is not None and least > len(partitions):
@@ -77,11 +77,11 @@ def pack_in_order(
 
 
 def _wanted(total: int, parallelism: int, least: int | None) -> int:
-    """Returns the number of tasks for a number of bytes."""
+    """Returns the number of tasks for this many bytes."""
     wanted = math.ceil(total / _TASK_MAX_BYTES)
-    if wanted > parallelism:  # in full rounds: no core is idle in the last one
+    if wanted > parallelism:  # full rounds, so that no core idles in the last one
         wanted = math.ceil(wanted / parallelism) * parallelism
-    wanted = min(wanted, TASKS_MOST)  # a broker's slice may be a gap of any length
+    wanted = min(wanted, TASKS_MOST)  # a broker's slice can be a gap of any length
     at_once = _TASKS_PER_CORE * parallelism
     return max(wanted, min(at_once, total // TASK_MIN_BYTES), least or 1)
 
@@ -89,7 +89,7 @@ def _wanted(total: int, parallelism: int, least: int | None) -> int:
 def _deal_whole(
     partitions: Sequence[list[Slice]], parallelism: int, least: int | None
 ) -> list[list[Slice]]:
-    """Returns tasks of whole partitions: the largest first, each to the smallest task so far."""
+    """Assigns whole partitions to tasks: largest first, each to the smallest task so far."""
     weights = [sum(map(_weight, each)) for each in partitions]
     wanted = min(_wanted(sum(weights), parallelism, least), len(partitions))
     tasks: list[list[Slice]] = [[] for _ in range(wanted)]
@@ -135,7 +135,7 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
             is_known = bool(each.files) and all(file.rows is not None for file in each.files)
             if each.entry is not None:
                 known, is_known = each.entry.entry.rows, True
-            # A gap of any length must not become as many tasks; with fewer, the limit is exact.
+            # Caps the tasks that a long gap produces; below the cap, the limit is exact.
             parts = max(usual, _SPARSE * known // most_records, 1)
             least = (each.end - first) // parts
             while first < each.end:
@@ -143,7 +143,7 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
                     tasks.append([])
                     room = most_records
                 if is_known and known <= room:
-                    # No part has more rows than files or entry have, however far offsets reach.
+                    # No part has more rows than the files or the entry, however wide its range.
                     end, count = each.end, min(known, each.end - first)
                 else:
                     end = min(first + max(room, least), each.end)
@@ -160,13 +160,13 @@ def _weight(each: Slice) -> int:
         entry = each.entry.entry
         rows = each.end - each.first
         return entry.memory_bytes * min(rows, entry.count) // max(entry.count, 1)
-    if not each.files:  # a broker's, of which no more is known
+    if not each.files:  # a broker's, about which nothing else is known
         return _ROW_BYTES * (each.end - each.first)
     return round(sum(_weight_within(file, each, _ROW_BYTES) for file in each.files))
 
 
 def stored_bytes(each: Slice) -> float:
-    """Returns the bytes of the slice as they are stored; 0 for a broker's, which are unknown."""
+    """Returns the slice's stored size in bytes; 0 for a broker's slice, whose size is unknown."""
     if each.entry is None:
         return sum(_weight_within(file, each, 0) for file in each.files)
     entry = each.entry.entry
@@ -187,10 +187,10 @@ def _weight_within(file: TableFile, each: Slice, row_bytes: int) -> float:
 
 
 def ranges(slices: Iterable[Slice]) -> list[Slice]:
-    """Returns one slice for each partition, from its first offset to its end, without a location.
+    """Returns one slice per partition, from its first offset to its end, without a location.
 
     Args:
-        slices: partition after partition, each in the order of offsets.
+        slices: grouped by partition, each in the order of offsets.
     """
     return [
         msgspec.structs.replace(found[0], end=found[-1].end, files=(), entry=None)
@@ -209,9 +209,9 @@ def _by_partition(slices: Iterable[Slice]) -> Iterator[Iterator[Slice]]:
 def _cut(
     slices: Sequence[Slice], parts: Sequence[int], row_groups: RowGroups
 ) -> Iterable[list[Slice]]:
-    """Each slice in about as many parts as are wanted of it.
+    """Yields each slice in roughly the requested number of parts.
 
-    An entry of the log is read whole, and so are files whose offsets overlap.
+    A log entry is never split, nor are files whose offsets overlap.
     """
     in_files = [
         each
@@ -229,11 +229,11 @@ def _cut(
 
 
 def _cut_file(each: Slice, parts: int, groups: Sequence[RowGroup]) -> list[Slice]:
-    """Cut between row groups, and only where none has offsets on both sides.
+    """Cuts between row groups, and only where none has offsets on both sides.
 
     So no row is decoded twice. A file that another engine wrote out of order stays whole.
     """
-    borders: list[tuple[int, int]] = []  # an offset, and how many rows lie below it
+    borders: list[tuple[int, int]] = []  # an offset, and the number of rows below it
     rows, reach = 0, each.first
     for group in sorted(groups, key=lambda group: group.first):
         if reach < group.first < each.end:
@@ -250,7 +250,7 @@ def _cut_file(each: Slice, parts: int, groups: Sequence[RowGroup]) -> list[Slice
 
 
 def _cut_range(each: Slice, parts: int) -> list[Slice]:
-    """Cut at offsets where files of ours begin a row group, if nothing is missing."""
+    """Cuts at offsets where our own files begin a row group, if no offset is missing."""
     step = (each.end - each.first) / parts
     unit = limits.ROW_GROUP_ROWS
     cuts = {round((each.first + number * step) / unit) * unit for number in range(1, parts)}
@@ -272,7 +272,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[Slice, ...])
 
 
 def encode(slices: Sequence[Slice]) -> bytes:
-    """The slices of one task, on their way from the planner to an executor of the same version."""
+    """Encodes one task's slices, which the planner sends to an executor of the same version."""
     return _encoder.encode(slices)
 
 

@@ -1,16 +1,16 @@
-"""Decoding of values by `valueFormat`, `valueSchema` and `badValues`, a batch at a time.
+"""Decodes values by `valueFormat`, `valueSchema` and `badValues`, a batch at a time.
 
-| `valueFormat` | the column `value` | bad is |
+| `valueFormat` | the column `value` | bad values |
 |---|---|---|
-| `binary` | the bytes | nothing |
-| `string` | a string | a value that is not UTF-8 |
-| `json` | a struct of the fields of `valueSchema` | a value that is not a fitting JSON object |
+| `binary` | the bytes | none |
+| `string` | a string | those that are not UTF-8 |
+| `json` | a struct of the fields of `valueSchema` | those that are not JSON objects that fit it |
 
-A null value, which is a tombstone, is null in every format and not bad. A bad value is bad as a
-whole. By `badValues` it becomes null (`null`), null with its bytes in a separate column (`column`),
-or it ends the read (`error`).
+A null value (a tombstone) is null in every format and not bad. A bad value is bad as a whole.
+Depending on `badValues`, it becomes null (`null`), null with its bytes in a separate column
+(`column`), or ends the read (`error`).
 
-A type of a JSON field has four places: `_KNOWN_TYPES` here, `json_reader._PYTHON_TYPES`,
+A JSON field type is handled in four places: `_KNOWN_TYPES` here, `json_reader._PYTHON_TYPES`,
 `json_object._LEAF_DECODERS` and `json_columns`.
 """
 
@@ -57,7 +57,7 @@ class BadValues(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueParser:
-    """Decoder of values, which can be pickled for executors.
+    """Decoder of values, picklable for executors.
 
     `kind` is the type of the decoded column: `binary`, `string`, or the result of `json_type`.
     """
@@ -77,7 +77,7 @@ class ValueParser:
         return found, _bytes_of(values, bad) if self.bad is BadValues.COLUMN else None
 
     def reasons(self, values: pa.BinaryArray) -> list[str | None]:
-        """Returns why each value is bad; None: it is not."""
+        """Returns the reason each value is bad; None if it is not."""
         _, bad = self._decoded(values)
         return [
             self._reason(value.as_py()) if is_bad else None
@@ -116,8 +116,8 @@ class ValueParser:
 def json_type(schema: StructType) -> pa.StructType:
     """Returns Spark's Arrow type of objects with these fields.
 
-    Raises `BadOption`, which names the field, for a type that is not read from JSON, for a repeated
-    name, and for NOT NULL, which cannot be guaranteed for records of other programs.
+    Raises `BadOption`, which names the field, for a type that is not supported in JSON, a repeated
+    name, and NOT NULL, which cannot be guaranteed for records of other programs.
     """
     from sparklog.spark_compat import arrow_type
 
@@ -143,7 +143,7 @@ def _check_type(kind: DataType, path: str) -> None:
     from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
     if kind.typeName() not in _KNOWN_TYPES:
-        raise _refused(path, f"its type {kind.simpleString()} is not read from JSON")
+        raise _refused(path, f"its type {kind.simpleString()} is not supported in JSON")
     if isinstance(kind, StructType):
         _check_struct(kind, path)
     elif isinstance(kind, ArrayType):
@@ -162,7 +162,7 @@ def _refused(path: str, reason: str) -> errors.BadOption:
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, Mask]:
-    """Returns the values as strings, null where they are not UTF-8, and a mask of those."""
+    """Returns the values as strings, null if they are not UTF-8, and a mask of these."""
     try:
         return values.cast(pa.string()), np.zeros(len(values), np.bool_)
     except pa.ArrowInvalid:

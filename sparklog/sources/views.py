@@ -1,6 +1,6 @@
-"""View that a planner has of a log, and the one of a root, which needs no broker.
+"""A planner's view of a log, and its implementation for a root, which needs no broker.
 
-A view belongs to one thread.
+A view is for use by one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.storage.snapshot import GapCause, RowGroup, Slice, TableSnapshot
 
 
 class TopicView(msgspec.Struct, frozen=True):
-    """A topic as of a refresh, with one number for each partition."""
+    """A topic as of a refresh, with one entry per partition."""
 
     id: str
     starts: tuple[int, ...]
@@ -31,7 +31,7 @@ class TopicView(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
     """High watermarks."""
     absent_below: tuple[int, ...]
-    """Offsets below need never have existed here: the topic is or was a mirror, whose source had no
+    """Offsets below may never have existed here: the topic is or was a mirror, whose source had no
     records there. 0 for other topics."""
     version: int | None = None
     """Version of the Delta table; None if unknown, as through a broker."""
@@ -56,25 +56,25 @@ class LogView(Protocol):
     """A log as of the last `refresh`."""
 
     poll_interval_seconds: float
-    """Default interval at which a stream looks for new records."""
+    """Default interval at which a stream polls for new records."""
 
     def names(self) -> Collection[str]:
         """Returns the existing topics. Raises what `refresh` raises, except `UnknownTopic`."""
 
     def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
-        """Returns the chosen topics as of now; `from_scratch` uses nothing that is cached.
+        """Returns the chosen topics as of now; `from_scratch` bypasses all caches.
 
         Raises `UnknownTopic`, `NotARoot`, `Retriable` errors of store and network, and `Corrupt`.
         """
 
     def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
-        """Returns the slices with the offsets of an existing range."""
+        """Returns the slices that cover an existing range of offsets."""
 
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
-        """Returns the row groups of the file of each slice, or none if they are unknown."""
+        """Returns the row groups of each slice's file; empty if unknown."""
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
-        """Returns the least offset of a record that is not older, or None if there is none."""
+        """Returns the lowest offset of a record that is not older, or None if there is none."""
 
     def committed(self, group: str) -> GroupOffsets | None:
         """Returns the offsets that a group has committed, or None if the group does not exist.
@@ -84,7 +84,7 @@ class LogView(Protocol):
 
 
 class RootView:
-    """View that reads WAL and tables under the root."""
+    """View that reads the WAL and the tables under the root."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
@@ -134,7 +134,7 @@ class RootView:
         try:
             return row_groups(self._store, piece)
         except (ObjectMissing, errors.Corrupt):
-            return ()  # the task that reads it plans again, or reports the error
+            return ()  # the task that reads it replans, or reports the error
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         assert self._follower is not None
@@ -151,7 +151,7 @@ class RootView:
         raise errors.MissingObject(path=path, reason="the log still refers to it")
 
     def committed(self, group: str) -> GroupOffsets | None:
-        # A follower for this call: one that adds a topic reads all logs again.
+        # A follower for this call only: adding a topic to an existing one rereads all logs.
         follower = RootFollower(self._store, clock=self._clock)
         if consumer_offsets.TOPIC not in follower.metadata.topics:
             return None
@@ -183,7 +183,7 @@ class RootView:
         return found if current else None
 
     def _refresh_snapshots(self) -> None:
-        """Refreshes the same topics. Raises `TopicChanged` if one was created again."""
+        """Refreshes the same topics. Raises `TopicChanged` if one was recreated."""
         assert self._follower is not None
         known, self._snapshots = self._snapshots, self._follower.refresh(self._snapshots)
         for name, snapshot in self._snapshots.items():

@@ -1,4 +1,4 @@
-"""Everything that lies under a root, and the rules by which it is written and read back.
+"""Everything stored under a root, and the rules for writing it and reading it back.
 
-No broker is needed to use this floor, and none is known to it.
+This layer works without a broker, and does not depend on the broker's code.
 """

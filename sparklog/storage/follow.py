@@ -1,10 +1,10 @@
 """Reads a whole root without a broker: metadata, the WAL of every open epoch, and tables.
 
-A reader without a broker sees the log up to the last acked record in this way. `refresh` reads the
-WALs first and the tables after, so that records that are published and trimmed meanwhile are found
-in the table: together they have all records that were durable when the refresh began.
+This is how a reader without a broker sees the log up to the last acked record. `refresh` reads the
+WALs before the tables, so that records that are published and trimmed in the meantime are found in
+the table: together, WALs and tables contain every record that was durable when the refresh began.
 
-A `RootFollower` belongs to one thread.
+A `RootFollower` is confined to one thread.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class RootFollower:
         self._meta.reload()
         self._epochs: dict[tuple[int, int], wal.Follower] = {}
         self._followed: set[str] = set()
-        """Ids of the topics whose entries are kept: those that were requested."""
+        """Ids of the topics whose entries are kept: those requested so far."""
         self._entries: dict[tuple[str, int], list[Located]] = {}
         self._tables: dict[str, TopicTable] = {}
         self._tails: dict[tuple[str, int], tuple[Located, ...]] = {}
         self._joined: dict[tuple[str, int], tuple[int, int]] = {}
-        """For each tail the number of entries and the offset that it was joined from."""
+        """For each tail, the number of entries and the offset from which it was joined."""
         self._listed = NEVER
 
-    # -------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------- refreshing
 
     @property
     def metadata(self) -> ClusterMetadata:
@@ -72,9 +72,11 @@ class RootFollower:
                 if all(joined) and began.age_seconds(self._clock) < limits.TRIM_GRACE_SECONDS:
                     return snapshots
             # Missing entries were published and trimmed, or are in an epoch that was closed or
-            # opened meanwhile. A refresh that took too long may have missed both. List all again.
+            # opened in the meantime. A refresh that took too long may have missed either kind. List
+            # everything again.
             self._listed = NEVER
-            # Brokers may start and end at each attempt; only a failure with the same epochs counts.
+            # Brokers may start and stop during each attempt; only failures with the same epochs
+            # count.
             epochs = {each.id for each in self.metadata.open_epochs}
             attempts = attempts + 1 if epochs == judged else 1
             judged = epochs
@@ -84,17 +86,17 @@ class RootFollower:
                 return snapshots
 
     def _read_wals(self, names: Iterable[str]) -> None:
-        """Reads the new entries of every open epoch, and at times lists its folder.
+        """Reads the new entries of every open epoch, and periodically lists its folder.
 
-        An object exists for at least `TRIM_GRACE_SECONDS`, so more frequent probing misses none.
-        After half of that time the folders are listed again.
+        An object exists for at least `TRIM_GRACE_SECONDS`, so probing more often than that misses
+        none. The folders are listed again once half of that time has passed.
         """
         began = Moment.now(self._clock)
         relist = self._listed.age_seconds(self._clock) > limits.TRIM_GRACE_SECONDS / 2
         metadata = self._meta.refresh()
         wanted = {metadata.topic(name).topic_id for name in names}
         if not wanted <= self._followed:
-            # Their entries were skipped so far.
+            # Their entries have been skipped so far.
             self._followed |= wanted
             self._epochs.clear()
             self._entries.clear()
@@ -154,7 +156,7 @@ class RootFollower:
         return is_complete
 
     def _extend(self, key: tuple[str, int], published: int) -> bool:
-        """Appends new entries to the joined ones in the common case that they follow them."""
+        """Appends new entries to the joined ones in the common case where they directly follow."""
         known = self._joined.get(key)
         if known is None or known[1] != published:
             return False
@@ -169,7 +171,7 @@ class RootFollower:
         self._joined[key] = len(entries), published
         return True
 
-    # -------------------------------------------------------------------------- answering
+    # -------------------------------------------------------------------------- queries
 
     def ends(self, snapshot: TableSnapshot) -> tuple[int, ...]:
         """The high watermark of each partition."""
@@ -179,9 +181,9 @@ class RootFollower:
         )
 
     def beyond(self, snapshot: TableSnapshot, partition: int) -> int | None:
-        """Returns the least offset of the log that its table does not reach; None: it does.
+        """Returns the lowest offset of the log beyond its table's reach; None if there is none.
 
-        If the log has no entries there, it is the end that a checkpoint of the log names.
+        If the log has no entries there, this is the end recorded in a checkpoint of the log.
         """
         end = high_watermark(snapshot, partition, self._tail(snapshot, partition))
         topic_id = snapshot.topic_id or ""
@@ -194,7 +196,7 @@ class RootFollower:
         return max((each[0].end for each in bounds if each and each[0].end > end), default=None)
 
     def next_sequences(self) -> dict[tuple[int, int], int]:
-        """Returns by broker and open epoch the sequence after the newest flush of its log."""
+        """Returns, by broker and open epoch, the sequence after the newest flush of its log."""
         return {(each.broker, each.epoch): each.next_sequence for each in self._epochs.values()}
 
     def _tail(self, snapshot: TableSnapshot, partition: int) -> tuple[Located, ...]:
@@ -203,7 +205,7 @@ class RootFollower:
     def plan(
         self, topic: str, snapshot: TableSnapshot, partition: int, start: int, end: int
     ) -> list[Slice]:
-        """`plan.plan` over what the last refresh found."""
+        """Calls `plan.plan` on the state that the last refresh found."""
         return plan(
             topic=topic,
             snapshot=snapshot,

@@ -1,7 +1,7 @@
 """Frozen values of the storage layer: table snapshots, WAL entries and slices to read.
 
-Nothing here reads or writes. Offsets are 64-bit, ranges are half open
-(`first` … `end`, `end` excluded), times are microseconds since the Unix epoch, UTC.
+Nothing here does I/O. Offsets are 64-bit, ranges are half-open (`first` … `end`, `end` excluded),
+times are microseconds since the Unix epoch, UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from sparklog import limits
 
-COMPRESSION_EXPECTED = 16  # the ratio if the size of decompressed records is unknown
+COMPRESSION_EXPECTED = 16  # the assumed ratio if the decompressed size is unknown
 
 # ------------------------------------------------------------------------------ the table
 
@@ -25,12 +25,13 @@ COMPRESSION_EXPECTED = 16  # the ratio if the size of decompressed records is un
 class TableFile:
     """An active data file of a topic's table.
 
-    `first` and `last` are its least and greatest offset by its statistics, both included. None: it
-    has no statistics, as another engine may leave it, and may hold any offset of its partition.
+    `first` and `last` are its lowest and highest offsets according to its statistics, both
+    inclusive. None: another engine wrote it without statistics, so it may contain any offset of its
+    partition.
     """
 
     path: str
-    """Relative to the table's folder, as the Delta log spells it (percent-encoded)."""
+    """Relative to the table's folder, as written in the Delta log (percent-encoded)."""
     partition: int
     size_bytes: int
     rows: int | None
@@ -42,30 +43,31 @@ class TableFile:
 
     @property
     def newest_us(self) -> int:
-        """The time of the newest record, for retention; the time of writing if no record has one.
+        """The timestamp of the newest record, for retention; the write time if no record has one.
 
-        Kafka's `LogSegment.largestTimestamp` has the same rule: records without a time have -1 ms.
-        Another engine may truncate an upper bound to ms and raise it by one, up to 0.
+        Kafka's `LogSegment.largestTimestamp` follows the same rule: records without a timestamp
+        have -1 ms. Another engine may truncate an upper bound to ms and add 1 ms, which turns -1
+        into 0.
         """
         latest_us = self.max_timestamp_us
         return self.modified_us if latest_us is None or latest_us <= 0 else latest_us
 
     @property
     def oldest_us(self) -> int:
-        """The time of the oldest record, likewise; `newest_us` if it is unknown."""
+        """The timestamp of the oldest record, by the same rule; `newest_us` if unknown."""
         earliest_us = self.min_timestamp_us
         return self.newest_us if earliest_us is None or earliest_us < 0 else earliest_us
 
 
 class GapCause(enum.StrEnum):
-    """Causes of offsets that have no record. The values are part of the format."""
+    """Reasons for offsets without a record. The values are part of the format."""
 
     SOURCE = "source"
     """The topic is or was a mirror, and its source has no record there."""
     COMPACTION = "compaction"
     """A later record had the same key."""
     ENGINE = "engine"
-    """Another engine has removed rows of the table."""
+    """Another engine has removed rows from the table."""
 
 
 Gaps: TypeAlias = Mapping[tuple[int, GapCause], int]
@@ -74,7 +76,7 @@ Gaps: TypeAlias = Mapping[tuple[int, GapCause], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """A part of a data file that is read as a whole; both bounds of its offsets are included."""
+    """A part of a data file that is read as a unit; both offset bounds are inclusive."""
 
     first: int
     last: int
@@ -85,8 +87,8 @@ class RowGroup:
 class TableSnapshot:
     """A topic's table at one Delta version.
 
-    `ends[p]` is the `txn` of partition p: the next offset to be published. Below it a missing
-    offset is a gap; from it on the WAL continues. `starts[p]` is the log start offset.
+    `ends[p]` is the `txn` of partition p: the next offset to be published. Below it, a missing
+    offset is a gap; from there on, the WAL continues. `starts[p]` is the log start offset.
     """
 
     version: int
@@ -100,27 +102,27 @@ class TableSnapshot:
     files: tuple[tuple[TableFile, ...], ...] = ()
     """Per partition, ordered by first offset; those without statistics come first."""
     creator: tuple[int, int] | None = None
-    """The id and the epoch of the broker that created it; None: an older release did."""
+    """The id and epoch of the broker that created it; None if an older release did."""
     gaps: Gaps = field(default_factory=lambda: MappingProxyType({}))
     """See `storage.table.gaps`."""
     append_only: bool = False
-    """True if no commit may remove records: only add some, and rearrange files."""
+    """True if commits may add records and rearrange files, but not remove records."""
     file_retention_seconds: float | None = None
-    """`delta.deletedFileRetentionDuration`: how long removed files stay; None: not set."""
+    """`delta.deletedFileRetentionDuration`: how long removed files are retained; None: not set."""
     log_retention_seconds: float | None = None
-    """`delta.logRetentionDuration`: how long versions stay; None: not set."""
+    """`delta.logRetentionDuration`: how long versions are retained; None: not set."""
 
 
 # ------------------------------------------------------------------------------ the WAL
 
 
 class WalKind(enum.StrEnum):
-    """Kinds of storage of an epoch's write-ahead log. The values are part of the format."""
+    """Kinds of storage for an epoch's write-ahead log. The values are part of the format."""
 
     OBJECTS = "objects"
     """One object per flush."""
     SEGMENTS = "segments"
-    """One append per flush, to files of a local root."""
+    """One append per flush, to files on a local root."""
 
 
 class EntryKind(enum.IntEnum):
@@ -142,12 +144,12 @@ class Encoding(enum.IntEnum):
 
 
 class BatchKind(enum.IntEnum):
-    """Ways in which a Spark batch may be repeated. The numbers are part of the format."""
+    """Ways in which a Spark batch can be repeated. The numbers are part of the format."""
 
     NUMBERED = 0
-    """One of an increasing series: of a streaming query, or of a job that numbers its writes."""
+    """One of an increasing series, from a streaming query or from a job that numbers its writes."""
     NAMED = 1
-    """The only one of its name: a write with an idempotency key."""
+    """The only one with its name: a write with an idempotency key."""
     UNNAMED = 2
     """A write under a random name, which only its own driver can repeat."""
     NUMBERED_PART = 3
@@ -157,7 +159,7 @@ class BatchKind(enum.IntEnum):
 
     @property
     def is_part(self) -> bool:
-        """True if other partitions may lack the batch although this one has it."""
+        """True if other partitions may lack the batch even though this one has it."""
         return self >= BatchKind.NUMBERED_PART
 
     @property
@@ -166,19 +168,19 @@ class BatchKind(enum.IntEnum):
 
     @property
     def as_part(self) -> BatchKind:
-        """The kind of such a batch where several leaders append it."""
+        """The corresponding kind for a batch that several leaders append."""
         return self if self.is_part else BatchKind(self + BatchKind.NUMBERED_PART)
 
 
 class BatchId(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of a Spark batch, of which a second commit is skipped."""
+    """The identity of a Spark batch; a second commit of the batch is skipped."""
 
     query: str
     batch: int
 
 
 class StagedRef(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of one partition in a file that a Spark task staged."""
+    """Rows of one partition in a file staged by a Spark task."""
 
     path: str
     start: int
@@ -187,7 +189,7 @@ class StagedRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A line of a WAL object's index: the entry's byte range and its metadata."""
+    """A line in a WAL object's index: the entry's byte range and its metadata."""
 
     kind: EntryKind
     topic_id: str = ""
@@ -197,7 +199,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     min_timestamp_us: int = 0
     max_timestamp_us: int = 0
     arrival_us: int = 0
-    """The broker's time of the append: the timestamp of rows without one."""
+    """The broker's time at the append: the timestamp of rows without one."""
     timestamp_type: int = 0
     leader_epoch: int = 0
     producer_id: int = -1
@@ -207,7 +209,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     batch_id: BatchId | None = None
     encoding: Encoding = Encoding.ARROW
     start: int = 0
-    """First byte of the payload, counted from the end of the object's index."""
+    """First byte of the payload, relative to the end of the object's index."""
     length: int = 0
     crc32c: int = 0
     staged: StagedRef | None = None
@@ -215,9 +217,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """An older entry that is appended again, so that its old object can be removed."""
     batch_kind: BatchKind = BatchKind.NUMBERED
     decoded_bytes: int = 0
-    """Bytes of its records as Arrow columns, decompressed; 0 if the writer did not record it."""
+    """Size of its records as decompressed Arrow columns; 0 if the writer did not record it."""
     kept_rows: int = -1
-    """The number of rows of an append that kept the offsets of its rows, which may leave gaps.
+    """The number of rows in an append that kept its rows' offsets, which may have gaps.
 
     -1: an ordinary append, with a row for each of the `count` offsets.
     """
@@ -233,9 +235,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of its records as rows.
+        """The memory that its records occupy as rows.
 
-        An estimate for compressed records without `decoded_bytes`; decoding gives the exact size.
+        An estimate for compressed records without `decoded_bytes`; decoding yields the exact size.
         """
         size = self.decoded_bytes
         if not size:
@@ -256,33 +258,33 @@ class WalPosition:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """An entry, its flush, and the bytes of it."""
+    """An entry, its flush, and the location of its bytes."""
 
     entry: Entry
     at: WalPosition
     origin: int
-    """The end of the index, from which `entry.start` counts."""
+    """The end of the index, which `entry.start` is relative to."""
     ordinal: int = -1
-    """The segment that holds the entry; -1: the object of its flush does."""
+    """The segment that contains the entry; -1 if it is in the object of its flush."""
 
 
 class Bounds(msgspec.Struct, frozen=True, array_like=True):
-    """A partition in a WAL checkpoint, which has it even if the table cannot be read."""
+    """A partition's offsets in a WAL checkpoint, known even if the table cannot be read."""
 
     start: int
     """The log start offset."""
     published: int
-    """The offset from which the write-ahead logs have every record."""
+    """The write-ahead logs contain every record from this offset on."""
     end: int
     """The next offset; -1: unknown."""
     leader_epoch: int = -1
-    """The epoch of the leader that wrote the checkpoint; -1: an old release did."""
+    """The epoch of the leader that wrote the checkpoint; -1 if an old release did."""
     epochs: tuple[tuple[int, int], ...] = ()
-    """(leader epoch, its first offset) of the newest leader epochs with records, in order."""
+    """(leader epoch, first offset) for each of the newest leader epochs with records, in order."""
 
 
 NOT_LED: Final = Bounds(-1, -1, -1)
-"""Takes the place of a partition that the broker of the checkpoint does not lead."""
+"""The placeholder for a partition that the checkpoint's broker does not lead."""
 
 
 # ------------------------------------------------------------------------------ what to read
@@ -295,12 +297,12 @@ class ReadSource(enum.Enum):
     """Any source: a remote planner leaves the choice to the broker."""
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):  # a plan makes thousands: the fast kind
+class Slice(msgspec.Struct, frozen=True, kw_only=True):  # the fast kind: a plan creates thousands
     """A range of offsets of one partition, with its location.
 
     It is identified by (topic id, partition, first, end). `files` and `entry` are hints: a reader
-    that finds one of them missing plans the slice again. Several files overlap in their offsets,
-    because another engine rewrote the table, and the reader merges them.
+    that finds one of them missing plans the slice again. If there are several files, their offsets
+    overlap because another engine rewrote the table, and the reader merges them.
     """
 
     topic: str

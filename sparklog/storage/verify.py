@@ -1,13 +1,13 @@
-"""Checks of stored records: the files of a topic's table, and its entries of the write-ahead log.
+"""Checks stored records: the files of a topic's table, and its entries in the write-ahead log.
 
-- A file must exist and be as the Delta log says: its size, its number of rows, and the bounds of
-  its offsets and timestamps, by which readers skip it.
-- An offset occurs once. Files whose offsets overlap, as other engines leave them, are checked
-  together.
-- An entry of the write-ahead log must decode, with its checksum and its number of rows.
+- A file must exist and match the Delta log: its size, its number of rows, and the bounds of its
+  offsets and timestamps, which let readers skip it.
+- Each offset occurs once. Files with overlapping offsets, as other engines may write them, are
+  checked together.
+- A write-ahead log entry must decode, and match its checksum and its number of rows.
 
-A file or entry that is gone may have been compacted or trimmed since it was planned: plan the same
-offsets again, as for reading.
+A missing file or entry may have been compacted or trimmed since it was planned: plan the same
+offsets again, as when reading.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sparklog.storage.snapshot import ReadSource, Slice, TableFile
 from sparklog.storage.table.names import data_path
 
 _SHOWN: Final = 100
-"""Gaps of a slice that are reported one by one."""
+"""The maximum number of a slice's gaps that are reported individually."""
 _MILLISECOND_US: Final = 1_000
-"""Another engine may truncate the bounds of timestamps to it."""
+"""Another engine may truncate timestamp bounds to milliseconds."""
 _INDEX: Final = ("offset", "timestamp")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong with stored records."""
+    """A problem with stored records."""
 
     what: str
     advice: str
@@ -54,30 +54,30 @@ class SliceReport(msgspec.Struct, frozen=True, kw_only=True):
     first: int = -1
     last: int = -1
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Ranges of offsets without a row between `first` and `last`, the first ones of them.
+    """The first few ranges of offsets without a row between `first` and `last`.
 
-    Without those below the offset that explains them.
+    Excludes those below the offset up to which gaps are explained.
     """
     missing: int = 0
-    """The number of offsets in all these ranges."""
+    """The number of offsets in all such ranges."""
     explained: int = 0
     """The number of other offsets without a row between `first` and `last`."""
     faults: list[Fault] = msgspec.field(default_factory=list)
     gone: str = ""
-    """A file or object that does not exist: plan again."""
+    """A file or object that no longer exists: plan again."""
 
 
 def check_slice(
     store: Store, piece: Slice, *, end: int, explained: int, reads_all: bool
 ) -> SliceReport:
-    """Checks the rows of a slice, and the files that have them.
+    """Checks the rows of a slice, and the files that contain them.
 
     Args:
         store: the store with the slice's files or object.
-        piece: a slice of a whole file, of files that overlap, or of an entry.
-        end: the end of the partition's table.
+        piece: a slice of a whole file, of overlapping files, or of an entry.
+        end: the partition's end in the table.
         explained: the offset below which gaps are explained.
-        reads_all: reads all columns with their checksums, instead of offsets and timestamps.
+        reads_all: read all columns with their checksums, instead of only offsets and timestamps.
 
     Raises `StorageUnavailable`.
     """
@@ -106,7 +106,7 @@ def check_slice(
             Fault(
                 what=f"{_place(piece)}: {len(twice):,} offsets occur twice, the first is"
                 f" {offsets[twice[0]]}, in {', '.join(file.path for file in piece.files)}",
-                advice="restore the table to a version before its last foreign change",
+                advice="restore the table to a version before another engine last changed it",
             )
         )
     offsets = offsets[np.searchsorted(offsets, piece.first) : np.searchsorted(offsets, piece.end)]
@@ -135,7 +135,7 @@ def _place(piece: Slice) -> str:
 def _entry_offsets(
     store: Store, piece: Slice, faults: list[Fault]
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yields the offsets of an entry, none of which occurs twice or goes back."""
+    """Yields the offsets of an entry; reports a fault if they are not strictly increasing."""
     assert piece.entry is not None
     entry = piece.entry.entry
     count, before = 0, piece.first - 1
@@ -151,7 +151,7 @@ def _entry_offsets(
         faults.append(_damaged(piece, f"{error.path}: {error.check}"))
         return
     if (piece.first, piece.end) == (entry.base_offset, entry.end) and count != entry.rows:
-        faults.append(_damaged(piece, f"it has {count} rows, and its index says {entry.rows}"))
+        faults.append(_damaged(piece, f"it has {count} rows, but its index says {entry.rows}"))
 
 
 def _damaged(piece: Slice, reason: str) -> Fault:
@@ -170,13 +170,13 @@ def _file_offsets(
     *,
     reads_all: bool,
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yields the offsets of a file in their order."""
+    """Yields the offsets of a file in order."""
     path = data_path(topic, file)
     columns: Sequence[str] = tuple(FILE_SCHEMA.names) if reads_all else _INDEX
     earliest = latest = None
     try:
         if (size := store.stat(path).size_bytes) != file.size_bytes:
-            check = f"it has {size} bytes, and the table's log says {file.size_bytes}"
+            check = f"it has {size} bytes, but the table's log says {file.size_bytes}"
             raise errors.CorruptObject(path=path, check=check)
         for batch in read_rows(store, path, file, end, columns=columns):
             yield arrow.as_numpy(batch.column("offset"))
@@ -195,8 +195,8 @@ def _file_offsets(
     ):
         faults.append(
             Fault(
-                what=f"{path}: its timestamps are from {earliest} to {latest} us, and the table's"
+                what=f"{path}: its timestamps are from {earliest} to {latest} us, but the table's"
                 f" log says {low_us} to {high_us}",
-                advice="reads by time skip its records: rewrite the file, by OPTIMIZE",
+                advice="reads by time skip its records: rewrite the file with OPTIMIZE",
             )
         )

@@ -4,9 +4,9 @@ Rules:
 
 - Every failure becomes an exit code here, and nowhere else. Errors of sparklog, its store and the
   operating system are printed as one line on standard error, never as a traceback.
-- Results go to standard output, all else to standard error. Colours and progress bars are for
-  terminals.
-- Modules of commands import nothing heavy at the top, so that a command starts quickly.
+- Results go to standard output, all else to standard error. Colours and progress bars appear only
+  on terminals.
+- Command modules import nothing heavy at the top, so that a command starts quickly.
 - Help is plain text for 80 columns: an option shows the name of its value, not a type.
 """
 
@@ -35,7 +35,7 @@ class ExitCode(enum.IntEnum):
     UNHEALTHY = 3
     NO_BROKER = 4
     INTERRUPTED = 130
-    """By Ctrl-C, as shells report it."""
+    """Ctrl-C, as shells report it."""
     PIPE_CLOSED = 141
     """The reader of a pipe has exited, as shells report it."""
 
@@ -54,17 +54,17 @@ _EXAMPLE: Final = "Example: "
 _TYPE: Final = re.compile(r" <.*>$")
 _BOUNDS: Final = r"(?:[-\d.]+<=?x(?:<=?[-\d.]+)?|x[<>]=?[-\d.]+|required)"
 _VALUE_RANGE: Final = re.compile(rf" *\[{_BOUNDS}(?:; {_BOUNDS})?\]$|; {_BOUNDS}(?=[;\]])")
-"""The bounds that Typer appends to a help text, which states them where they matter."""
+"""The bounds that Typer appends to a help text; the texts state them if they matter."""
 
 
 class Command(TyperCommand):
-    """A command whose help is plain text, with its example on a line of its own."""
+    """A command whose help is plain text, with its example on its own line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")  # pydantic's words
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's prefix
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -78,7 +78,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """Such a command that has further commands below it."""
+    """A command with subcommands, whose help is plain text, too."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return _plain_usage(super().collect_usage_pieces(ctx))
@@ -146,7 +146,7 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(ExitCode.PIPE_CLOSED) from None
     except _outside_errors() as error:
         complain(error)
-        _silence_output()  # it may be what failed, and would again
+        _silence_output()  # it may be what failed, and would fail again
         raise typer.Exit(ExitCode.FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -160,7 +160,7 @@ def _store_errors() -> tuple[type[Exception], ...]:
 
 
 def _outside_errors() -> tuple[type[Exception], ...]:
-    """Returns exceptions that other parties cause, rather than a defect of sparklog."""
+    """Returns exceptions with causes outside sparklog, rather than defects in it."""
     return (OSError, *_store_errors())
 
 
@@ -177,7 +177,7 @@ def complain(error: BaseException) -> None:
 
 
 def _silence_output() -> None:
-    """Redirects standard output to nowhere, because Python flushes it again as it exits."""
+    """Redirects standard output to the null device, since Python flushes it again at exit."""
     with contextlib.suppress(OSError, ValueError):  # a test's output has no descriptor
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())

@@ -13,7 +13,7 @@ class Meter:
     """A progress bar over the bytes of several inputs, and the number of their records."""
 
     def __init__(self, sizes_bytes: Sequence[int | None]) -> None:
-        """Takes the size of each input, in order; None: it is unknown."""
+        """Takes the size of each input, in order; None if unknown."""
         self._sizes_bytes = iter(sizes_bytes)
         self._before_bytes = 0
         self._records = 0
@@ -29,13 +29,13 @@ class Meter:
         self._task = self._progress.add_task("", total=total_bytes, records=0)
 
     def advance(self, records: int, position_bytes: int) -> None:
-        """Counts records, read up to a position in the present input."""
+        """Counts records, read up to a position in the current input."""
         self._records += records
         done_bytes = self._before_bytes + position_bytes
         self._progress.update(self._task, completed=done_bytes, records=self._records)
 
     def next_input(self) -> None:
-        """Continues with the input after the present one."""
+        """Moves on to the next input."""
         self._before_bytes += next(self._sizes_bytes) or 0
 
     def __enter__(self) -> Self:

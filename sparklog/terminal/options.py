@@ -1,4 +1,4 @@
-"""Options that several commands have, and the log that they name."""
+"""Options that several commands share, and the log that they name."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ RootOption = Annotated[
     str | None,
     typer.Option(
         metavar="URI",
-        help="The root of the log: a folder, or s3://…, gs://…, az://…. The command uses its live"
-        f" broker, or runs one while it lasts. Default: {ROOT_VARIABLE}. Options of the object"
-        f" store come from {STORAGE_PREFIX}<OPTION>.",
+        help="The root of the log: a folder, or s3://…, gs://…, az://…. The command uses the root's"
+        f" live broker, or embeds one for its duration. Default: {ROOT_VARIABLE}. Object store"
+        f" options come from {STORAGE_PREFIX}<OPTION>.",
         show_default=False,
     ),
 ]
@@ -43,7 +43,7 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,…",
-        help="The Flight address of a broker, or of several of a cluster, instead of a root."
+        help="The Flight address of one or more brokers of a cluster, instead of a root."
         f" Default: {BOOTSTRAP_VARIABLE}, which takes precedence over {ROOT_VARIABLE}.",
         show_default=False,
     ),
@@ -103,9 +103,9 @@ def open_log(
     Args:
         root: a folder or a URI.
         bootstrap: the address of a broker.
-        wait_seconds: how long to wait for a broker at `bootstrap`; None: not at all.
-        create: make a root of an empty or missing folder. Otherwise it is an error, so that a
-            misspelt path does not become a root.
+        wait_seconds: how long to wait for a broker at `bootstrap`; None: do not wait.
+        create: turn an empty or missing folder into a root. Otherwise such a folder is an error,
+            so that a misspelt path does not become a root.
 
     Raises:
         typer.BadParameter: no log is named, or two are, or there is nothing to wait for.
@@ -159,7 +159,7 @@ def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
 def log_target(
     root: str | None, bootstrap: str | None, wait_seconds: float | None = None
 ) -> tuple[str | None, str | None]:
-    """Returns the one of root and bootstrap to use; the command line overrides the environment.
+    """Returns (root, bootstrap), one of them None; the command line overrides the environment.
 
     Raises `typer.BadParameter` if no log is named, or two are, or `--wait` is given with a root.
     """
@@ -193,7 +193,7 @@ def root_metadata(root: str) -> MetadataStore:
 
 
 def config_pairs(given: Iterable[str]) -> dict[str, str]:
-    """Parses `key=value` texts. Raises a usage error for anything else."""
+    """Parses `key=value` strings. Raises a usage error for anything else."""
     pairs = {}
     for text in given:
         key, equals, value = text.partition("=")

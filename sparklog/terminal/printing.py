@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_finding(finding: CheckResult) -> None:
-    """Prints the line of a check."""
+    """Prints a check's line."""
     state = typer.style(f"{finding.state:<5}", **_STYLES[finding.state])
     advice = f": {finding.advice}" if finding.advice else ""
     typer.echo(f"{state} {finding.check:<16} {finding.found}{advice}")
@@ -26,7 +26,7 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def print_columns(rows: Sequence[Sequence[object]]) -> None:
-    """Prints rows as columns as wide as their longest text; the first row is the heading."""
+    """Prints rows in columns as wide as their longest cell; the first row is the heading."""
     texts = [[str(word) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:

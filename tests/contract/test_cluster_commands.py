@@ -298,7 +298,7 @@ def test_a_broker_of_an_older_release(cluster: Cluster, monkeypatch: pytest.Monk
     for command in ("describe", "balance", "upgrade"):
         result = run("cluster", command, "--bootstrap", address)
         assert result.exit_code == ExitCode.FAILED
-        assert f"broker at {address} is of an older release" in result.stderr
+        assert f"broker at {address} runs an older release" in result.stderr
     assert cluster.states() == {1: "up"}
 
 
@@ -326,14 +326,14 @@ def test_a_member_is_drained(three: Cluster, *, by_root: bool) -> None:
     code, found = three.describe()
     assert (code, found["brokers"][1]["state"]) == (ExitCode.OK, "stopped")
     again = run("broker", "drain", "--id", "2", "--root", three.root)
-    assert (again.exit_code, again.stdout) == (ExitCode.OK, "broker 2 had stopped already\n")
+    assert (again.exit_code, again.stdout) == (ExitCode.OK, "broker 2 had already stopped\n")
 
 
 def test_an_unknown_member_is_not_drained(three: Cluster) -> None:
     """The error names those that there are."""
     result = run("broker", "drain", "--id", "7", "--root", three.root)
     assert result.exit_code == ExitCode.FAILED
-    assert "no broker of this id; its brokers are 1, 2, 3" in result.stderr
+    assert "no broker with this id; its brokers are 1, 2, 3" in result.stderr
     assert set(three.states().values()) == {"up"}
 
 
@@ -409,7 +409,7 @@ def test_the_log_level_of_a_member_is_changed(tmp_path: Path) -> None:
         assert run("broker", "log-level", "--id", "2", *target).stdout == "broker 2: warning\n"
         assert run("broker", "log-level", "--id", "1", *target).stdout == "broker 1: info\n"
         refused = run("broker", "log-level", "debug", "--id", "9", *target)
-        assert "Broker 9 does not run; the ids of those that run: 1, 2" in refused.stderr
+        assert "Broker 9 is not running; the ids of running brokers: 1, 2" in refused.stderr
         assert run("broker", "log-level", "loud", "--id", "1", *target).exit_code == 2
         with pytest.raises(errors.BadRequest, match="has the address of broker 1 now"):
             ask(two.flight, "broker.log_level", LogLevel(broker=1, level="debug"))
@@ -583,7 +583,7 @@ def test_partitions_that_do_not_move(cluster: Cluster) -> None:
     result = run("cluster", "balance", "--root", cluster.root)
     assert result.exit_code == ExitCode.UNHEALTHY
     assert result.stdout.splitlines()[-1] == "0 partitions moved"
-    assert "20 partitions should move: their leaders do not give them away" in result.stderr
+    assert "20 partitions should move: their leaders do not hand them over" in result.stderr
     assert cluster.loads() == {1: 40}
     for topic in table.topics():
         topic.in_doubt = None
@@ -620,18 +620,18 @@ def test_the_level_rises_once_all_members_know_it(
     for target in cluster.targets:
         held = run("cluster", "upgrade", *target)
         assert held.exit_code == ExitCode.OK, held.stderr
-        assert held.stdout == "feature level 1: brokers 1 know no higher one\n"
+        assert held.stdout == "feature level 1: brokers 1 support no higher level\n"
     assert cluster.metadata.level == 1
 
     cluster.agents.pop(1).stop()
     cluster.wait_for_members(cluster.start(1))
     assert [each["level"] for each in cluster.describe()[1]["brokers"]] == [2, 2]
     risen = run("cluster", "upgrade", "--root", cluster.root)
-    assert risen.stdout == "feature level 2, which was 1\n"
+    assert risen.stdout == "feature level 2, previously 1\n"
     for target in cluster.targets:
         assert cluster.describe(*target)[1]["level"] == 2
     again = run("cluster", "upgrade", "--root", cluster.root)
-    assert again.stdout == "feature level 2: brokers 1, 2 know no higher one\n"
+    assert again.stdout == "feature level 2: brokers 1, 2 support no higher level\n"
 
     # The members serve as before, and a later start reads the level from a snapshot as well.
     with sparklog.connect(cluster.addresses) as log:
@@ -643,7 +643,7 @@ def test_the_level_rises_once_all_members_know_it(
 
     monkeypatch.setattr(limits, "LEVEL", 1)
     version = cluster.metadata.version
-    with pytest.raises(errors.FormatTooNew, match="has feature level 2, and this sparklog knows"):
+    with pytest.raises(errors.FormatTooNew, match="has feature level 2, and this sparklog"):
         Agent(settings(3), store=cluster.store).start()
     assert 3 not in cluster.metadata.brokers
     assert cluster.metadata.version == version

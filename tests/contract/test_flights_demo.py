@@ -95,5 +95,5 @@ def test_interruption_while_brokers_start(tmp_path: Path, brokers: int) -> None:
         program.send_signal(signal.SIGINT)
         output, _ = program.communicate(timeout=PATIENCE_SECONDS)
         assert program.returncode == 130, output
-        assert "everything that was started is stopped" in output
+        assert "all started processes have been stopped" in output
         assert processes_of(program.pid) == []

@@ -180,7 +180,7 @@ def test_a_process_of_another_version_is_not_used(
     ):
         pass
     (line,) = logged
-    assert "was installed while 0.0.1 runs: restart the broker" in line["text"]
+    assert "was installed while 0.0.1 ran: restart the broker" in line["text"]
 
 
 def test_the_traceback_of_a_process_is_in_the_log(
@@ -192,7 +192,7 @@ def test_the_traceback_of_a_process_is_in_the_log(
         with pytest.raises(WorkerLost):
             process.ask(PutAll([]))
     (line,) = logged
-    assert line["event"] == "the publishing process has written"
+    assert line["event"] == "the publishing process wrote to stderr"
     assert line["pid"] == process.pid
     assert line["text"].startswith("Traceback (most recent call last):")
     assert "ValidationError" in line["text"]

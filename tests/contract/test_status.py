@@ -157,7 +157,7 @@ def test_a_frozen_broker_is_alive_and_silent(
         try:
             result = status("--root", str(tmp_path))
             assert result.exit_code == ExitCode.UNHEALTHY
-            assert "does not answer from here" in result.stdout
+            assert "does not answer requests from here" in result.stdout
             (finding,) = findings(tmp_path)
             assert finding.state is CheckState.WARN
         finally:

@@ -88,7 +88,7 @@ class Supervised:
     def await_all(self) -> list[str]:
         """Returns the lines up to the one that says that all brokers serve."""
         lines = [self.await_line()]
-        while "by all its brokers" not in lines[-1]:
+        while "with all its brokers" not in lines[-1]:
             lines.append(self.await_line())
         return lines
 
@@ -190,7 +190,7 @@ def test_three_brokers_serve_one_root(tmp_path: Path) -> None:
     with supervised(tmp_path, 3) as found:
         lines = found.await_all()
         assert sorted(found.kafka) == [1, 2, 3]
-        assert lines[3:] == [f"sparklog serves {tmp_path} by all its brokers: 1, 2, 3"]
+        assert lines[3:] == [f"sparklog serves {tmp_path} with all its brokers: 1, 2, 3"]
         bootstrap = ",".join(found.kafka.values())
         create_topic(bootstrap)
         assert Counter(leaders(tmp_path)) == {1: 2, 2: 2, 3: 2}

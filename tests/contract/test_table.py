@@ -828,10 +828,10 @@ FOREIGN: dict[str, dict[str, Any]] = {
     },
     "has a deletion vector": foreign_add("partition=0/x.parquet", deletionVector={"a": 1}),
     "s3://elsewhere/x.parquet is outside": foreign_add("s3://elsewhere/x.parquet"),
-    "is of partition 1, and there are 1": foreign_add(
+    "belongs to partition 1, but there are only 1": foreign_add(
         "partition=1/x.parquet", partitionValues={"partition": "1"}
     ),
-    "is of partition None": foreign_add("x.parquet", partitionValues={"partition": None}),
+    "belongs to partition None": foreign_add("x.parquet", partitionValues={"partition": None}),
     "actions that sparklog does not know: ['domainMetadata']": {"domainMetadata": {"domain": "x"}},
     "column mapping is on": with_property("delta.columnMapping.mode", "name"),
     "delta.setTransactionRetentionDuration is set": with_property(
@@ -989,7 +989,7 @@ def test_too_many_lost_races_have_no_effect(
         append(table)
         return appending(table.clock)(snapshot)
 
-    with pytest.raises(errors.StorageUnavailable, match="others were faster 3 times"):
+    with pytest.raises(errors.StorageUnavailable, match="other writers were faster 3 times"):
         other.commit(decide)
     assert another(table).refresh() == table.snapshot
 

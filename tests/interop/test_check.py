@@ -59,7 +59,7 @@ def test_ours_is_clean(address: str, tmp_path: Path) -> None:
     assert found["topic"] not in AdminClient({"bootstrap.servers": address}).list_topics().topics
     again = CliRunner().invoke(app, ["check", "--replay", str(kept)])
     assert again.exit_code == ExitCode.OK
-    assert "clean: nothing was lost, doubled, moved or reordered" in again.stdout
+    assert "clean: nothing was lost, duplicated, moved or reordered" in again.stdout
 
 
 def test_a_log_that_loses_records_is_found_out(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_interrupted_run_does_not_wait_for_a_broker_that_is_gone(tmp_path: Pa
     finally:
         process.kill()
     assert process.returncode == ExitCode.INTERRUPTED
-    assert "may still be there, delete it yourself" in told
+    assert "may still exist; delete it yourself" in told
     assert "Traceback" not in told
 
 

@@ -202,7 +202,7 @@ def test_records_that_are_lost_after_the_plan_are_reported(
     [
         ({"endingOffsets": "latest"}, "endingOffsets"),
         ({"valueFormat": "string"}, "from_json"),
-        ({"Subscribe": "u"}, "name the topics by the argument"),
+        ({"Subscribe": "u"}, "name the topics with the argument"),
         ({"maxOffsetPerTrigger": "1"}, "Did you mean 'maxOffsetsPerTrigger'"),
     ],
 )

@@ -197,7 +197,7 @@ def test_upsert_by_a_binary_column(root: Path, log: Log, table: Path) -> None:
         ([], 2, "exactly one of them"),
         (["--table=a", "/tmp/b"], 2, "exactly one of them"),
         (["--partitions=1", "TABLE"], 2, "--dead-letters names"),
-        (["--dead-letters=t", "TABLE"], 2, "another topic"),
+        (["--dead-letters=t", "TABLE"], 2, "different topic"),
         (["--dead-letters=missing", "TABLE"], 1, "give --partitions N"),
         (["--schema=id WHAT", "TABLE"], 1, "WHAT"),
         (["--schema=id INT NOT NULL", "TABLE"], 1, "NOT NULL"),
@@ -290,7 +290,7 @@ def test_another_job_needs_another_checkpoint(root: Path, log: Log, table: Path)
     assert "to be created" in run(root, "--dry-run", table).stderr
     assert not table.exists()
     succeed(root, "--max-records=1", table)
-    assert "is of a job with table" in fail(root, table.parent / "other")
+    assert "belongs to a job with table" in fail(root, table.parent / "other")
     send(log, {"id": 3})
     log.flush_to_table("t")
     log.delete_records("t", {0: 3})

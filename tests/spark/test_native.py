@@ -156,7 +156,7 @@ def _leaves(frame: DataFrame) -> list[Any]:
         ({"startingOffset": "earliest"}, "Did you mean 'startingOffsets'"),
         ({"startingOffsets": "latest"}, "no records"),
         ({"valueFormat": "string"}, "from_json"),
-        ({"subscribe": "u"}, "name the topics by the argument"),
+        ({"subscribe": "u"}, "name the topics with the argument"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -186,7 +186,7 @@ def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log
             {"topic": "t", **KEEP},
             "column 'offset' is int, not bigint",
         ),
-        (PLACED, {"topic": "u", **KEEP}, "names topic 't', and the write goes to 'u'"),
+        (PLACED, {"topic": "u", **KEEP}, "names topic 't', but the write goes to 'u'"),
         (PLACED, {**KEEP, "topic": "t", "valueFormat": "json"}, "remove the option"),
         (
             PLACED,

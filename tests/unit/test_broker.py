@@ -1358,7 +1358,7 @@ def test_a_batch_from_before_all_that_is_remembered_is_refused(rig: Rig) -> None
     end = rig.end()
     request = stage(rig, [("t", 0, payload(["a"]))], batch=1)
     for each in (rig, rig.successor()):
-        with pytest.raises(errors.BadRequest, match="batch 1 of q comes after batch 17"):
+        with pytest.raises(errors.BadRequest, match="batch 1 of q arrived after batch 17"):
             each.broker.staged.append(request)
     assert each.end() == end
     remembered = stage(rig, [("t", 0, payload(["a"]))], batch=2)
@@ -1392,7 +1392,7 @@ def test_a_query_resumes_after_a_year(rig: Rig, clock: ManualClock) -> None:
     late = grow_old(rig, clock, 366)
     again = late.broker.staged.append(requests[1])
     assert (again.ranges, again.skipped) == ({"t": {}}, True)
-    with pytest.raises(errors.BadRequest, match="batch 0 of q comes after batch 1"):
+    with pytest.raises(errors.BadRequest, match="batch 0 of q arrived after batch 1"):
         late.broker.staged.append(requests[0])
     assert late.broker.staged.append(requests[2]).ranges == {"t": {0: (2, 1)}}
     assert late.read() == [(n, b"a") for n in range(3)]
@@ -1544,7 +1544,7 @@ def test_a_batch_that_was_overtaken_is_refused(rig: Rig) -> None:
     pending_appends = [rig.writer.submit(each) for each in appends[:2]]
     assert rig.writer.wait(pending_appends[0])[0].base_offset == 0
     for pending in (pending_appends[1], rig.writer.submit(appends[2])):
-        with pytest.raises(errors.BadRequest, match="comes after batch 6"):
+        with pytest.raises(errors.BadRequest, match="arrived after batch 6"):
             rig.writer.wait(pending)
     assert rig.end() == 1
 

@@ -293,7 +293,7 @@ def test_version() -> None:
 def test_help_tells_the_keys_of_topics(command: str) -> None:
     """The help lists every key of a topic's configuration, and which of them have an effect."""
     told = " ".join(run("topics", command, "--help").stdout.split())
-    effective, idle = told.split("Kafka's others are kept and have no effect: ")
+    effective, idle = told.split("Kafka's other keys are stored but have no effect: ")
     for name, key in KEYS.items():
         if key.idle:
             assert name in idle
@@ -328,7 +328,7 @@ def test_no_broker_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "told"), [("127.0.0.1", "start a broker there"), ("no.invalid", "is not known here")]
+    ("host", "told"), [("127.0.0.1", "start a broker there"), ("no.invalid", "cannot be resolved")]
 )
 def test_closed_port_is_told_at_once(host: str, told: str) -> None:
     """A closed port or a misspelt host is one line, at once, with what to do."""
@@ -460,7 +460,7 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
         (("produce", "t", "/", "--root", "a"), "'/' is a folder: name the files in it"),
         (
             ("produce", "t", "--from-line", "2", "--format", "csv"),
-            "--from-line requires a format of lines",
+            "--from-line requires a line-based format",
         ),
         (("produce", "t", "-", "-", "--from-line", "2"), "--from-line allows a single file"),
         (("produce", "t", "--skip-bad", "bad"), "--skip-bad requires lines of JSON"),
@@ -765,8 +765,8 @@ def test_produce_stops_at_a_bad_line(broker: LiveBroker, tmp_path: Path, bad: by
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith(f"sparklog: {file}: line 5: ")
     assert result.stderr.endswith(
-        " 3 records were acked: all lines before 5; continue by --from-line 5 after correcting the"
-        " line, or write invalid lines to a file by --skip-bad FILE.\n"
+        " 3 records were acked: all lines before 5; continue with --from-line 5 after correcting"
+        " the line, or write invalid lines to a file with --skip-bad FILE.\n"
     )
     assert broker.values("t1") == good[:3]
     file.write_bytes(file.read_bytes().replace(bad, b'{"n":"good"}'))
@@ -780,7 +780,7 @@ def test_produce_stops_at_a_bad_first_line(broker: LiveBroker) -> None:
     result = ask(broker, "produce", "t1", "--format", "jsonl", stdin=b"{bad\n{}\n")
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.endswith(
-        " Nothing was sent. Correct the line, or write invalid lines to a file by"
+        " Nothing was sent. Correct the line, or write invalid lines to a file with"
         " --skip-bad FILE.\n"
     )
     assert broker.values("t1") == []
@@ -852,8 +852,8 @@ def test_produce_from_beyond_the_end(
         ("a.txt", b"\xef\xbb\xbfone\n", "begins with a byte order mark"),
         ("a.jsonl", '{"n":1}\n'.encode("utf-16"), "byte order mark of UTF-16"),
         ("a.csv", "n\n1\n".encode("utf-16"), "byte order mark of UTF-16"),
-        ("a.jsonl.gz", b"\x1f\x8b\x08\x00abc", "compressed by gzip: send the output of zcat"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "compressed by zstd"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00abc", "compressed with gzip: send the output of zcat"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "compressed with zstd"),
         ("a.log", b"PAR1\x15\x04", "Parquet file: give --format parquet"),
         ("a.jsonl", b"\x7fELF\x00\x00", "a binary file, not lines of JSON"),
         ("a", b"\x7fELF\x00\x00\n", "a binary file, not lines of text; --format text"),
@@ -888,13 +888,13 @@ def test_produce_to_a_broker_that_refuses(broker: LiveBroker, tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text("1\n2\n3\n")
     result = ask(broker, "produce", "t1", str(tmp_path / "a.jsonl"), "--from-line", "2")
     assert result.stderr.endswith(
-        " 0 records were acked: all lines before 2, and perhaps some from there on; --from-line 2"
-        " sends these again.\n"
+        " 0 records were acked: all lines before 2, and perhaps later ones; --from-line 2"
+        " resends those.\n"
     )
     broker.fail_next("append", error=policy)
     assert ask(broker, "produce", "t1", str(tmp_path / "a.jsonl")).stderr.endswith(
-        " 0 records were acked, and perhaps some lines are written; the same command sends all of"
-        " them again.\n"
+        " 0 records were acked, and some lines may have been written; the same command resends all"
+        " of them.\n"
     )
 
 
@@ -1108,7 +1108,7 @@ def test_ctrl_c_tells_where_to_go_on(broker: LiveBroker) -> None:
         _, told = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
     assert told.decode() == (
-        "sparklog: 2 records were acked: all lines before 4; continue by --from-line 4.\n"
+        "sparklog: 2 records were acked: all lines before 4; continue with --from-line 4.\n"
     )
 
 

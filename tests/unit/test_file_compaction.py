@@ -485,7 +485,7 @@ def moved(rows: pa.Table, by: int | None) -> pa.Table:
         (from_far_away, "outside the years"),
         (lambda rows: moved(rows, None), "without an offset"),
         (lambda rows: moved(rows, -5), "offsets -5 to 14"),
-        (lambda rows: moved(rows, 1), "offsets 1 to 20, and its partition ends at 20"),
+        (lambda rows: moved(rows, 1), "offsets 1 to 20, but its partition ends at 20"),
         (lambda rows: rows.append_column("value", rows["key"]), "value"),
         (
             lambda rows: rows.set_column(4, "value", pa.array([1] * 20)),

@@ -239,5 +239,5 @@ def test_no_proof_after_the_last_heartbeat(store: MemoryStore, clock: ManualCloc
         root=store.uri,
         broker=1,
         epoch=1,
-        reason="the broker stops",
+        reason="the broker is stopping",
     )

@@ -99,7 +99,7 @@ def test_a_commit_of_an_earlier_run_that_comes_late(
     plan = kept.replan(earlier, StructType().add("d", StringType()).json())
     for name in ("has", "append"):
         monkeypatch.setattr(Table, name, lambda *_: True)
-    with pytest.raises(errors.BadRequest, match="An earlier run has written window 0 meanwhile"):
+    with pytest.raises(errors.BadRequest, match="An earlier run has since written window 0"):
         job._append(kept, mock.MagicMock(), mock.MagicMock(), plan, "name")
     found, is_done = kept.last()
     assert found is not None

@@ -48,7 +48,7 @@ def test_a_checkpoint_is_of_one_job(uri: str) -> None:
     assert not Path(uri).exists()
     Checkpoint(uri).open(_JOB)
     Checkpoint(uri).check(_JOB)
-    with pytest.raises(errors.BadRequest, match="is of a job with table '/t'"):
+    with pytest.raises(errors.BadRequest, match="belongs to a job with table '/t'"):
         Checkpoint(uri).check({**_JOB, "table": "/u"})
 
 
@@ -59,7 +59,7 @@ def test_what_a_job_left_open_may_be_chosen_later(uri: str) -> None:
     Checkpoint(uri).check(chosen)
     assert Checkpoint(uri).open(chosen) == name
     for other in ("other", None):
-        with pytest.raises(errors.BadRequest, match="is of a job with dead letters 'dead'"):
+        with pytest.raises(errors.BadRequest, match="belongs to a job with dead letters 'dead'"):
             Checkpoint(uri).check({**_JOB, "dead letters": other})
 
 

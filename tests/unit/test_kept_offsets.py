@@ -631,10 +631,10 @@ def test_rows_of_a_task_that_fall_back_begin_a_section(rig: Rig) -> None:
     [
         ([[3, 5], [5, 6]], {0: (0, 9)}, "two tasks have rows of m-0 between offsets 5 and 5"),
         ([[3, 9], [5, 6]], {0: (0, 10)}, "two tasks have rows of m-0 between offsets 5 and 9"),
-        ([[3, 5]], {0: (4, 9)}, "offsets 3 to 5, and offsetRanges covers 4 to 8"),
-        ([[3, 9]], {0: (0, 9)}, "offsets 3 to 9, and offsetRanges covers 0 to 8"),
+        ([[3, 5]], {0: (4, 9)}, "offsets 3 to 5, but offsetRanges covers 4 to 8"),
+        ([[3, 9]], {0: (0, 9)}, "offsets 3 to 9, but offsetRanges covers 0 to 8"),
         ([[3]], {1: (0, 9)}, "rows of m-0, which offsetRanges does not name"),
-        ([[3]], {0: (3, 3)}, "offsets 3 to 3, and offsetRanges covers"),
+        ([[3]], {0: (3, 3)}, "offsets 3 to 3, but offsetRanges covers"),
     ],
 )
 def test_rows_outside_the_ranges_are_refused(

@@ -487,7 +487,7 @@ def test_a_put_without_an_answer_is_not_made_twice(store: MemoryStore, clock: Ma
         raise PutUnresolved("?", "no answer")
 
     sleeper = MetadataStore(store.view(Sleeper(meanwhile, "after")), clock=clock)
-    with pytest.raises(errors.OutcomeUnknown, match="first try"):
+    with pytest.raises(errors.OutcomeUnknown, match="first attempt"):
         sleeper.change(count_up)
     newest = MetadataStore(store, clock=clock).reload()
     assert (newest.version, newest.next_producer_id) == (5 * _EVERY + 6,) * 2

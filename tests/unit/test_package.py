@@ -206,7 +206,7 @@ def test_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> Non
     assert found.stdout == ""
     assert found.stderr == (
         "sparklog: Packages needed for the Kafka listener at 127.0.0.1:9092 are not installed"
-        " (kio, numba): pip install 'sparklog[broker]', or start the broker without it by"
+        " (kio, numba): pip install 'sparklog[broker]', or start the broker without it:"
         " --kafka ''.\n"
     )
     assert not list(tmp_path.glob("root/meta/*"))

@@ -274,7 +274,10 @@ def test_what_json_cannot_hold_is_found_within() -> None:
     for kind, message in (
         (within, r"column 'x.gaps\[\]' is interval"),
         (MapType(StringType(), gap), r"column 'x\[\]' is interval"),
-        (MapType(IntegerType(), StringType()), "column 'x' is map<int,string>; JSON has only text"),
+        (
+            MapType(IntegerType(), StringType()),
+            "column 'x' is map<int,string>; JSON keys can only be strings",
+        ),
     ):
         with pytest.raises(errors.WrongSchema, match=message):
             check_columns(StructType([StructField("x", kind)]), as_json=True, needs_topic=False)
@@ -376,7 +379,7 @@ def test_an_earlier_spark_writes_batches(log: Log, tmp_path: Path) -> None:
     command = [sys.executable, "-c", EARLIER, str(tmp_path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert said[0] == "BatchWriter"
-    assert "since pyspark 4.1; foreachBatch works" in said[1]
+    assert "only since pyspark 4.1; use foreachBatch" in said[1]
 
 
 # ------------------------------------------------------------------------------ once
@@ -473,7 +476,7 @@ def test_a_batch_with_other_rows_is_no_rerun(
     sink.commit(sink.stage("a"), sink.stage("b"))
     copy = Sink(tmp_path)
     copy.target = dataclasses.replace(copy.target, fails_on_different_rerun=fails)
-    said = f"decided before with 2 rows for t, and now has {len(rows)} rows for t"
+    said = f"already decided with 2 rows for t, and now has {len(rows)} rows for t"
     if fails:
         with pytest.raises(errors.BadRequest, match=said):
             copy.commit(copy.stage(*rows))
@@ -591,7 +594,7 @@ def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_s
         sink.store.delete([f"staging/query/0/{name}" for name in sink.files()])
     other = Sink(tmp_path)
     other.target = target(sink.store, "u")
-    with pytest.raises(errors.BadRequest, match="written to t before, and now goes to u"):
+    with pytest.raises(errors.BadRequest, match="previously written to t, and now goes to u"):
         other.commit(other.stage("b"))
     assert log.read("u").num_rows == 0
     assert values_of(log) == ["a"]

@@ -332,7 +332,7 @@ def test_a_failure_is_told_once_and_tried_again(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each kind of failure, until a commit succeeds; nothing is raised."""
-    gone = errors.BrokerUnavailable(address="x", reason="no broker lives there")
+    gone = errors.BrokerUnavailable(address="x", reason="no broker is alive")
     group.failures = [gone, gone, OSError("odd"), gone]
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
         reporter = group.reporter(retry_seconds=0.0)
@@ -620,7 +620,7 @@ def test_no_broker_is_started_for_a_report(tmp_path: Path, by_root: LogLocation)
     with sparklog.connect(tmp_path) as log:
         topic_id = log.create_topic("t", partitions=1).topic_id
     send = sender(by_root, "g")
-    with pytest.raises(errors.BrokerUnavailable, match="no broker lives there"):
+    with pytest.raises(errors.BrokerUnavailable, match="no broker is alive"):
         send({("t", 0): (topic_id, 0)})
     assert all(each.stopped for each in read_heartbeats(LocalStore(tmp_path)).values())
     with sparklog.connect(tmp_path) as log:

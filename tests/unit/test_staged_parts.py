@@ -483,7 +483,7 @@ def test_an_outdated_batch_is_refused(members: Members, driver: Driver) -> None:
     driver.commit({_led(first)[0]: "b"}, batch=1)
     driver.store.delete([f"staging/q/0/{name}" for name in ("manifest.json", "appended.json")])
     late = driver.decide({_led(second)[0]: "late"}, batch=0)
-    with pytest.raises(errors.BadRequest, match="comes after batch 1"):
+    with pytest.raises(errors.BadRequest, match="arrived after batch 1"):
         second.broker.staged.append(AppendStaged(manifest=late))
     assert not any(second.end(partition=number) for number in _led(second))
 
@@ -587,7 +587,7 @@ def test_an_old_part_is_refused(
     path = manifest.write(driver.store, decided, clock).path
     members[0].broker.staged.append(AppendStaged(manifest=path))
     clock.advance(seconds + 1)
-    with pytest.raises(errors.BadRequest, match="so long that it may have been appended"):
+    with pytest.raises(errors.BadRequest, match="so long ago that it may have been appended"):
         members[1].broker.staged.append(AppendStaged(manifest=path))
 
 

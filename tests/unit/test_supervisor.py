@@ -104,7 +104,7 @@ def test_brokers_start_beside_each_other(machine: Machine) -> None:
     machine.serve(3)
     assert machine.lines[2:] == [
         "broker 3 serves",
-        "sparklog serves /data by all its brokers: 1, 2, 3",
+        "sparklog serves /data with all its brokers: 1, 2, 3",
     ]
     assert machine.starts == [1, 1, 1]
     assert machine.supervisor.exit_code is None
@@ -129,7 +129,7 @@ def test_a_broker_that_dies_is_started_again(serving: Machine) -> None:
     assert serving.calls == [[], [], []]
     serving.lines.clear()
     serving.serve(2)
-    assert serving.lines[-1] == "sparklog serves /data by all its brokers: 1, 2, 3"
+    assert serving.lines[-1] == "sparklog serves /data with all its brokers: 1, 2, 3"
     assert serving.supervisor.exit_code is None
 
 

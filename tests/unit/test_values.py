@@ -682,7 +682,7 @@ def test_a_schema_has_sparks_own_types() -> None:
     ("schema", "told"),
     [
         (_fields(), "has no fields"),
-        (_fields(a=types.VariantType()), "'a': its type variant is not read from JSON"),
+        (_fields(a=types.VariantType()), "'a': its type variant is not supported in JSON"),
         (_fields(a=types.NullType()), "'a': its type void is"),
         (
             _fields(a=_fields(b=types.DayTimeIntervalType())),

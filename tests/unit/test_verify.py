@@ -109,12 +109,12 @@ def test_a_sound_table_has_no_faults(root: Path) -> None:
     ("change", "words"),
     [
         (lambda _, stats: stats.update(numRecords=6), "rows"),
-        (lambda _, stats: stats["maxValues"].update(offset=9), "and the log says"),
+        (lambda _, stats: stats["maxValues"].update(offset=9), "but the log says"),
         (
             lambda _, stats: stats["maxValues"].update(timestamp="2020-01-01T00:00:00Z"),
             "timestamps",
         ),
-        (lambda add, _: add.update(size=add["size"] - 1), "bytes, and the table's log says"),
+        (lambda add, _: add.update(size=add["size"] - 1), "bytes, but the table's log says"),
     ],
 )
 def test_a_log_that_says_something_else(
@@ -330,7 +330,7 @@ def test_a_snapshot_that_contradicts_itself(rig: Rig, store: MemoryStore) -> Non
     wrong = replace(snapshot, starts=(9, 0), ends=(2, 0), files=(*snapshot.files, ()), partitions=2)
     job.check_snapshot("t", wrong)
     assert [each.found for each in job.findings] == [
-        "its table has 2 partitions, and the cluster 1",
+        "its table has 2 partitions, but the cluster 1",
         "t-0: the log start 9 is after the end 2",
         "t-0: 1 file is below the log start 9",
     ]

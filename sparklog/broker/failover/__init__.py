@@ -1,1 +1,1 @@
-"""Which broker leads which partition: failover, moves between members, and what they go by."""
+"""Partition leadership: failover, moves between members, and the heartbeats they rely on."""

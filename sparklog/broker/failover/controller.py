@@ -1,8 +1,8 @@
 """The controller of a cluster: the member that moves partitions away from dead brokers.
 
-Any member may be the controller, and nothing depends on there being one only: each change judges
-its precondition on the newest metadata. The others watch the controller alone, until it falls
-silent, and replace it when it is dead. Before partitions move, every epoch in which the dead broker
+Any member can be the controller, and nothing depends on there being only one: each change checks
+its precondition against the newest metadata. The others watch only the controller, until it falls
+silent, and replace it once it is dead. Before partitions move, every epoch in which the dead broker
 could still ack a record gets a fence (`storage/metadata/leadership.py`).
 """
 
@@ -27,12 +27,12 @@ from sparklog.storage.objects import Store
 
 _log = structlog.get_logger("sparklog.cluster")
 _RANK_SECONDS: Final = 0.5
-"""A member waits so long for each one that comes before it as the next controller."""
+"""A member waits this long for each one that ranks before it as the next controller."""
 _RETRY_SECONDS: Final = 0.5
 
 
 class Controller:
-    """One member's part in the control of its cluster. One caller at a time."""
+    """One member's part in controlling its cluster. One caller at a time."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Controller:
         every_seconds: float = 0.0,
         answers: Answers | None = None,
     ) -> None:
-        """`every_seconds`: the least time between two looks, each of which costs requests.
+        """`every_seconds`: the minimum time between two checks, each of which costs requests.
 
-        `is_sound`: whether our own heartbeats reach the store; else we judge no broker.
-        `histories` keep the logs that are read before they are sealed. `answers`: see `Observer`.
+        `is_sound`: whether our own heartbeats reach the store; otherwise we judge no broker.
+        `histories` cache the logs that are read before they are sealed. `answers`: see `Observer`.
         """
         self._store = store
         self._metadata = metadata
@@ -62,17 +62,17 @@ class Controller:
         self._histories = histories
         self._readiness = readiness
         self._prepare_seconds = dead_after_seconds / 10
-        """The least time between two preparations, and the time from which on a log is too long."""
+        """The minimum time between two preparations, and the maximum time to read one log."""
         self._long: set[tuple[int, int]] = set()
         """Epochs whose logs took too long to read, and are left to the failover."""
         self._begun: set[tuple[int, int]] = set()
-        """Epochs whose logs may have our fence, while the metadata does not have them as fenced."""
+        """Epochs whose logs may have our fence, but which the metadata does not mark as fenced."""
         self._prepared_at = -float("inf")
         self._looked_at = -float("inf")
         self.dead: Mapping[int, int] = {}
-        """The brokers that were dead at its last look as controller, by id; for any thread.
+        """The brokers that our last check as controller found dead, by id; for any thread.
 
-        With the epochs that were judged. Each look replaces the whole.
+        The values are the epochs that were judged. Each check replaces the whole mapping.
         """
         self._observer = Observer(
             store, clock=clock, dead_after_seconds=dead_after_seconds, answers=answers
@@ -80,17 +80,17 @@ class Controller:
         self._judged: tuple[ClusterMetadata | None, list[int]] = (None, [])
         """The brokers that the controller watches, as of a version of the metadata."""
         self._vacant_since: float | None = None
-        """Since when the controller has been known to be dead, in monotonic seconds."""
+        """When the controller was found to be dead, in monotonic seconds; None if it is not."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
 
     def seconds_to_death(self) -> float:
-        """Returns the time until a silent broker counts as dead; else infinite."""
+        """Returns the time until the next silent broker counts as dead, or infinity."""
         left_seconds = self._observer.next_death - self._clock.monotonic()
         return left_seconds if left_seconds > 0 else float("inf")
 
     def tick(self) -> None:
-        """Looks at the others once. Raises `BrokerFenced` and the errors of the store."""
+        """Checks the others once. Raises `BrokerFenced` and the errors of the store."""
         if not self._is_sound():
             self._observer.forget()
             return
@@ -112,9 +112,9 @@ class Controller:
     # -------------------------------------------------------------------------- electing
 
     def _watch(self, metadata: ClusterMetadata) -> None:
-        """Becomes the controller once the present one is dead, and no other does first."""
+        """Becomes the controller once the current one is dead, unless another member does first."""
         present = metadata.controller
-        # A host or a network may have taken others with it: their silence counts from now on too.
+        # A failed host or network may affect others too: their silence also counts from now on.
         is_silent = present in self._observer.silent or self._vacant_since is not None
         others = self._others(metadata) if is_silent else []
         dead = self._observer.dead(metadata, {present, *others})
@@ -138,12 +138,12 @@ class Controller:
 
         changed = self._metadata.change(decide)
         if changed.controller == self._own.broker:
-            _log.info("this broker is the controller now", before=present)
-            # Its partitions have waited long enough: the next look is two seconds away on a bucket.
+            _log.info("this broker is now the controller", before=present)
+            # Its partitions have waited long enough: on a bucket the next check is 2 s away.
             self._control(changed)
 
     def _rank(self, metadata: ClusterMetadata) -> int:
-        """Returns how many live members come before this one; the order differs by controller."""
+        """Returns how many live members rank before this one; the order differs by controller."""
         present = metadata.brokers.get(metadata.controller)
         seed = f"{metadata.controller}/{present.epoch if present else 0}"
         ours = placement.order(seed, self._own.broker)
@@ -158,10 +158,10 @@ class Controller:
     # -------------------------------------------------------------------------- failing over
 
     def _control(self, metadata: ClusterMetadata) -> None:
-        """Gives the partitions of dead brokers to live ones.
+        """Assigns the partitions of dead brokers to live ones.
 
-        A failover that has put a fence is finished, also if its broker answers again: that broker
-        can write no more, and may find out at its next write only.
+        A failover that has put a fence is completed even if its broker answers again: that broker
+        can no longer write, and may only find out at its next write.
         """
         dead = self._observer.dead(metadata, self._others(metadata))
         self.dead = dead
@@ -199,7 +199,7 @@ class Controller:
     def _is_fenced(self, metadata: ClusterMetadata, broker: int) -> bool:
         """Returns whether a fence ends a log to which the broker could write.
 
-        Forgets the failover otherwise: it has failed before its fence. Raises as `Histories.read`.
+        Otherwise forgets the failover: it failed before its fence. Raises like `Histories.read`.
         """
         epochs = [*leadership.unfenced_epochs(metadata, broker)]
         if any(self._histories.is_fenced(each) for each in epochs):
@@ -220,9 +220,9 @@ class Controller:
     def _fail_over(
         self, metadata: ClusterMetadata, dead: int, epoch: int, *, gone: Collection[int] = ()
     ) -> None:
-        """Fences what the dead broker may write to, and gives its partitions to others.
+        """Fences the logs that the dead broker may write to, and assigns its partitions to others.
 
-        `gone`: brokers that are or will soon be dead as well, and get none.
+        `gone`: brokers that are dead as well, or soon will be, and are assigned none.
         """
         began = self._clock.monotonic()
         sealed = self._seal(leadership.unfenced_epochs(metadata, dead))
@@ -237,11 +237,11 @@ class Controller:
 
         try:
             changed = self._metadata.change(decide)
-        except errors.LeadersChanged as error:  # it has started again: nothing has to move
+        except errors.LeadersChanged as error:  # it has restarted: nothing has to move
             _log.info("not failed over", broker=dead, epoch=epoch, reason=error.reason)
             return
         self._metadata.serve(changed)  # some of the partitions may be ours
-        if not moved:  # it has given all of them away before it stopped
+        if not moved:  # it handed over all of them before it stopped
             _log.info("closed the log of a broker that leads nothing", broker=dead, epoch=epoch)
             return
         _log.warning(
@@ -254,9 +254,9 @@ class Controller:
         )
 
     def _unfit(self, metadata: ClusterMetadata, dead: int, gone: Collection[int]) -> set[int]:
-        """Returns brokers that would get partitions of the dead one, and cannot serve them now.
+        """Returns brokers that would receive partitions of the dead one, but cannot serve them now.
 
-        Asks only those: there may be many others. Raises the errors of the store.
+        Asks only the would-be recipients: there may be many others. Raises the errors of the store.
         """
         unfit: set[int] = set()
         while targets := {*placement.successors_without(metadata, dead, {*gone, *unfit}).values()}:
@@ -268,10 +268,10 @@ class Controller:
         return unfit
 
     def _prepare(self, metadata: ClusterMetadata, silent: Collection[int]) -> None:
-        """Reads the logs of brokers that are likely to be dead, so that little is left to be read.
+        """Reads the logs of brokers that are likely to be dead, so that little is left to read.
 
-        An error is left to the failover. So is the rest, once it takes long: a silence is only
-        counted while we look, so a log that is read again and again would be in the way of it.
+        Errors are left to the failover. So is the rest, once it takes a long time: silence counts
+        only while we check it, so reading a long log repeatedly would get in the way.
         """
         self._long &= {each.id for each in metadata.open_epochs}
         deadline = self._clock.monotonic() + self._prepare_seconds

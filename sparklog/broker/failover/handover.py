@@ -1,19 +1,19 @@
-"""Gives partitions to other members while this broker lives: to level them, and before it stops.
+"""Hands over partitions while this broker is alive: to balance the members, and before it stops.
 
 A partition that moves is not served for a moment, so that its new leader misses nothing:
 
-1. It accepts no request any more. Appends that are being written become durable; those that are
-   queued are refused, and clients send them to the new leader.
-2. A checkpoint of our log has its whole state. This is the *resignation*: no later entry of the log
-   is of the partition.
+1. It accepts no more requests. Appends that are being written become durable; queued ones are
+   refused, and clients send them to the new leader.
+2. A checkpoint of our log captures its full state. This is the *resignation*: no later entry of the
+   log belongs to the partition.
 3. The metadata names the new leader, in the next leader epoch, and as heir of our log.
 4. The new leader restores the partition from our checkpoint and log, as it would after our death.
 
-Our checkpoints keep the state, and our log the entries, until the new leader is not an heir of ours
-any more. If the third step fails, or may have failed, the partition waits until that is known.
+Our checkpoints retain the state, and our log the entries, until the new leader is no longer our
+heir. If the third step fails, or may have failed, the partition waits until the outcome is known.
 
-Each member decides by itself which of its partitions to give: all of them come to the same decision
-on the same metadata (`storage/metadata/placement.py`).
+Each member decides on its own which of its partitions to hand over: all of them reach the same
+decision on the same metadata (`storage/metadata/placement.py`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from sparklog.storage.metadata.liveness import AskReadiness, Readiness
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.metadata.placement import Candidate, Loads
 
-BALANCE_SECONDS = 30.0  # without a move, before members level their partitions again
+BALANCE_SECONDS = 30.0  # without a move before members balance their partitions again
 
 _log = structlog.get_logger("sparklog.cluster")
 _DRAIN_PAUSE_SECONDS: Final = 0.05
 
 Moves = Mapping[tuple[str, int], int]
-"""The broker that gets each (topic, partition)."""
+"""The new leader of each (topic, partition)."""
 
 
 class Handovers:
-    """Gives partitions of one member to others. May be called from several threads."""
+    """Hands over partitions of one member to others. May be called from several threads."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Handovers:
         self._seen = metadata.known
         """The metadata as of the last tick."""
         self._level_since = clock.monotonic()
-        """Since when no partition has moved, in monotonic seconds."""
+        """When leaders last changed, or balancing was last attempted, in monotonic seconds."""
 
     def tick(self) -> None:
         """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
@@ -98,34 +98,34 @@ class Handovers:
             self.move(moves)
 
     def _level(self, metadata: ClusterMetadata) -> Moves:
-        """Returns moves of all members that level them."""
+        """Returns the moves of all members that would balance them."""
         loads = Loads.of(metadata.topics.values())
         found = placement.balance(metadata.topics, placement.candidates(metadata), loads)
-        if found:  # else the heartbeats need not be read
+        if found:  # otherwise the heartbeats need not be read
             found = placement.balance(metadata.topics, self._candidates(metadata), loads)
         return {(each.topic, each.partition): each.target for each in found}
 
     def balance(self) -> int:
-        """Gives partitions away now if members are uneven. Returns how many have moved.
+        """Hands over partitions now if members are unbalanced. Returns how many have moved.
 
-        The others give theirs when they are asked as well. Raises as `move`.
+        The others hand over theirs when they are asked too. Raises like `move`.
         """
         return self.move(self._level(self._metadata.reload()))
 
     def place(self, moves: Moves) -> int:
-        """Gives partitions to members that an operator has chosen. Returns how many have moved.
+        """Hands over partitions to members chosen by an operator. Returns how many have moved.
 
-        Raises `BadAssignment` if one of them takes no partitions now, and as `move`.
+        Raises `BadAssignment` if one of those accepts no partitions now, and like `move`.
         """
         able = {each.broker for each in self._candidates(self._metadata.reload()) if each.takes}
         for (topic, number), target in moves.items():
             if target not in able:
-                reason = f"broker {target} takes no partitions now, and partition {number} stays"
+                reason = f"broker {target} accepts no partitions now, so partition {number} stays"
                 raise errors.BadAssignment(topic=topic, reason=reason)
         return self.move(moves)
 
     def plan(self) -> list[PartitionMove]:
-        """Returns moves that would level all members.
+        """Returns the moves that would balance all members.
 
         Raises `BrokerFenced` and the errors of the store.
         """
@@ -141,10 +141,10 @@ class Handovers:
         ]
 
     def drain(self, deadline: float, *, leaving: Collection[int] = ()) -> int:
-        """Gives all partitions to other members, until `deadline` in monotonic seconds.
+        """Hands over all partitions to other members, until `deadline` in monotonic seconds.
 
-        Returns how many have moved. Those that are left have to wait until this broker has stopped.
-        `leaving`: members that stop at the same time, and get none.
+        Returns how many have moved. The remaining ones must wait until this broker has stopped.
+        `leaving`: members that are stopping too, and receive none.
         """
         given = 0
         while self._clock.monotonic() < deadline:
@@ -157,12 +157,12 @@ class Handovers:
                     given += count
                     continue
             except (errors.Retriable, errors.OutcomeUnknown) as error:
-                _log.warning("not all partitions are given yet", reason=str(error))
+                _log.warning("not all partitions have been handed over yet", reason=str(error))
             self._clock.sleep(_DRAIN_PAUSE_SECONDS)
         return given
 
     def _candidates(self, metadata: ClusterMetadata) -> list[Candidate]:
-        """Returns the members that serve partitions. Those that are about to stop take nothing."""
+        """Returns the members that serve partitions. Those that are about to stop accept none."""
         found = placement.candidates(metadata)
         states = self._readiness(metadata, [each.broker for each in found])
         return [
@@ -184,7 +184,7 @@ class Handovers:
     # -------------------------------------------------------------------------- moving
 
     def move(self, moves: Moves) -> int:
-        """Gives those of the partitions that this broker serves. Returns how many have moved.
+        """Hands over those of the partitions that this broker serves. Returns how many have moved.
 
         Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
         """
@@ -211,7 +211,7 @@ class Handovers:
                     newest, self._own.broker, self._own.epoch, resigned
                 )
             )
-            self._metadata.serve(changed)  # requests that wait for it get the new leaders
+            self._metadata.serve(changed)  # requests that wait for this get the new leaders
         _log.info(
             "gave partitions to other brokers",
             partitions=len(moved),
@@ -221,15 +221,15 @@ class Handovers:
         return len(moved)
 
     def _finish_appends(self) -> None:
-        """Waits until all appends are durable, or refused. Raises if our epoch is over."""
+        """Waits until all appends are durable, or refused. Raises if our epoch has ended."""
         self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
 
     def _save_states(self) -> int:
-        """Puts the states of the partitions that were given, and returns the flush they are of."""
-        return self._wal_cleaner.checkpoint(confirms=False)  # which may wait for tables
+        """Puts a checkpoint with the states of the resigned partitions. Returns its sequence."""
+        return self._wal_cleaner.checkpoint(confirms=False)  # confirming may wait for tables
 
     def _ours(self, moves: Moves) -> Iterable[tuple[Topic, Handover]]:
-        """Yields what this broker serves of `moves`, except partitions whose end is unknown."""
+        """Yields those of `moves` whose partitions this broker serves and can hand over."""
         if self._resignations.undecided():
             raise errors.MetadataChanged  # the outcome of the last moves is unknown
         for (name, number), target in moves.items():
@@ -253,14 +253,14 @@ class Handovers:
             )
 
     def _settle(self) -> None:
-        """Finds out which of the last moves the metadata has, and takes the others back.
+        """Determines which of the last moves are in the metadata, and reverts the others.
 
-        The change may still be under way, so a further version is put, which excludes it.
+        The change may still be under way, so another version is put, which excludes it.
         """
         if not self._resignations.undecided() or not self._moving.acquire(blocking=False):
             return  # a thread that moves partitions now may wait for the store, and settles them
         try:
-            resigned = self._resignations.undecided()  # all of them, now that no thread moves any
+            resigned = self._resignations.undecided()  # all, now that no thread is moving any
             metadata = self._metadata.change(lambda metadata: metadata)
             topics = {known.topic_id: known for known in metadata.topics.values()}
             for topic_id, partition in resigned:
@@ -277,8 +277,8 @@ class Handovers:
     # -------------------------------------------------------------------------- afterwards
 
     def _release(self) -> None:
-        """Forgets the partitions whose leaders need nothing of our log any more."""
-        # Before the metadata is read, which then has the next leader of each of them.
+        """Forgets the partitions whose leaders no longer need our log."""
+        # Read before the metadata, which then has the next leader of each of them.
         retained = self._resignations.retained()
         if not retained:
             return

@@ -1,8 +1,8 @@
 """Heartbeats of a broker, and the proof that they carry: which root it serves.
 
-A heartbeat is written at an interval, at each change of the broker's phase, and where a program
-asks for a proof (`storage/metadata/identity.py`). Programs that ask at the same time share one
-heartbeat, and there is a pause between two such heartbeats, so that many requests make few puts.
+A heartbeat is written at an interval, at each change of the broker's phase, and when a program asks
+for a proof (`storage/metadata/identity.py`). Programs that ask concurrently share one heartbeat,
+and there is a pause between two such heartbeats, so that many requests cause few puts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparklog.storage.metadata.identity import place_of
 from sparklog.storage.metadata.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import PutUnresolved, Store
 
-_HEARTBEAT_NONCES = 64  # of programs that ask at the same time which root a broker serves
+_HEARTBEAT_NONCES = 64  # of programs that ask concurrently which root a broker serves
 _PROOF_SECONDS = 1.0  # for which such a program waits for a heartbeat; below PROBE_TIMEOUT_SECONDS
 _PROOF_PAUSE_SECONDS = 0.01  # between two heartbeats for such programs
 PROOF_PAUSE_REMOTE_SECONDS = 0.25
@@ -50,11 +50,10 @@ class Heartbeats:
             store: the root's store.
             leadership: the broker and its epoch.
             clock: the broker's clock.
-            dead_after_seconds: a broker that has written nothing for so long cannot write.
+            dead_after_seconds: a broker that has written nothing for this long cannot write.
             describe: returns the next heartbeat.
-            wrote_at: returns the monotonic time of the last flush, which proves as much.
-            check_leadership: raises `BrokerFenced` if a newer broker has taken over, as far as is
-                known.
+            wrote_at: returns the monotonic time of the last flush, which proves just as much.
+            check_leadership: raises `BrokerFenced` if a newer broker is known to have taken over.
         """
         self._store = store
         self._leadership = leadership
@@ -72,13 +71,13 @@ class Heartbeats:
         """The nonces of the newest heartbeat."""
         self._proved_at = -float("inf")
         self.newest: Moment = NEVER
-        """When the newest heartbeat began to be written: others know of it since then or later."""
+        """When the put of the newest heartbeat began: others have not seen it any earlier."""
         self.failure: str | None = None
-        """Why the last try failed; None if it succeeded."""
+        """Why the last attempt failed; None if it succeeded."""
 
     @property
     def is_writing(self) -> bool:
-        """Returns whether the broker could write to its root lately."""
+        """True if the broker has recently been able to write to its root."""
         wrote_at = max(self.newest.monotonic_seconds, self._wrote_at())
         return self._clock.monotonic() - wrote_at < self._dead_after_seconds
 
@@ -103,7 +102,7 @@ class Heartbeats:
         self.newest = began
 
     def prove(self, request: ProveRoot) -> RootProof:
-        """Answers which root the broker serves, and proves it unless the asker sees the same."""
+        """Returns the root that the broker serves, with proof unless the asker sees the same."""
         place = place_of(self._store)
         is_same_place = bool(place) and place == request.place
         reason = "" if is_same_place else self._leave(request.nonce)
@@ -118,12 +117,12 @@ class Heartbeats:
         )
 
     def _leave(self, nonce: str) -> str:
-        """Puts the nonce in a heartbeat; returns why that failed, or an empty text."""
+        """Puts the nonce in a heartbeat; returns why that failed, or an empty string."""
         self._nonces.append(nonce)
         if not self._proving.acquire(timeout=_PROOF_SECONDS):
             return _BUSY
         try:
-            if nonce in self._written:  # by the thread that had the lock before
+            if nonce in self._written:  # by the thread that held the lock before
                 return ""
             pause_seconds = (
                 _PROOF_PAUSE_SECONDS if self._store.is_local else PROOF_PAUSE_REMOTE_SECONDS
@@ -132,11 +131,11 @@ class Heartbeats:
             if left_seconds > 0:
                 self._clock.sleep(left_seconds)
             self._proved_at = self._clock.monotonic()
-            # A put that hangs, as on a frozen disk, must not keep the reply from the program.
+            # A put that hangs, as on a frozen disk, must not hold up the reply to the program.
             if not self._writing.acquire(timeout=_PROOF_SECONDS):
                 return _BUSY
             try:
-                self._check_leadership()  # a successor with our id has the same heartbeat
+                self._check_leadership()  # a successor with our id uses the same file
                 self._write()
             finally:
                 self._writing.release()
@@ -144,4 +143,4 @@ class Heartbeats:
             return str(error) or repr(error)
         finally:
             self._proving.release()
-        return "" if nonce in self._written else "the broker stops"
+        return "" if nonce in self._written else "the broker is stopping"

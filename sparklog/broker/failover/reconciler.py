@@ -1,12 +1,12 @@
 """Brings the partitions of a member in line with the metadata, which any broker may change.
 
-Topics come, change and go with the metadata. A partition that has never had another leader is
-served at once. One that this broker gets from another is served once its state is restored: from
-the logs of the epochs that the broker is heir of, and from its table. Until then, requests for it
-are answered as if another broker led it, so that clients ask again.
+Topics are added, changed and removed as in the metadata. A partition that has never had another
+leader is served at once. One that this broker receives from another is served once its state has
+been restored: from the logs of the epochs that the broker is heir of, and from its table. Until
+then, requests for it are answered as if another broker led it, so that clients retry.
 
-If such a log cannot be read, the partitions that have come wait, and those that are served
-continue: a damaged log would otherwise end one successor after another.
+If such a log cannot be read, the received partitions wait, while those already served continue: a
+damaged log would otherwise bring down one successor after another.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.snapshot import Located
 from sparklog.storage.table.topic_table import OpenTable
 
-STUCK_SECONDS = 60.0  # without success at taking partitions over, before they are passed on
-UNFIT_SECONDS = 600.0  # after that, in which a broker gets no partitions
+STUCK_SECONDS = 60.0  # of failing to take over partitions, before they are passed on
+UNFIT_SECONDS = 600.0  # after that, in which a broker receives no partitions
 
 _log = structlog.get_logger("sparklog.cluster")
 _RETRY_SECONDS: Final = 0.5
 _TABLES_AT_ONCE: Final = 16
-"""That are read before partitions come, without a look at the time."""
+"""Tables that are read ahead of a takeover between two checks of the deadline."""
 _TAKE: Final = "take"
 
 
@@ -71,9 +71,9 @@ class Reconciler:
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
-        `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
-        that it gets. `on_change` is called when `tick` has something to do. `histories` are those
-        that the controller seals.
+        `inherit` receives the epochs that this broker is heir of, and unpublished entries of
+        partitions that it takes over. `on_change` is called when `tick` has something to do.
+        `histories` are those that the controller seals.
         """
         self._store = store
         self._metadata = metadata
@@ -88,24 +88,24 @@ class Reconciler:
         self._on_change = on_change
         self._readiness = readiness
         self._leading = threading.Lock()
-        """Held by calls of `lead`."""
+        """Held by calls to `lead`."""
         self._applying = threading.Lock()
-        """Held across I/O, by calls of `apply`."""
+        """Held across I/O, by calls to `apply`."""
         self._compared = -1
-        """`LedPartitions.topics_version` when it was compared with the metadata."""
+        """`LedPartitions.topics_version` when it was last compared with the metadata."""
         self._whole_version = -1
-        """The newest version of which this broker serves all that it leads."""
+        """The newest version for which this broker serves all partitions that it leads."""
         self._must_write = False
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
         self._stuck_since: float | None = None
-        """Since when this broker cannot take over what it has got, in monotonic seconds."""
+        """When this broker first failed to take over its partitions, in monotonic seconds."""
         self._unfit_until = -math.inf
-        """Until when it shall get no partitions, because it had to pass others on."""
+        """Until when it should receive no partitions, because it had to pass some on."""
         self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
         self._failures = FailureLog()
         self._histories = histories
         self._looked_at = -math.inf
-        """When this broker last looked for members that are leaving, in monotonic seconds."""
+        """When this broker last checked for members that are leaving, in monotonic seconds."""
         self._prepared: set[tuple[int, int]] = set()
         """Epochs whose end this broker has prepared for."""
 
@@ -117,10 +117,10 @@ class Reconciler:
     # -------------------------------------------------------------------------- topics
 
     def lead(self, metadata: ClusterMetadata) -> bool:
-        """Does the part of `apply` for which no table has to be read, which takes no time.
+        """Does the part of `apply` that reads no table, and so takes no time.
 
-        Topics and partitions that are new to this broker are left to `apply`: it misleads no client
-        about these. Returns whether anything has changed for clients.
+        Topics and partitions that are new to this broker are left to `apply`: it cannot mislead
+        clients about these. Returns whether anything has changed for clients.
         """
         if not self._is_news(metadata):
             return False
@@ -137,10 +137,10 @@ class Reconciler:
             return are_removed or any(are_new)
 
     def apply(self, metadata: ClusterMetadata) -> bool:
-        """Adds, changes and removes topics as `metadata` have them, or the newest version seen.
+        """Adds, changes and removes topics to match `metadata`, or the newest version seen.
 
-        Returns whether anything has changed for clients. Raises the errors of the store; then the
-        next call applies the rest.
+        Returns whether anything has changed for clients. Raises the errors of the store; the next
+        call then applies the rest.
         """
         if not self._is_news(metadata):
             return False
@@ -164,14 +164,14 @@ class Reconciler:
             return are_removed or any(are_new)
 
     def _is_news(self, metadata: ClusterMetadata) -> bool:
-        """Returns whether a version is newer, or topics were added that it has to be asked for."""
+        """Returns whether a version is newer, or topics must be checked against it."""
         is_newer = metadata.version > self._seen.version
         return is_newer or self._compared != self._led_partitions.topics_version
 
     def _remove_topics(self, metadata: ClusterMetadata) -> bool:
         """Removes the topics that another broker has deleted, and returns whether there were any.
 
-        No version that was applied may have named them: this broker has just created them itself.
+        They may be in no version that was applied: this broker may have just created them itself.
         """
         self._compared = self._led_partitions.topics_version
         ids = {known.topic_id for known in metadata.topics.values()}
@@ -186,7 +186,7 @@ class Reconciler:
         return bool(gone)
 
     def _bring(self, metadata: ClusterMetadata, name: str, known: TopicMetadata) -> bool:
-        """Adds or changes a topic. Returns false if it is so already, by a change of our own."""
+        """Adds or changes a topic. Returns False if a change of our own has already done so."""
         table = self._led_partitions
         topic = table.by_id(known.topic_id)
         if topic is None:
@@ -200,7 +200,7 @@ class Reconciler:
         else:
             table.lead(topic, known, version=metadata.version)
         before = self._seen.topics.get(name)
-        # A change of our own that is under way is in neither of the two.
+        # A change of our own that is under way is in neither version.
         if before is not None and before.config != known.config:
             topic.config = dict(known.config)
         return (topic.leaders, topic.leader_epochs, topic.config) != was
@@ -210,7 +210,7 @@ class Reconciler:
     ) -> None:
         """Adds new partitions. If the table cannot be read, they are restored like inherited ones.
 
-        So the topic is held back, and the other topics continue.
+        The topic is then held back, and the other topics continue.
         """
         if topic.table.snapshot.partitions < known.partition_count:
             refusal = recovery.refusal_of(self._store, topic.table.refresh)
@@ -225,7 +225,7 @@ class Reconciler:
     # -------------------------------------------------------------------------- partitions
 
     def _gained(self) -> dict[str, list[int]]:
-        """Returns the partitions that this broker leads and does not serve yet, by topic."""
+        """Returns the partitions that this broker leads but does not yet serve, by topic."""
         found: dict[str, list[int]] = {}
         for name, known in self._seen.topics.items():
             if self._leadership.broker not in known.leaders:
@@ -243,7 +243,7 @@ class Reconciler:
         return found
 
     def _take(self) -> None:
-        """Restores and serves the partitions that this broker has got."""
+        """Restores and serves the partitions that this broker was assigned."""
         if self._retries.is_waiting(_TAKE):
             return
         try:
@@ -254,8 +254,8 @@ class Reconciler:
                 self._histories.retain({each.id for each in self._seen.open_epochs})
                 self._whole_version = version
             if self._must_write:
-                # Our epoch may have no other object for a long time. Its checkpoint lets us leave
-                # the epochs of the predecessors.
+                # Our epoch may get no other object for a long time. A checkpoint of it lets us
+                # leave the epochs of the predecessors.
                 self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
                 self._must_write = False
         except ENDS_THE_BROKER:
@@ -278,10 +278,10 @@ class Reconciler:
             self._led_partitions.is_takeover_stuck = self._clock.monotonic() < self._unfit_until
 
     def _pass_on(self) -> None:
-        """Gives the partitions that this broker cannot restore to others, which may be able to.
+        """Passes the partitions that this broker cannot restore on to others that may be able to.
 
-        It shall get no others for some time, so that partitions that no broker can restore do not
-        go round forever. Raises `BrokerFenced` and the errors of the store.
+        This broker should receive no others for some time, so that partitions that no broker can
+        restore do not circulate forever. Raises `BrokerFenced` and the errors of the store.
         """
         metadata, own = self._seen, self._leadership
         states = self._states_of_others(metadata)
@@ -302,7 +302,7 @@ class Reconciler:
         if not moves:
             return
         self._unfit_until = self._clock.monotonic() + UNFIT_SECONDS
-        # This thread alone begins to serve partitions that have been led before.
+        # Only this thread begins to serve partitions that have been led before.
         changed = self._metadata.change(
             lambda newest: leadership.pass_on(newest, own.broker, own.epoch, moves)
         )
@@ -311,16 +311,16 @@ class Reconciler:
             partitions=len(moves),
             to=sorted({each.target for each in moves}),
         )
-        # Nothing of these logs is needed here. A checkpoint of ours lets us leave them.
+        # Nothing from these logs is needed here. A checkpoint of ours lets us leave them.
         self._inherit(leadership.inherited_by(changed, own.broker), ())
         self._must_write = True
         self._metadata.serve(changed)
 
     def prepare(self) -> None:
-        """Reads the logs and tables that are needed once partitions of leaving members come here.
+        """Reads the logs and tables that are needed once leaving members' partitions arrive here.
 
-        The takeover has little of it left to read. Looks for such members ten times a second, and
-        reads once for each epoch. An error is left to the takeover, except one that ends this
+        The takeover then has little left to read. Checks for such members ten times a second, and
+        reads once for each epoch. Errors are left to the takeover, except one that ends this
         broker, which is raised.
         """
         now = self._clock.monotonic()
@@ -335,7 +335,7 @@ class Reconciler:
             _log.info("cannot prepare to take over partitions", reason=str(error) or repr(error))
 
     def _read_ahead(self, metadata: ClusterMetadata, *, deadline: float) -> None:
-        """Reads for the members that are leaving now. After the deadline, no further tables."""
+        """Reads for the members that are leaving now. Reads no more tables after the deadline."""
         states = self._states_of_others(metadata)
         leaving = {broker for broker, state in states.items() if state is Readiness.LEAVES}
         epochs = {

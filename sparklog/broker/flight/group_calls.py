@@ -1,4 +1,4 @@
-"""The Flight listener's actions on consumer groups, as calls of the coordinator."""
+"""The Flight listener's actions on consumer groups, as calls to the coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
 
 _T = TypeVar("_T")
 Answer: TypeAlias = msgspec.Struct | Future[Any]
-"""A reply, or a future of one, which may have an error instead."""
+"""A reply, or a future of one, which may hold an error instead."""
 
 _BUSY: Final = {
     GroupError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -39,16 +39,16 @@ _FENCED: Final = {
     GroupError.UNKNOWN_MEMBER_ID,
 }
 _NAME_LENGTH: Final = 250
-"""The most characters of a name in an error: trailers may have some thousand bytes."""
+"""The maximum length of a name in an error: trailers can hold a few thousand bytes."""
 _HINTS: Final = {
     GroupError.NON_EMPTY_GROUP: ": it has members; stop them first",
     GroupError.GROUP_ID_NOT_FOUND: (
         ": there is no such group; correct the name (`sparklog groups list` shows the groups)"
     ),
     GroupError.GROUP_SUBSCRIBED_TO_TOPIC: ": a member subscribes to the topic; stop it first",
-    GroupError.INVALID_GROUP_ID: f": it has to have 1 to {MAX_STRING_BYTES:,} bytes",
+    GroupError.INVALID_GROUP_ID: f": it must have 1 to {MAX_STRING_BYTES:,} bytes",
     GroupError.INVALID_REQUEST: f": a name or id has more than {MAX_STRING_BYTES:,} bytes",
-    GroupError.INCONSISTENT_GROUP_PROTOCOL: ": its members assign partitions in another way",
+    GroupError.INCONSISTENT_GROUP_PROTOCOL: ": its members assign partitions in a different way",
     GroupError.INVALID_SESSION_TIMEOUT: (
         ": the broker's settings groups.min_session_timeout_ms and max_session_timeout_ms allow"
         " other session timeouts"

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request of a client."""
+    """A client's request."""
 
     name: str
     """`append` for one batch, `read` or `tail` for one batch to be sent, or the name of an action,
@@ -28,12 +28,12 @@ class Request:
 
 
 class RequestHooks(Protocol):
-    """Called in the threads that serve the requests. `PeerGone` ends the call without an answer."""
+    """Called in the threads that serve the requests. `PeerGone` ends the call without a reply."""
 
     def before(self, request: Request, /) -> None:
-        """Runs before the request has an effect. An error of sparklog refuses the request."""
+        """Runs before the request takes effect. A `SparklogError` refuses the request."""
         ...
 
     def after(self, request: Request, /) -> None:
-        """Runs after the effect of an append or action, before its answer is sent."""
+        """Runs after an append or action has taken effect, before its response is sent."""
         ...

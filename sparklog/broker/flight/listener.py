@@ -1,9 +1,9 @@
-"""The Arrow Flight listener: translates messages to calls of `broker`, and results to messages.
+"""The Arrow Flight listener: translates messages into calls to `broker`, results into messages.
 
 A refused batch gets an error reply in its turn and does not end its stream. Any other error ends
 the call, with an `ErrorReply` in its status. Malformed bytes end the call that sent them, never the
-broker. Messages are bounded by `grpc` before they are received, and by `protocol` before Arrow
-reads them.
+broker. Message sizes are checked by `grpc` before messages are received, and by `protocol` before
+Arrow reads them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 
-_OTHER_CALLS = 256  # of all clients, in addition to streams and actions that wait
+_OTHER_CALLS = 256  # of all clients, in addition to streams and waiting actions
 BESIDE_BYTES = 1 * limits.MIB  # of a message in addition to its batch
-_REQUEST_BYTES = 16 * limits.MIB  # of an action or another request
+_REQUEST_BYTES = 16 * limits.MIB  # of an action or other request
 _DICTIONARY_BYTES = 32 * limits.MIB  # of columns that foreign clients send with dictionaries
 
 
 class _Append(NamedTuple):
-    """A pending append, or the error with which it was refused; `looks` is from when it came."""
+    """A pending append, or the error that refused it; `looks` dates from its arrival."""
 
     looks: int
     pending: PendingAppend | errors.SparklogError
@@ -55,7 +55,7 @@ class _Append(NamedTuple):
 _log = structlog.get_logger("sparklog.flight")
 _SERVICE: Final = "/arrow.flight.protocol.FlightService/"
 _WINDOW_BATCHES: Final = 16
-"""The batches of one stream that may wait for their replies while the stream is read."""
+"""The number of batches of one stream that may await replies while the stream is read."""
 _CLOSE_SECONDS: Final = 0.3
 """The time for calls to end when the listener closes, before their connections are cut."""
 _CLIENT_CHECK_SECONDS: Final = 0.5
@@ -63,21 +63,21 @@ _CLIENT_CHECK_SECONDS: Final = 0.5
 _IO_ERROR: Final = b"5"
 """Arrow's status code for an IO error."""
 _MESSAGE_LENGTH: Final = 1_000
-"""The most characters of an error message: clients accept some thousand bytes of trailers."""
+"""The maximum length of an error message: clients accept a few thousand bytes of trailers."""
 _WITHOUT_SIGHT: Final = frozenset(
     {"groups.join", "groups.sync", "groups.heartbeat", "groups.leave", "root.prove"}
 )
-"""Actions of a broker without sight of the metadata: a group outlives an outage of the store, and
-others ask whether this broker is alive."""
+"""Actions served without sight of the metadata: a group outlives an outage of the store, and other
+brokers ask whether this one is alive."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
-"""Actions whose reply may lack what another broker knows, and so needs a proof of leadership."""
+"""Actions whose reply may lack what another broker knows, and so needs proof of leadership."""
 
 
 class FlightListener:
     """Serves a broker and its groups to Flight clients, from construction to `close`.
 
     Args:
-        listening: a socket that listens; the listener takes it over.
+        listening: a listening socket, which the listener takes over.
         clock: None: the machine's own.
         hooks: called for each request; None: no hooks.
     """
@@ -141,7 +141,7 @@ class FlightListener:
         self._server.start()
 
     def budgets(self) -> list[Budget]:
-        """Returns the memory of large messages on their way from and to clients."""
+        """Returns the memory budgets for large messages from and to clients."""
         replies, requests = self._reply_memory, self._server.message_memory
         return [
             Budget("flight_replies", replies.held_bytes, replies.limit_bytes),
@@ -161,7 +161,7 @@ class FlightListener:
             _log.warning("calls continue although their connections are cut", calls=self.open_calls)
 
     def cut_connections(self) -> None:
-        """Closes all connections without a word, as a network that fails; accepts new ones."""
+        """Closes all connections without notice, as a network failure would; accepts new ones."""
         self._server.cut_connections()
 
     # -------------------------------------------------------------------------- append
@@ -187,7 +187,8 @@ class FlightListener:
                     if self._hooks is not None:
                         requests.append(_append_request(topic, header, batch))
                     append = self._append(topic, header, batch)
-                    # Otherwise they are kept while the client reads no reply, or sends nothing.
+                    # Otherwise they stay in memory while the client reads no reply, or sends
+                    # nothing.
                     del entry, batch
                     call.release_message()
                     answers.add(append, pipelined=header.pipelined)
@@ -328,7 +329,7 @@ class FlightListener:
         with self._counting:
             self.open_calls -= 1
         if isinstance(failure, errors.SparklogError) and failure.needs_proof:
-            # The thread of the tails must not wait for the store.
+            # The tails' thread must not wait for the store.
             self._proofs.submit(self._server.finish, call, end)
         else:
             self._server.finish(call, end)
@@ -372,7 +373,7 @@ class FlightListener:
             )
 
     def _wait_for(self, reply: Future[Any], call: Call) -> msgspec.Struct:
-        """Returns the reply's value. Cancels the reply if the client has left."""
+        """Returns the reply's value. Cancels the reply if the client has disconnected."""
         with self._waiting(reply):
             while True:
                 try:
@@ -385,12 +386,12 @@ class FlightListener:
 
     @contextlib.contextmanager
     def _waiting(self, reply: Future[Any]) -> Iterator[None]:
-        """Counts a waiting action. Raises `TooManyStreams` if too many wait: each has a thread."""
+        """Counts a waiting action. Raises `TooManyStreams` if too many wait: each uses a thread."""
         with self._counting:
             if self._waiting_actions >= limits.FLIGHT_WAITING_ACTIONS and not reply.done():
                 reply.cancel()
                 raise errors.TooManyStreams(
-                    what="actions that wait", open=self._waiting_actions, setting="their pauses"
+                    what="waiting actions", open=self._waiting_actions, setting="their pauses"
                 )
             self._waiting_actions += 1
         try:
@@ -416,7 +417,7 @@ class FlightListener:
         return counted
 
     def _check_sight(self) -> None:
-        """Raises as `Broker.regain_sight`, if the broker may have been replaced."""
+        """Calls `LeaderMetadata.regain_sight` if the broker may have been replaced."""
         if not self._broker.metadata.has_sight:
             self._broker.metadata.regain_sight()
 
@@ -428,10 +429,10 @@ class FlightListener:
 
 
 class _Answers:
-    """Replies to the appends of one stream, in their order.
+    """Replies to the appends of one stream, in order.
 
     For a client that waits for each reply, the thread that reads the stream replies itself, without
-    a switch of threads. For a client that sends ahead, a second thread replies meanwhile.
+    a thread switch. For a client that pipelines, a second thread replies concurrently.
     """
 
     def __init__(
@@ -442,8 +443,8 @@ class _Answers:
     ) -> None:
         """Creates a sender of replies.
 
-        After a reply that could not be sent, no other one may be: the client knows them by their
-        order.
+        After a reply that could not be sent, no other may be sent: the client identifies replies by
+        their order.
 
         Args:
             answer: waits for an append, and sends the reply.
@@ -458,7 +459,7 @@ class _Answers:
         self._failure: BaseException | None = None
 
     def add(self, append: _Append, *, pipelined: bool) -> None:
-        """Replies now, or queues the reply; waits while a whole window is queued.
+        """Replies immediately, or queues the reply; blocks while a whole window is queued.
 
         Raises the error of an earlier reply that could not be sent.
         """
@@ -484,7 +485,7 @@ class _Answers:
 
     def _run(self) -> None:
         while (append := self._queue.get()) is not None:
-            # After a failure too, each append in the writer's queue has to be waited for.
+            # Even after a failure, each append in the writer's queue has to be waited for.
             act = self._answer if self._failure is None else self._wait
             try:
                 act(append)
@@ -513,7 +514,7 @@ class _Dictionaries:
         self._held_bytes = 0
 
     def keep(self, size_bytes: int) -> None:
-        """Counts a dictionary. Raises `BadRequest` if the limit is reached."""
+        """Counts a dictionary. Raises `BadRequest` if that would exceed the limit."""
         with self._lock:
             if self._held_bytes + size_bytes > _DICTIONARY_BYTES:
                 raise errors.BadRequest(
@@ -529,8 +530,8 @@ class _Dictionaries:
 class _StreamBatches:
     """Reads the batches of one stream with their app metadata. Raises `BadRequest` and `PeerGone`.
 
-    Batches without dictionaries, as sparklog's clients send them, are read in place. For others
-    Arrow reads schema, dictionaries and batch again as one stream.
+    Batches without dictionaries, as sparklog's clients send them, are read in place. For others,
+    Arrow rereads the schema and dictionaries with each batch, as one stream.
     """
 
     def __init__(self, call: Call, stream: OpenStream, dictionaries: _Dictionaries) -> None:
@@ -564,7 +565,7 @@ class _StreamBatches:
             if kind == protocol.RECORD_BATCH:
                 return self._batch(message, flight_data), flight_data.app_metadata
             if kind != protocol.DICTIONARY_BATCH or not self._has_dictionaries:
-                raise errors.BadRequest(reason="a message of Arrow is not a batch")
+                raise errors.BadRequest(reason="an Arrow message is not a batch")
             self._keep(flight_data)
 
     def close(self) -> None:
@@ -607,7 +608,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 @contextlib.contextmanager
 def _as_status(broker: Broker, looks: int) -> Iterator[None]:
-    """Turns the exceptions of a call into `GrpcError`; `looks` is from when the call came."""
+    """Turns the exceptions of a call into `GrpcError`; `looks` dates from the call's arrival."""
     try:
         yield
     except (PeerGone, GrpcError):
@@ -623,9 +624,10 @@ def _as_status(broker: Broker, looks: int) -> Iterator[None]:
 
 
 def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.SparklogError:
-    """Returns the error for the client: the reason why its proof failed, if it needs a proof.
+    """Returns the error for the client: the proof's own error, if it needs a proof that fails.
 
-    `looks` is from when the request came, because metadata may have changed since it was judged.
+    `looks` dates from the request's arrival, because the metadata may have changed since the
+    request was judged.
     """
     if error.needs_proof:
         try:
@@ -660,7 +662,7 @@ def _status_of(reply: flight_messages.ErrorReply, message: str) -> GrpcError:
 
 @contextlib.contextmanager
 def _malformed_arrow() -> Iterator[None]:
-    """Turns the exceptions of Arrow for malformed bytes into `BadRequest`."""
+    """Turns Arrow's exceptions for malformed bytes into `BadRequest`."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -690,7 +692,7 @@ def _request(call: Call, number: int) -> protocol.Bytes:
 
 
 def _actions(broker: Broker, groups: Coordinator) -> dict[str, Callable[[Any], group_calls.Answer]]:
-    """Returns the actions that clients may ask for, by name, but those of `_changes`."""
+    """Returns the actions that clients can request, by name, except those of `_changes`."""
     return {
         "cluster": lambda _: broker.cluster(),
         "cluster.balance": broker.cluster_admin.balance,
@@ -715,7 +717,7 @@ def _actions(broker: Broker, groups: Coordinator) -> dict[str, Callable[[Any], g
 
 
 def _changes(broker: Broker) -> dict[str, Callable[..., group_calls.Answer]]:
-    """Returns the actions that are logged with the address of their client."""
+    """Returns the actions that are logged with their client's address."""
 
     def delete(request: flight_messages.TopicName, *, client: str) -> flight_messages.Empty:
         broker.topics.delete(request.topic, client=client)

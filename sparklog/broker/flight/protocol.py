@@ -2,7 +2,7 @@
 
 The fields are those of Flight.proto. A batch is Arrow's encapsulated message (Columnar Format,
 "Serialization and Interprocess Communication") in two fields, metadata and body. Their declared
-sizes are checked before Arrow reads them, so no function takes more memory than the message has.
+sizes are checked before Arrow reads them, so no function uses more memory than the message does.
 Functions raise `BadRequest` for malformed bytes.
 """
 
@@ -33,7 +33,7 @@ class FlightData(NamedTuple):
     """One message of a stream of batches."""
 
     command: bytes | None = None
-    """The command of the descriptor; empty for another descriptor, None without one."""
+    """The command of the descriptor; empty for any other descriptor, None without one."""
     metadata: bytes | None = None
     """Arrow's metadata, a flatbuffer."""
     app_metadata: bytes | None = None
@@ -146,7 +146,7 @@ def _number(value: int) -> bytes:
 
 
 def _field_head(number: int, size_bytes: int) -> bytes:
-    """Returns the tag and the length before the value of a bytes field."""
+    """Returns the tag and the length that precede the value of a bytes field."""
     return _number(number << 3 | _LENGTH) + _number(size_bytes)
 
 
@@ -199,7 +199,7 @@ def message_type(metadata: Bytes) -> int:
                     reason="a batch is compressed; send Arrow batches without compression"
                 )
     except (struct.error, IndexError) as error:
-        raise errors.BadRequest(reason="not Arrow's metadata of a message") from error
+        raise errors.BadRequest(reason="not the metadata of an Arrow message") from error
     return kind
 
 
@@ -223,7 +223,7 @@ def _field(data: Bytes, table: int, number: int) -> int:
 
 
 def write_flight_data(message: pa.Buffer, app_metadata: bytes = b"") -> list[Bytes]:
-    """Encodes a `FlightData` of an encapsulated Arrow message, in consecutive parts."""
+    """Encodes an encapsulated Arrow message as a `FlightData`, in consecutive parts."""
     view = memoryview(message).cast("B")
     (size,) = struct.unpack_from("<I", view, 4)
     body = view[8 + size :]

@@ -2,8 +2,8 @@
 
 A stream is ended, with a line in the log, if it has waited too long for its client to send a
 message or to read one: after `idle_seconds`, or after `idle_short_seconds` while streams or memory
-are short. The longest waits end first. Streams beyond the bound are refused with a retriable error.
-Thread-safe; one thread calls `tick` periodically.
+are scarce. Those that have waited longest end first. Streams beyond the limit are refused with a
+retriable error. Thread-safe; one thread calls `tick` periodically.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import structlog
 from sparklog import errors, limits
 from sparklog.clock import Clock
 
-_HELD_BYTES = 256 * limits.MIB  # of rows that clients requested and do not read
-_PRESSED_SECONDS = 5.0  # after a refusal, streams count as scarce so long
+_HELD_BYTES = 256 * limits.MIB  # of rows that clients have requested but do not read
+_PRESSED_SECONDS = 5.0  # for which streams count as scarce after a refusal
 
 _log = structlog.get_logger("sparklog.flight")
 _FREED = 16
-"""While streams are short, idle ones are ended until one of so many is free."""
+"""While streams are scarce, idle ones are ended until one in this many is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,13 @@ class OpenStream:
         self.sends = sends
         """True if its client sends messages, False if it reads them."""
         self.cut = cut
-        """Ends the stream; may be called in any thread."""
+        """Ends the stream; may be called from any thread."""
         self.waits_since: float | None = None
         self.held_bytes = 0
         self.is_cut = False
 
     def waits(self, held_bytes: int = 0) -> None:
-        """Reports that the stream waits for its client, and holds `held_bytes` meanwhile."""
+        """Reports that the stream is waiting for its client, while holding `held_bytes`."""
         self.held_bytes = held_bytes
         self.waits_since = self._clock.monotonic()
 
@@ -68,7 +68,7 @@ class OpenStreams:
     """All open streams of a listener.
 
     Args:
-        is_short: returns whether a stream waits for memory for batches that clients read.
+        is_short: returns whether a stream is waiting for memory for batches to clients.
         on_refusal: called with the reason if there are too many streams.
     """
 
@@ -112,7 +112,7 @@ class OpenStreams:
                 self._streams.discard(stream)
 
     def tick(self) -> None:
-        """Ends the streams that have waited for their clients for too long."""
+        """Ends the streams that have waited too long for their clients."""
         with self._lock:
             streams = list(self._streams)
         now = self._clock.monotonic()
@@ -123,7 +123,7 @@ class OpenStreams:
         )
         held_bytes = sum(stream.held_bytes for stream in streams if not stream.is_cut)
         count = sum(not stream.is_cut for stream in streams)
-        # The number of streams that remain after one was refused.
+        # The number of streams to retain after one has been refused.
         enough = self._bounds.streams - max(self._bounds.streams // _FREED, 1)
         is_pressed = now < self._pressed_until
         is_memory_short = self._is_short()

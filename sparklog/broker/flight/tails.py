@@ -1,9 +1,9 @@
-"""Serves all tails: one thread sends records from memory, and a few read others from storage.
+"""Serves all tails: one thread sends records from memory, and a few others read from storage.
 
-A thread for each tail would be woken by each flush, and hundreds of them would spend a core on
-taking turns. Here a tail that has records waits in one queue for its step: it sends them as far as
-its client takes them. A batch that many tails read at the same time is encoded once. A tail whose
-client does not read waits for the client, a large batch for memory, and no thread waits with them.
+With a thread per tail, each flush would wake them all, and hundreds would spend a core on context
+switches. Here a tail that has records waits in a queue for its step, in which it sends as much as
+its client accepts. A batch that many tails read concurrently is encoded once. A tail whose client
+does not read waits for the client, and a large batch waits for memory, without blocking a thread.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sparklog.broker.flight.streams import OpenStream
 from sparklog.clock import ThreadClock
 from sparklog.formats import flight_messages
 
-TAIL_READERS = 4  # threads that read records for tails which are not in memory
-TAIL_STEP_BYTES = 1 * limits.MIB  # that a tail sends before the next one has its turn
-TAILS_KEEPING = 8  # that wait for their clients and keep the rows of later messages
-TAIL_SECONDS = 0.0002  # from the step of one tail to that of the next, on average
+TAIL_READERS = 4  # threads that read from storage, for tails whose records are not in memory
+TAIL_STEP_BYTES = 1 * limits.MIB  # that a tail sends before the next one gets its turn
+TAILS_KEEPING = 8  # that keep the rows of later messages while waiting for their clients
+TAIL_SECONDS = 0.0002  # between the steps of two tails, on average
 
 _PAUSE_SECONDS: Final = 0.001
-"""The shortest pause between two steps; before it, some are taken without one."""
+"""The shortest pause; steps follow each other directly until this much pause is due."""
 _CACHED_MESSAGES: Final = 64
 _CACHED_BYTES: Final = 64 * limits.KIB
-"""The largest message that is kept for other tails."""
+"""The largest message that is cached for other tails."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,12 +46,12 @@ class ServedTail:
     """A tail, the call that it answers, and its place in the queue.
 
     Attributes:
-        shape: the columns of `tail`'s rows, and the most rows of a batch: tails of the same shape
+        shape: the columns of `tail`'s rows, and the maximum rows per batch: tails of the same shape
             share messages.
-        idle: the message to send if there were no records for `idle_seconds`.
+        idle: the message to send if there have been no records for `idle_seconds`.
         ending: closed when the call has ended.
-        finish: ends the call; raises nothing. An exception is its status.
-        before: called with each batch before it is sent, and may block; None: there is no hook.
+        finish: ends the call, with the given exception as its status; raises nothing.
+        before: called with each batch before it is sent, and may block; None: no hook.
     """
 
     call: Call
@@ -66,9 +66,9 @@ class ServedTail:
     sent_at: float = 0.0
     """The time of the last message."""
     is_wanted: bool = False
-    """True if it has to take a step."""
+    """True if it needs to take a step."""
     is_busy: bool = False
-    """True while a thread takes a step of it."""
+    """True while a thread executes its step."""
     is_sending: bool = False
     """True until its client has read its last message."""
     is_ready: bool = False
@@ -77,13 +77,13 @@ class ServedTail:
     is_waiting: bool = False
     """True while it waits for memory for its next batch."""
     held_bytes: int = 0
-    """The memory of the message that is being sent, or of the next one."""
+    """The memory of the message being sent, or of the next one."""
     is_granted: bool = False
     """True while `held_bytes` are for the next message."""
 
 
 class Tails:
-    """The tails of one listener. `add` and `wake` may be called in any thread."""
+    """The tails of one listener. `add` and `wake` may be called from any thread."""
 
     def __init__(self, reply_memory: DecodeMemory, *, clock: ThreadClock) -> None:
         self._reply_memory = reply_memory
@@ -91,20 +91,20 @@ class Tails:
         self._changed = threading.Condition()
         self._ready: deque[ServedTail] = deque()
         self._heartbeats: list[tuple[float, int, ServedTail]] = []
-        """(time, number, tail), the next one first."""
+        """(time, number, tail), earliest first."""
         self._numbers = count()
         self._tails: set[ServedTail] = set()
         self._keeping: set[ServedTail] = set()
-        """Tails that keep the rows of later messages while their clients read the present one."""
+        """Tails that keep the rows of later messages while their clients read the current one."""
         self._is_over = False
         self._cache: OrderedDict[Any, tuple[int, Sequence[Bytes]]] = OrderedDict()
-        """Messages by what they contain, each with the offset behind it."""
+        """Messages by their contents, each with the offset after it."""
         self._readers = ThreadPoolExecutor(TAIL_READERS, "sparklog-tail-read")
         self._thread: threading.Thread | None = None
         self.steps = 0
-        """Steps that were taken by the sending thread, with and without records."""
+        """Steps taken by the sending thread, with and without records."""
         self.encoded = 0
-        """Messages that were encoded."""
+        """Messages encoded so far."""
 
     def add(self, served: ServedTail) -> None:
         """Serves a tail until its call ends. Raises RuntimeError if no thread can be started."""
@@ -128,7 +128,7 @@ class Tails:
             self._want(served)
 
     def progress(self, served: ServedTail) -> None:
-        """Continues with a tail whose message was sent, or whose call has ended. Never blocks."""
+        """Continues with a tail whose message is sent or whose call has ended. Never blocks."""
         with self._changed:
             served.is_sending = False
             self._keeping.discard(served)
@@ -152,7 +152,7 @@ class Tails:
         self._offer(served)
 
     def _offer(self, served: ServedTail) -> None:
-        """Queues a tail for its next step, if it may and has to take one."""
+        """Queues a tail for its next step, if it needs one and may take it."""
         if not served.is_wanted or served not in self._tails:
             return
         waits = served.is_sending or (served.is_waiting and self._is_open(served))
@@ -207,7 +207,7 @@ class Tails:
     def _step(self, served: ServedTail) -> None:
         """Sends what the tail has in memory, or has a reading thread send one batch.
 
-        A tail with much in memory takes several steps, because the others wait for this thread.
+        A tail with a lot in memory takes several steps, because the others wait for this thread.
         """
         sent_bytes = 0
         try:
@@ -261,16 +261,16 @@ class Tails:
     def _end(self, served: ServedTail, failure: BaseException | None) -> None:
         served.ending.close()
         served.finish(failure)
-        with self._changed:  # its thread ends after the last tail
+        with self._changed:  # the thread ends after the last tail
             self._tails.discard(served)
             self._keeping.discard(served)
             self._changed.notify()
-        self._release(served)  # after the last moment at which memory is granted to it
+        self._release(served)  # after memory can last be granted to it
 
     # -------------------------------------------------------------------------- memory
 
     def _hold(self, served: ServedTail, size: int) -> bool:
-        """Takes memory for the next message. Returns False if the tail waits for it."""
+        """Acquires memory for the next message. Returns False if the tail has to wait for it."""
         if size <= served.held_bytes:
             return True
         self._release(served)
@@ -281,7 +281,7 @@ class Tails:
         return True
 
     def _granted(self, served: ServedTail, size: int) -> bool:
-        """Takes the memory that a tail has waited for, unless it has ended. Never blocks."""
+        """Accepts the memory that a tail has waited for, unless it has ended. Never blocks."""
         with self._changed:
             is_served = served in self._tails
             if is_served:
@@ -297,7 +297,7 @@ class Tails:
     # -------------------------------------------------------------------------- messages
 
     def _send(self, served: ServedTail, message: Sequence[Bytes]) -> bool:
-        """Sends a message as far as the client takes it. Returns whether it has taken all."""
+        """Sends as much of a message as the client accepts. Returns whether that was all of it."""
         served.sent_at = self._clock.monotonic()
         served.stream.waits(sum(map(len, message)))
         served.is_sending, served.is_granted = True, False
@@ -311,10 +311,10 @@ class Tails:
         return True
 
     def _keeps_rows(self, served: ServedTail) -> bool:
-        """Returns whether a tail that waits for its client keeps the rows of its later messages.
+        """Returns whether a tail that waits for its client keeps the rows of later messages.
 
-        They may be many, for which no memory was granted. Reading them again for each message takes
-        several times as long, so a few tails keep them: those of clients that read all the time.
+        There may be many, and no memory was granted for them. Rereading them for each message takes
+        several times as long, so a few tails keep them: those of clients that read continuously.
         """
         with self._changed:
             if served.is_sending and len(self._keeping) < TAILS_KEEPING:
@@ -322,7 +322,7 @@ class Tails:
             return not served.is_sending or served in self._keeping
 
     def _known(self, served: ServedTail) -> Sequence[Bytes] | None:
-        """Returns the next message if another tail has just sent the same, and skips its rows."""
+        """Returns the next message if another tail has just sent it too, and skips its rows."""
         place = served.tail.place()
         if place is None or served.before is not None:
             return None
@@ -343,7 +343,7 @@ class Tails:
         rows, end = batch.rows, batch.end
         size = rows.nbytes
         if may_wait and size > limits.FLIGHT_FREE_ROWS_BYTES and not self._hold(served, size):
-            served.tail.again()  # the batch is read again once there is memory
+            served.tail.again()  # the batch is reread once there is memory
             return None
         if served.before is not None:
             served.before(batch)
@@ -361,11 +361,11 @@ class Tails:
         if size <= _CACHED_BYTES and not may_wait:
             if len(self._cache) >= _CACHED_MESSAGES:
                 self._cache.popitem(last=False)
-            # The batch may be of another partition than the one whose turn it was before.
+            # The batch may be from a different partition than the one whose turn it was.
             self._cache[served.tail.read, served.shape] = end, message
         return message
 
 
 def encoded(rows: pa.RecordBatch, header: flight_messages.TailHeader) -> Sequence[Bytes]:
-    """Returns the message of a batch."""
+    """Returns the message for a batch."""
     return protocol.write_flight_data(rows.serialize(), flight_messages.encode(header))

@@ -1,6 +1,6 @@
-"""Checks of requests to a consumer group: each returns why it is refused, or None.
+"""Checks of requests to a consumer group: each returns the error for a refusal, or None.
 
-The order of the checks is Kafka's: it decides which error a client gets.
+The order of the checks is Kafka's: it decides which error a client receives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUP_MEMBER_BYTES = 4 * limits.MIB  # of a member's subscriptions, for all assi
 def group_error(group: GroupData) -> GroupError | None:
     """Checks the group itself."""
     if not group.group_id:
-        return GroupError.INVALID_GROUP_ID  # commits without a group id are older than this rule
+        return GroupError.INVALID_GROUP_ID  # not for commits, which predate this rule
     return GroupError.COORDINATOR_NOT_AVAILABLE if group.state is GroupState.DEAD else None
 
 
@@ -45,7 +45,7 @@ def member_error(
 def join_error(
     group: GroupData, settings: GroupSettings, request: JoinRequest, known_id: str
 ) -> GroupError | None:
-    """Checks JoinGroup; `known_id` is the member that it names or whose instance id it has."""
+    """Checks JoinGroup; `known_id` is the member that it names, by member id or instance id."""
     if not group.group_id:
         return GroupError.INVALID_GROUP_ID
     session_ms = request.session_timeout_ms
@@ -124,7 +124,7 @@ def delete_error(group: GroupData) -> GroupError | None:
 
 
 def _fits_size(group: GroupData, settings: GroupSettings, known: Member | None) -> bool:
-    """Checks the group's size; while members join again, the first to come stay in it."""
+    """Checks the group's size; while members rejoin, the first to arrive stay in it."""
     if group.state is GroupState.EMPTY:
         return True
     if group.state is GroupState.PREPARING:
@@ -135,14 +135,14 @@ def _fits_size(group: GroupData, settings: GroupSettings, known: Member | None) 
 
 
 def _fits_protocols(group: GroupData, request: JoinRequest) -> bool:
-    """Checks that the members can agree with this one, in the group's protocol type."""
+    """Checks that the request has the group's protocol type, and a protocol that all offer."""
     if group.state is GroupState.EMPTY:
         return bool(request.protocol_type and request.protocols)
     return request.protocol_type == group.protocol_type and group.members.agrees(request)
 
 
 def _assigned_bytes(group: GroupData, request: SyncRequest) -> int:
-    """Returns the memory of the assignments that a request brings."""
+    """Returns the memory of the assignments in a request."""
     if request.member_id != group.leader or group.state is not GroupState.COMPLETING:
         return 0
     return sum(

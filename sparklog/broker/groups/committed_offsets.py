@@ -18,8 +18,8 @@ _NO_PARTITIONS: Final[Mapping[int, CommittedOffset]] = {}
 class CommittedOffsets:
     """The committed offsets of one group.
 
-    A topic's offsets that a snapshot holds are copied before they change, so that a snapshot costs
-    a reference for each topic, however many partitions there are.
+    If a snapshot holds a topic's offsets, they are copied before they change. So a snapshot costs
+    one reference per topic, however many partitions there are.
     """
 
     __slots__ = ("_own", "_topics")
@@ -70,7 +70,7 @@ def get_offset(offsets: OffsetsByTopic, partition: TopicPartition) -> CommittedO
 def select(
     get: Callable[[TopicPartition], CommittedOffset | None], partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Returns the offsets of those partitions that have one."""
+    """Returns the offsets of the partitions that have one."""
     found = ((each, get(each)) for each in partitions)
     return {partition: value for partition, value in found if value is not None}
 

@@ -1,13 +1,13 @@
 """The coordinator of consumer groups: their members, and the offsets that they have committed.
 
-A `Group` decides, and the topic `__consumer_offsets` remembers; the coordinator connects the two. A
+A `Group` decides, and the topic `__consumer_offsets` stores; the coordinator connects the two. A
 request whose effect must outlive this broker is answered once its record is durable, and a restart
-finds it as it was acked. Committed offsets count from then on, for readers too.
+restores the acked state. Committed offsets take effect from then on, for readers too.
 
-Listeners call from any thread. A request that has to wait returns a future; to cancel it withdraws
-the request from its group. One thread calls `tick` in a loop: it waits for the records that are
-being stored, in their order (`known_groups`), reads the groups of partitions that come (`loading`),
-and handles deadlines and retention (`expiry`).
+Listeners call from any thread. A request that has to wait returns a future; cancelling it withdraws
+the request from its group. One thread calls `tick` in a loop: it waits for the records being
+stored, in order (`known_groups`), reads the groups of partitions that this broker now leads
+(`loading`), and handles deadlines and retention (`expiry`).
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from sparklog.formats.consumer_offsets import (
 )
 from sparklog.settings import GroupSettings
 
-OFFSET_METADATA_LENGTH = 4_096  # in characters of UTF-16, as Kafka's offset.metadata.max.bytes
+OFFSET_METADATA_LENGTH = 4_096  # in UTF-16 code units, like Kafka's offset.metadata.max.bytes
 _GROUPS_STEP = 256  # groups that are visited at a time under the lock
 
 _log = structlog.get_logger("sparklog.groups")
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 10
-"""To delete offsets of a group that changes while its tombstones are encoded."""
+"""Attempts to delete offsets of a group that changes while its tombstones are encoded."""
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
 """The error of each partition, or None."""
 
@@ -79,12 +79,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int = -1
     metadata: str = ""
     topic_id: str = ""
-    """If given, the offset belongs to that topic, and to no other of the same name."""
+    """If given, the offset belongs to this topic, and not to another of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFigures:
-    """A group at one moment."""
+    """The state of a group at one moment."""
 
     description: Description
     offsets: OffsetsByTopic
@@ -165,7 +165,7 @@ class Coordinator:
         names: Iterable[str | None] = (),
         more_bytes: int = 0,
     ) -> Future[_T]:
-        """Has the group handle a request, after which members may take `more_bytes`."""
+        """Has the group handle a request, after which members may use `more_bytes` more."""
         answer: Future[_T] = Future()
         known = self._known
         with known.locked():
@@ -186,7 +186,7 @@ class Coordinator:
     def _refused(self, group_id: str, names: Iterable[str | None] = ()) -> GroupError | None:
         """Returns why a request is refused before its group handles it, or None.
 
-        `names`: those that the group would record. It refuses others, which it does not know.
+        `names`: those that the group would record. It refuses other names itself, as unknown.
         """
         refusal = self._loading.refused_here(group_id)
         if refusal is not None:
@@ -220,8 +220,8 @@ class Coordinator:
     ) -> Future[Errors]:
         """Handles OffsetCommit; the result has an error or None for each partition.
 
-        Partitions that do not exist are refused. A commit without a generation is for a group
-        without members, from a client that assigns its partitions itself.
+        Nonexistent partitions are refused. A commit without a generation is for a group without
+        members, from a client that assigns its partitions itself.
         """
         answer: Future[Errors] = Future()
 
@@ -241,7 +241,7 @@ class Coordinator:
         if error is not None:
             answer.set_result(_same_error(offsets, error))
             return answer
-        # Work that takes long for many offsets needs no lock; the group may change meanwhile.
+        # Slow work on many offsets needs no lock; the group may change in the meantime.
         refusals, values = self._checked(offsets)
         if not values:
             answer.set_result(refusals)
@@ -259,7 +259,7 @@ class Coordinator:
             entry.changes += 1
 
             def settle(failed: GroupError | None) -> Iterator[None]:
-                if failed is None:  # also while the group is being deleted, which may fail
+                if failed is None:  # even while the group is being deleted, which may fail
                     remaining = iter(values.items())
                     while portion := list(islice(remaining, limits.GROUP_OFFSETS_STEP)):
                         for topic_partition, value in portion:
@@ -305,7 +305,7 @@ class Coordinator:
 
         Args:
             group_id: the group.
-            partitions: the partitions to return; None: all.
+            partitions: the partitions to return; None for all.
         """
         found: dict[TopicPartition, CommittedOffset]
         with self._known.locked():
@@ -324,7 +324,7 @@ class Coordinator:
         return {each: value for each, value in found.items() if topics.has(each, value)}
 
     def has_many_offsets(self, group_id: str) -> bool:
-        """Returns true if it takes long to fetch all offsets of the group."""
+        """Returns true if fetching all offsets of the group takes a long time."""
         with self._known.locked():
             entry = self._known.by_id.get(group_id)
             return entry is not None and len(entry.offsets) > limits.GROUP_OFFSETS_STEP
@@ -390,7 +390,7 @@ class Coordinator:
     def figures(self) -> Iterator[GroupFigures]:
         """Yields the state, the members and the committed offsets of each group.
 
-        None before the groups are read. Holds the lock for one group at a time.
+        Yields nothing before the groups have been read. Holds the lock for one group at a time.
         """
         with self._known.locked():
             entries = [] if self._loading.refusal is not None else list(self._known.by_id.values())
@@ -401,7 +401,7 @@ class Coordinator:
                 yield GroupFigures(description=description, offsets=offsets)
 
     def budgets(self) -> list[Budget]:
-        """Returns the memory of the groups' members, and of the ids that were given out."""
+        """Returns the memory of the groups' members, and of the ids handed out."""
         memory = self._known.memory
         return [
             Budget("group_members", memory.held_bytes, memory.limit_bytes),
@@ -433,14 +433,14 @@ class Coordinator:
     # -------------------------------------------------------------------------- time
 
     def tick(self, timeout_seconds: float) -> None:
-        """Does the next work that is due, for which it waits at most `timeout_seconds`."""
+        """Does the next due work, waiting for it for at most `timeout_seconds`."""
         is_behind = self._loading.tick()
         left_seconds = 0.0 if is_behind else self._expiry.wait_seconds()
         self._known.settle_next(min(left_seconds, timeout_seconds))
         self._expiry.tick()
 
     def wake(self) -> None:
-        """Ends the waiting of `tick`."""
+        """Ends the wait in `tick`."""
         self._known.wake()
 
     def close(self) -> None:

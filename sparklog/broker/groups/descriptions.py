@@ -25,7 +25,7 @@ _CONSUMERS: Final = "consumer"
 
 
 def join_reply(group: GroupData, member: Member) -> JoinReply:
-    """Returns the reply to a member of the current generation; its leader gets all members."""
+    """Returns the reply to a member of the current generation; its leader receives all members."""
     protocol = group.protocol
     assert protocol is not None
     return JoinReply(
@@ -85,7 +85,7 @@ def to_record(group: GroupData, assignments: Mapping[str, bytes]) -> GroupRecord
 
 
 def members_of(record: GroupRecord) -> Iterable[Member]:
-    """Returns the members that a record names, for a group that is restored."""
+    """Yields the members that a record names, for a group that is being restored."""
     for each in record.members:
         assert record.protocol is not None
         request = JoinRequest(
@@ -105,10 +105,10 @@ def members_of(record: GroupRecord) -> Iterable[Member]:
 
 
 def subscribed_topics(group: GroupData) -> frozenset[str] | None:
-    """Returns the topics that some member subscribes to, or None where they are unknown.
+    """Returns the topics that any member subscribes to, or None if they are unknown.
 
-    They are known of an empty group, and of a stable group of consumers whose subscriptions can be
-    decoded.
+    They are known for an empty group, and for a stable group of consumers whose subscriptions can
+    be decoded.
     """
     if group.state is GroupState.EMPTY:
         return frozenset()

@@ -55,7 +55,7 @@ class OffsetsSnapshot:
         self.committing = tuple(entry.committing.values())
 
     def has(self, partition: TopicPartition) -> bool:
-        """Returns true if there is an offset, or one that is being stored."""
+        """Returns true if the partition has an offset, or one is being stored."""
         return get_offset(self.offsets, partition) is not None or any(
             partition in each for each in self.committing
         )
@@ -69,7 +69,7 @@ class OffsetsSnapshot:
 
 
 class TopicLookup:
-    """Ids of topics, each looked up once while many offsets are judged."""
+    """Ids of topics, each looked up once while many offsets are checked."""
 
     __slots__ = ("_broker", "_known")
 
@@ -92,6 +92,6 @@ class TopicLookup:
         return known[0] if known is not None and 0 <= number < known[1] else None
 
     def has(self, partition: TopicPartition, value: CommittedOffset) -> bool:
-        """Returns true if the offset belongs to the topic that has its name now."""
+        """Returns true if the offset belongs to the current topic of that name."""
         topic_id = self.id_of(partition)
         return topic_id is not None and value.topic_id in ("", topic_id)

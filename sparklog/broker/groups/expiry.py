@@ -1,8 +1,8 @@
-"""Expiry of offsets, of groups that are over, and of members that are gone.
+"""Expiry of offsets, of deserted groups, and of members that are gone.
 
 Offsets expire by Kafka's rule (KIP-211). All offsets of a group expire once it has been empty for
-the retention period. In an active group, those of topics that no member subscribes to expire that
-long after their commit; in a group that never had members, each does.
+the retention period. In an active group, offsets of topics that no member subscribes to expire that
+long after their commit; in a group that never had members, all offsets do.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OFFSETS_RETENTION_CHECK_SECONDS = 600.0
 
 _log = structlog.get_logger("sparklog.groups")
 _SWEEP_STEP_MS: Final = 50
-"""The longest time for which a sweep keeps others from records that are being stored."""
+"""The maximum time for which a sweep delays requests that wait for records being stored."""
 _SWEEP_MS: Final = round(OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 _REMOVE_GONE_MS: Final = 1_000
-"""The least time between two searches for members that are gone."""
+"""The minimum time between searches for members that are gone."""
 
 
 class Expiry:
@@ -36,7 +36,7 @@ class Expiry:
         self._known = known
         self._broker = broker
         self._is_short = False
-        """A request found too little memory, so members that are gone have to be removed."""
+        """True if a request found too little memory, so members that are gone must be removed."""
         self._remove_gone_ms = known.now_ms()
         """The earliest time of the next search for such members."""
         self._sweep_ms = known.now_ms() + _SWEEP_MS
@@ -44,7 +44,7 @@ class Expiry:
         """Groups whose offsets this sweep has not visited yet."""
 
     def note_memory(self, more_bytes: int) -> None:
-        """Has members that are gone removed where memory is short. Requires `locked`."""
+        """Has members that are gone removed if memory is short. Requires `locked`."""
         if not self._is_short and not self._known.memory.has(more_bytes):
             self._is_short = True
             self._known.wake()
@@ -68,18 +68,18 @@ class Expiry:
                 self._to_sweep = list(known.by_id.values())
         if self._is_short and self._remove_gone_ms <= now_ms:
             self._remove_gone(now_ms)
-        until_ms = now_ms + _SWEEP_STEP_MS  # after that, requests that wait for records are first
+        until_ms = now_ms + _SWEEP_STEP_MS  # after that, requests that wait for records come first
         while self._to_sweep and known.now_ms() < until_ms:
             entry = self._to_sweep.pop()
             try:
                 self._sweep(entry)
             except ENDS_THE_BROKER:
                 raise
-            except Exception:  # the offsets of other groups expire all the same
+            except Exception:  # the offsets of other groups expire regardless
                 _log.exception("cannot sweep a group", group=entry.group.group_id)
 
     def _remove_gone(self, now_ms: int) -> None:
-        """Removes members whose connection is closed, without waiting for their return."""
+        """Removes members whose connection is closed, without waiting for them to return."""
         known, memory = self._known, self._known.memory
         with known.locked():
             self._is_short, self._remove_gone_ms = False, now_ms + _REMOVE_GONE_MS
@@ -90,17 +90,17 @@ class Expiry:
                 if known.by_id.get(group_id) is entry:
                     known.apply(entry, entry.group.expire(now_ms, is_short=True))
         _log.warning(
-            "memory for members of groups is short",
+            "memory for group members is short",
             held_bytes=memory.held_bytes,
             limit_bytes=memory.limit_bytes,
             freed_bytes=before_bytes - memory.held_bytes,
         )
 
     def _sweep(self, entry: GroupEntry) -> None:
-        """Removes offsets that have expired or whose topic is gone, and a group that is over.
+        """Removes offsets that have expired or whose topic is gone, and the group if deserted.
 
-        The offsets are judged by a snapshot, because there may be many; where the group changes
-        meanwhile, they remain until the next sweep.
+        The offsets are judged by a snapshot, because there may be many; if the group changes in the
+        meantime, they remain until the next sweep.
         """
         known = self._known
         oldest_ms = known.wall_ms() - known.settings.offsets_retention_minutes * 60_000
@@ -132,4 +132,4 @@ class Expiry:
 
 
 def _ignore(_error: GroupError | None) -> None:
-    """Ignores a failure, where the next sweep tries again."""
+    """Ignores a failure, because the next sweep retries."""

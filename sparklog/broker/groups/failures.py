@@ -1,4 +1,4 @@
-"""The errors that clients get for records of a group that were not stored."""
+"""The errors returned to clients when records of a group were not stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOVES: Final = (errors.BrokerClosing, errors.Fenced, errors.NotLeader)
 def logged_error(failure: Exception, *, group_id: str = "") -> GroupError:
     """Logs why a group's record is not stored, and returns the error for the client.
 
-    A group that moves to another coordinator is no reason for a warning.
+    A group's move to another coordinator does not merit a warning.
     """
     facts = {"group": group_id} if group_id else {}
     if isinstance(failure, _MOVES):

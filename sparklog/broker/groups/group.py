@@ -1,23 +1,23 @@
 """Classic consumer groups: members, generations and assignments.
 
 The rules are those of Kafka's brokers (`ClassicGroup`, and `classicGroup…` of
-`GroupMetadataManager`), with static members (KIP-345), member ids given before joining (KIP-394),
+`GroupMetadataManager`), with static members (KIP-345), member ids issued before joining (KIP-394),
 reasons (KIP-800) and leaders that skip the assignment (KIP-814). Eager and cooperative clients
 differ only in their subscriptions, which a group does not interpret.
 
 A `Group` is a state machine; its caller passes the time, in milliseconds of one monotonic clock.
-Events come one at a time, and each returns a `GroupResult`. Its replies may be sent at once. Its
-record must be made durable; then the caller calls `stored` or `store_failed`, for the records of a
-group in their order, which returns the replies that had to wait. A join, sync or leave carries a
-token that the caller has never used before, and gets one reply, unless the caller cancels it. A
-request that is superseded, because its member asks again or leaves, gets a reply too; Kafka forgets
+Events arrive one at a time, and each returns a `GroupResult`. Its replies can be sent immediately.
+Its record must be made durable; then the caller calls `stored` or `store_failed`, in the order of
+the group's records, which returns the replies that had to wait. A join, sync or leave carries a
+token that the caller has never used before, and receives one reply, unless the caller cancels it. A
+request that is superseded, because its member asks again or leaves, is answered too; Kafka forgets
 it.
 
 A member whose connection closes while it waits still counts as joined, and has its session timeout
-to return; Kafka, which does not see that, gives it the whole rebalance.
+to return; Kafka does not notice this, and gives it the whole rebalance.
 
-The memory of members is counted in a `MemberMemory`, which groups share. Where it is short, a
-client is asked to retry, and members whose connections are closed are removed.
+The memory of members is counted in a `MemberMemory`, which groups share. If it is short, clients
+are asked to retry, and members whose connections are closed are removed.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _PREVIOUS: Final = {
     GroupState.STABLE: {GroupState.COMPLETING},
     GroupState.DEAD: set(GroupState),
 }
-"""The states from which each state is reached."""
+"""The states from which each state can be reached."""
 
 
 class _Store(msgspec.Struct, kw_only=True, eq=False):
-    """A record that is being stored, and what follows once it is durable or has failed."""
+    """A record being stored, and the continuation once it is durable or has failed."""
 
     record: GroupRecord
     settle: Callable[[GroupError | None, int], None] | None = None
@@ -85,7 +85,7 @@ class Group(GroupData):
         self._settings = settings
         self._new_uuid = new_uuid
         self._unsynced: dict[str, None] = {}
-        """Ids of members that have joined this generation and have not synced."""
+        """Ids of members that have joined this generation but have not synced yet."""
         self._join_deadline_ms: int | None = None
         self._sync_deadline_ms: int | None = None
         self._initial_until_ms: int | None = None
@@ -110,7 +110,7 @@ class Group(GroupData):
         new_uuid: Callable[[], str],
         memory: MemberMemory | None = None,
     ) -> Group:
-        """Returns the group as it was last recorded; sessions start again.
+        """Returns the group as it was last recorded; sessions restart.
 
         A group that is larger than `settings` now allow begins with a rebalance.
         """
@@ -131,11 +131,11 @@ class Group(GroupData):
     # -------------------------------------------------------------------------- requests
 
     def join(self, token: Token, request: JoinRequest, now_ms: int) -> GroupResult:
-        """Handles JoinGroup; the reply comes when the next generation begins."""
+        """Handles JoinGroup; the reply is sent when the next generation begins."""
         assert token is not None
         known_id = request.member_id
         if not known_id and request.instance_id is not None:
-            # Kafka refuses the new process of a static member when the group is full.
+            # Kafka refuses the new process of a static member if the group is full.
             known_id = self.members.holder(request.instance_id) or ""
         error = checks.join_error(self, self._settings, request, known_id)
         if error is GroupError.GROUP_MAX_SIZE_REACHED:
@@ -155,7 +155,7 @@ class Group(GroupData):
         return self._result()
 
     def sync(self, token: Token, request: SyncRequest, now_ms: int) -> GroupResult:
-        """Handles SyncGroup; the reply comes when the leader's assignment is durable."""
+        """Handles SyncGroup; the reply is sent when the leader's assignment is durable."""
         assert token is not None
         error = checks.sync_error(self, request)
         if error is not None:
@@ -198,7 +198,7 @@ class Group(GroupData):
             return self._result()
         count = len(self.members)
         reply = LeaveReply(members=tuple(map(self._leave, leavers)))
-        # Kafka rebalances also when an id is released that has not joined yet.
+        # Kafka also rebalances when an id that has not joined yet is released.
         if len(self.members) < count and self.state is not GroupState.PREPARING:
             self._prepare(now_ms)
         else:
@@ -243,7 +243,7 @@ class Group(GroupData):
     def continue_from(self, deleted: Group) -> None:
         """Continues from the group of this name whose deletion has failed.
 
-        Does nothing where a generation of its own has begun meanwhile.
+        Does nothing if this group has begun a generation of its own in the meantime.
         """
         if self.generation == 0:
             self.generation = deleted.generation
@@ -257,16 +257,16 @@ class Group(GroupData):
     # -------------------------------------------------------------------------- other events
 
     def next_deadline_ms(self) -> int | None:
-        """Returns when to call `expire` if no event comes before; it may find nothing to do."""
+        """Returns when to call `expire` if no event arrives first; it may find nothing to do."""
         deadlines = (self.members.earliest_ms, self._join_deadline_ms, self._sync_deadline_ms)
         return min((each for each in deadlines if each is not None), default=None)
 
     def expire(self, now_ms: int, *, is_short: bool = False) -> GroupResult:
-        """Ends sessions, ids and phases whose time is over.
+        """Ends sessions, ids and phases that have expired.
 
         Args:
             now_ms: the current time.
-            is_short: memory is short, so members whose connection is closed are removed too.
+            is_short: True if memory is short: members whose connection is closed are removed too.
         """
         for member in list(self.members):
             expires_ms = member.expires_ms  # the removal of others may have changed it
@@ -288,7 +288,7 @@ class Group(GroupData):
         return self._result()
 
     def forget(self, member_id: str, now_ms: int) -> GroupResult:
-        """Takes back an id that was given out and has not joined yet."""
+        """Withdraws an id that was handed out and has not joined yet."""
         self.members.release(member_id)
         self._complete_join_if_all_joined(now_ms)
         return self._result()
@@ -298,7 +298,7 @@ class Group(GroupData):
         return self._settle(record, None, now_ms)
 
     def store_failed(self, record: GroupRecord, error: GroupError, now_ms: int) -> GroupResult:
-        """Continues after a result's record was not stored; requests waiting for it get `error`."""
+        """Continues after a result's record was not stored; waiting requests receive `error`."""
         return self._settle(record, error, now_ms)
 
     def cancel(self, token: Token, now_ms: int) -> None:
@@ -315,7 +315,7 @@ class Group(GroupData):
             self.members.expire_at(waiter, now_ms + waiter.request.session_timeout_ms)
 
     def unload(self) -> GroupResult:
-        """Ends a group that was deleted or has another coordinator, and refuses what waits."""
+        """Ends a group that was deleted or has another coordinator; refuses waiting requests."""
         error = GroupError.NOT_COORDINATOR
         for member in self.members:
             refusal = JoinReply(error=error, member_id=member.member_id)
@@ -369,14 +369,14 @@ class Group(GroupData):
             self._reply(token, JoinReply(error=error, member_id=request.member_id))
             return
         member = self.members[request.member_id]
-        # A leader knows more than its subscription says, for instance of new partitions.
+        # A leader knows more than its subscription says, for instance about new partitions.
         forced = self.state is GroupState.STABLE and member.member_id == self.leader
         if (
             self.state is not GroupState.PREPARING
             and member.request.protocols == request.protocols
             and not forced
         ):
-            # The first reply may be lost, and the request come over another connection.
+            # The first reply may be lost, and this request may use a new connection.
             member.request = msgspec.structs.replace(member.request, is_gone=request.is_gone)
             self._reply(token, descriptions.join_reply(self, member))
             return
@@ -391,7 +391,7 @@ class Group(GroupData):
     def _replace(
         self, token: Token, request: JoinRequest, old: Member, member_id: str, now_ms: int
     ) -> None:
-        """Gives a static member's new process its place, and fences the old one (KIP-345)."""
+        """Hands a static member's place to its new process, and fences the old one (KIP-345)."""
         fenced = GroupError.FENCED_INSTANCE_ID
         refusal = JoinReply(error=fenced, member_id=old.member_id)
         self._answer(old, join=refusal, sync=SyncReply(error=fenced))
@@ -454,7 +454,7 @@ class Group(GroupData):
             self._prepare(now_ms)
 
     def _prepare(self, now_ms: int) -> None:
-        """Requires all members to join again."""
+        """Requires all members to rejoin."""
         if self.state is GroupState.COMPLETING:
             self._drop_assignment(GroupError.REBALANCE_IN_PROGRESS, now_ms)
         self._sync_deadline_ms = None
@@ -480,9 +480,9 @@ class Group(GroupData):
             self._complete_join(now_ms)
 
     def _end_join_phase(self, now_ms: int) -> None:
-        """Completes the join, or extends an initial rebalance while new members come.
+        """Completes the join, or extends an initial rebalance while new members arrive.
 
-        It is extended as long as the members' patience allows.
+        It is extended for as long as the members' patience allows.
         """
         until_ms = self._initial_until_ms
         if until_ms is not None and now_ms < until_ms and self._new_member_came:
@@ -493,7 +493,7 @@ class Group(GroupData):
             self._complete_join(now_ms)
 
     def _complete_join(self, now_ms: int) -> None:
-        """Begins the next generation; it includes static members that have not joined again."""
+        """Begins the next generation; it includes static members that have not rejoined."""
         assert self.state is GroupState.PREPARING
         for member in list(self.members):
             if member.joining is None and member.instance_id is None:
@@ -548,7 +548,7 @@ class Group(GroupData):
         if self.state is GroupState.DEAD:
             return GroupResult()
         store = self._stores.pop(0)
-        assert store.record is record, "records are settled in their order"
+        assert store.record is record, "records are settled in order"
         if store.settle is not None:
             store.settle(error, now_ms)
         if store.leave is not None:
@@ -560,7 +560,7 @@ class Group(GroupData):
         self, record: GroupRecord, error: GroupError | None, now_ms: int
     ) -> None:
         if self._assigning is not record:
-            return  # a rebalance has begun meanwhile
+            return  # a rebalance has begun in the meantime
         if error is not None:
             self._drop_assignment(error, now_ms)
             self._prepare(now_ms)
@@ -586,7 +586,7 @@ class Group(GroupData):
         now_ms: int,
     ) -> None:
         if self.state is not GroupState.STABLE or self.members.get(member.member_id) is not member:
-            return  # it has left, or takes part in a rebalance that has begun meanwhile
+            return  # it has left, or takes part in a rebalance that has since begun
         reply = descriptions.join_reply(self, member)
         if error is not None:
             self._swap(member, old)
@@ -596,7 +596,7 @@ class Group(GroupData):
             is_leader = member.member_id == self.leader
             reply = msgspec.structs.replace(reply, skip_assignment=is_leader)
         else:
-            # A leader that does not know KIP-814 gets the old leader's id, so it assigns nothing.
+            # Without KIP-814, a leader receives the old leader's id, so that it assigns nothing.
             reply = msgspec.structs.replace(reply, leader=leader or "", members=())
         self._answer(member, join=reply)
         self.members.renew(member, now_ms)
@@ -610,7 +610,7 @@ class Group(GroupData):
     def _answer(
         self, member: Member, *, join: JoinReply | None = None, sync: SyncReply | None = None
     ) -> None:
-        """Replies to the requests of a member that wait."""
+        """Replies to a member's waiting requests."""
         if join is not None and member.joining is not None:
             if member.joining is not CANCELLED:
                 self._reply(member.joining, join)

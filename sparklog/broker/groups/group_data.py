@@ -1,4 +1,4 @@
-"""The state of a consumer group, on which requests are judged and which replies describe."""
+"""The state of a consumer group, by which requests are judged and which replies describe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class GroupData:
     """State, generation, protocol and members of a group, empty at first."""
 
     def __init__(self, group_id: str, memory: MemberMemory | None = None) -> None:
-        """`memory`: shared with other groups; None: without a limit."""
+        """`memory` is shared with other groups; None for no limit."""
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -20,5 +20,5 @@ class GroupData:
 
     @property
     def leader(self) -> str | None:
-        """The id of the member that leads; None if there is none."""
+        """The id of the leading member; None if there is none."""
         return self.members.leader

@@ -1,7 +1,7 @@
 """The groups that a broker coordinates: one lock, the records being stored, and the deadlines.
 
-Work under the lock is short. Replies that are given under it are set once it is released, because
-callers may call again at once.
+Work under the lock is short. Replies produced under it are set once it is released, because callers
+may call again immediately.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ GROUPS_MEMBERS_BYTES = 64 * limits.MIB  # of all groups' members: subscriptions,
 
 _T = TypeVar("_T")
 _DUE_KEPT: Final = 1_000
-"""Times of groups that are gone, which wait in the heap alongside as many as there are groups."""
+"""The number of outdated times that the heap may contain beyond one per scheduled group."""
 _ENDED: Final = object()
 
 Settle: TypeAlias = Callable[[GroupError | None], Iterator[None] | None]
 """Continues under the lock once records are durable, or have failed with an error.
 
-Work that takes long is returned as an iterator, whose steps are each taken under the lock.
+Long work is returned as an iterator, each step of which runs under the lock.
 """
 Records: TypeAlias = Mapping[Key, Value | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """Records that are being stored, or the error why not, and the continuation."""
+    """Records being stored, or the error that prevents it, and the continuation."""
 
     pending: PendingAppend | None
     error: GroupError | None
@@ -54,7 +54,7 @@ class Storing:
 
 
 class KnownGroups:
-    """The groups, by their ids. Methods without `locked` in their text take the lock themselves."""
+    """The groups, by id. Methods whose docstring does not name `locked` acquire the lock."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class KnownGroups:
         self._lock = threading.Lock()
         self.memory = MemberMemory(GROUPS_MEMBERS_BYTES)
         self.by_id: dict[str, GroupEntry] = {}
-        """Changes are locked."""
+        """Changed only under the lock."""
         self._due: list[tuple[int, str]] = []
         """A heap of (ms, group): when a group's deadlines have to be checked."""
         self._due_of: dict[str, int] = {}
@@ -86,7 +86,7 @@ class KnownGroups:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock, and sets the answers given under it once it is released."""
+        """Holds the lock, and sets the answers produced under it once it is released."""
         with self._lock:
             try:
                 yield
@@ -107,13 +107,13 @@ class KnownGroups:
         return self.by_id.get(group_id) or self.new(group_id)
 
     def new(self, group_id: str) -> GroupEntry:
-        """Returns a group without members."""
+        """Returns a new group without members."""
         return GroupEntry(
             Group(group_id, settings=self.settings, new_uuid=self._new_uuid, memory=self.memory)
         )
 
     def restored(self, group_id: str, record: GroupRecord, changed_ms: int) -> GroupEntry:
-        """Returns a group as it was recorded. Requires `locked`: its members take memory."""
+        """Returns a group as it was recorded. Requires `locked`: its members use memory."""
         group = Group.restore(
             group_id,
             record,
@@ -134,14 +134,14 @@ class KnownGroups:
         self.schedule(entry)
 
     def drop_nothing(self, entry: GroupEntry) -> None:
-        """Drops a group if it is nothing any more, before the next sweep. Requires `locked`."""
+        """Drops a group if nothing of it is left, before the next sweep. Requires `locked`."""
         if entry.is_nothing:
             group_id = entry.group.group_id
             del self.by_id[group_id]
             self._due_of.pop(group_id, None)
 
     def forget_ids(self) -> None:
-        """Forgets the oldest ids that were given out, if too many. Requires `locked`."""
+        """Forgets the oldest ids handed out, if there are too many. Requires `locked`."""
         while (oldest := self.memory.excess()) is not None:
             group_id, member_id = oldest
             entry = self.by_id[group_id]
@@ -180,7 +180,7 @@ class KnownGroups:
     # -------------------------------------------------------------------------- records
 
     def prepare(self, group_id: str, records: Records) -> Append | GroupError:
-        """Returns the encoded records, or why they cannot be encoded; needs no lock."""
+        """Returns the encoded records, or the error if they cannot be encoded; needs no lock."""
         try:
             return self.topic.prepare(group_id, records)
         except Exception as failure:
@@ -189,8 +189,8 @@ class KnownGroups:
     def submit(self, prepared: Append | GroupError, settle: Settle) -> None:
         """Queues records. Requires `locked`.
 
-        `settle` is called in the order of the calls, also after a failure. Raises nothing: callers
-        have already changed their state.
+        The `settle` callbacks are called in the order of submission, even after a failure. Raises
+        nothing: callers have already changed their state.
         """
         if isinstance(prepared, GroupError):
             item = Storing(None, prepared, settle)
@@ -216,16 +216,16 @@ class KnownGroups:
         self.submit(self.prepare(group.group_id, records), settle)
 
     def wake(self) -> None:
-        """Ends the waiting of `settle_next`."""
+        """Ends the wait in `settle_next`."""
         self._storing.put(None)
 
     def wake_if_idle(self) -> None:
-        """Ends the waiting of `settle_next`, unless it has work."""
+        """Ends the wait in `settle_next`, unless it has work."""
         if self._storing.empty():
             self.wake()
 
     def settle_next(self, timeout_seconds: float) -> None:
-        """Waits for records that are being stored, the oldest first, and continues with them."""
+        """Waits for the oldest of the records being stored, and runs its continuation."""
         try:
             item = self._storing.get(timeout=timeout_seconds)
         except queue.Empty:
@@ -234,7 +234,7 @@ class KnownGroups:
             self._settle(item)
 
     def settle_all(self) -> None:
-        """Waits for all records that are being stored."""
+        """Waits for all records being stored, and runs their continuations."""
         while not self._storing.empty():
             item = self._storing.get()
             if item is not None:
@@ -257,7 +257,7 @@ class KnownGroups:
     # -------------------------------------------------------------------------- deletion
 
     def is_unchanged(self, snapshot: OffsetsSnapshot) -> bool:
-        """Returns whether a group is as it was. Requires `locked`."""
+        """Returns whether a group is unchanged since the snapshot. Requires `locked`."""
         entry = snapshot.entry
         known = self.by_id.get(entry.group.group_id)
         return known is entry and entry.changes == snapshot.changes
@@ -269,9 +269,9 @@ class KnownGroups:
         subscribed: frozenset[str] | None,
         settled: Settle,
     ) -> bool:
-        """Removes offsets, also those being stored.
+        """Removes offsets, including those being stored.
 
-        Returns false, with no effect, if the group changed since the snapshot.
+        Returns false, with no effect, if the group has changed since the snapshot.
         """
         entry = snapshot.entry
         group_id = entry.group.group_id
@@ -292,10 +292,10 @@ class KnownGroups:
     def delete(
         self, snapshot: OffsetsSnapshot, settled: Settle, *, if_deserted: bool = False
     ) -> bool:
-        """Deletes a group; returns false, with no effect, if it changed since the snapshot.
+        """Deletes a group; returns false, with no effect, if it has changed since the snapshot.
 
-        The group is gone for all clients at once, and back if that does not become durable. Do not
-        call it under the lock: there may be many tombstones.
+        The group is gone for all clients immediately, and comes back if the deletion does not
+        become durable. Do not call this under the lock: there may be many tombstones.
         """
         entry = snapshot.entry
         group_id = entry.group.group_id

@@ -1,7 +1,7 @@
 """Reads the groups of the partitions of `__consumer_offsets` that a broker leads, and drops others.
 
-One partition after another, and each by itself: one that cannot be read, or takes long, does not
-hold up the groups of the others for longer than its own reading.
+Partitions are read one at a time and independently: one that cannot be read, or takes a long time,
+delays the groups of the others no longer than its own read.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from sparklog.formats.consumer_offsets import (
 
 _log = structlog.get_logger("sparklog.groups")
 _LOAD_AGAIN_SECONDS: Final = 0.5
-"""The pause before a partition is read again that could not be read."""
+"""The pause before a failed read of a partition is retried."""
 
 
 class Loading:
-    """The partitions whose groups are read, and why a request is refused where they are not."""
+    """The partitions whose groups have been read, and the refusal of requests for others."""
 
     def __init__(self, known: KnownGroups, broker: Broker, *, clock: Clock) -> None:
         self._known = known
         self._broker = broker
         self.refusal: GroupError | None = GroupError.COORDINATOR_LOAD_IN_PROGRESS
-        """The reply to all requests before the groups are read, and after the end."""
+        """The reply to all requests before the groups have been read, and after closing."""
         self._loaded: dict[int, int] = {}
-        """The partitions whose groups are read, and in which leader epoch."""
+        """The partitions whose groups have been read, with their leader epoch at that time."""
         self._retries = RetrySchedule(clock, first_seconds=_LOAD_AGAIN_SECONDS)
         self._failures = FailureLog()
         """Failures to read a partition, so that each is logged once."""
 
     def open(self) -> None:
-        """Creates the topic if it is missing, whose empty partitions need not be read.
+        """Creates the topic if it is missing; its empty partitions need not be read.
 
         May wait for storage. Raises what `TopicAdmin.create` raises.
         """
@@ -61,8 +61,8 @@ class Loading:
             return self.refusal
         partition = self._known.topic.find_partition(group_id)
         if partition is None:
-            # Another broker has just created the topic, and this one will soon see it. Clients
-            # wait for that, while they would repeat any other error at once.
+            # Another broker may have just created the topic, and this one will soon see it. Clients
+            # back off on this error, while they would retry immediately on any other.
             is_shared = len(self._broker.members.up()) > 1
             return GroupError.COORDINATOR_LOAD_IN_PROGRESS if is_shared else None
         leader_epoch = self._known.topic.led().get(partition)
@@ -74,11 +74,11 @@ class Loading:
         return GroupError.COORDINATOR_LOAD_IN_PROGRESS
 
     def is_behind(self) -> bool:
-        """Returns whether partitions that are led are not read yet. Requires `locked`."""
+        """Returns whether led partitions have not been read yet. Requires `locked`."""
         return bool(self._due(self._known.topic.led()))
 
     def tick(self) -> bool:
-        """Follows the leaders of partitions; returns whether more have to be read."""
+        """Follows the leaders of partitions; returns whether more partitions must be read."""
         with self._known.locked():
             refusal = self.refusal
         is_new = refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS
@@ -93,7 +93,7 @@ class Loading:
         return is_behind
 
     def _unload(self, led: Mapping[int, int]) -> None:
-        """Forgets the groups of partitions that another broker has got, perhaps only for a time."""
+        """Forgets the groups of partitions that have moved away, perhaps only for a time."""
         gone = [number for number, epoch in self._loaded.items() if led.get(number) != epoch]
         if not gone:
             return
@@ -107,14 +107,14 @@ class Loading:
                     del known.by_id[group_id]
 
     def _load_next(self, led: Mapping[int, int]) -> bool:
-        """Reads one of the partitions that are led and not loaded; returns whether more are due."""
+        """Reads one of the partitions that are led but not loaded; returns whether more are due."""
         due = self._due(led)
         if due:
             self._load(due[0], led[due[0]])
         return len(due) > 1
 
     def _due(self, led: Mapping[int, int]) -> list[int]:
-        """Returns the partitions that are led and not loaded, without those that were not read."""
+        """Returns the partitions that are led but not loaded, except those waiting for a retry."""
         missing = [number for number in led if number not in self._loaded]
         return [number for number in missing if not self._retries.is_waiting(str(number))]
 
@@ -124,7 +124,7 @@ class Loading:
             groups = self._restore(dict(self._known.topic.read(number)))
         except ENDS_THE_BROKER:
             raise
-        except Exception as error:  # records of other programs may be of any kind
+        except Exception as error:  # records of other programs may contain anything
             self._retries.failed(str(number))
             reason = str(error) or repr(error)
             if self._failures.is_new(str(number), reason):
@@ -133,7 +133,7 @@ class Loading:
         self._retries.succeeded(str(number))
         self._failures.recovered(str(number))
         with self._known.locked():
-            if number in self._loaded:  # it had no records, so that it is in use already
+            if number in self._loaded:  # it had no records, so it is already in use
                 for entry in groups.values():
                     entry.group.unload()
                 return
@@ -143,7 +143,7 @@ class Loading:
             self._loaded[number] = leader_epoch
 
     def _restore(self, records: Mapping[Key, bytes]) -> dict[str, GroupEntry]:
-        # All are decoded before the first member takes memory.
+        # All are decoded before the first member uses memory.
         recorded = {
             key: decode_group(data) for key, data in records.items() if isinstance(key, GroupKey)
         }

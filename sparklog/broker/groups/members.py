@@ -1,8 +1,8 @@
-"""Members of a consumer group, the ids it has given out, and the memory that both take.
+"""Members of a consumer group, the ids it has handed out, and the memory that both use.
 
-Members and ids have a bound each. An id costs its client one small request, and is usually joined
-with a moment later: beyond their bound the oldest id of all groups is forgotten, whose client then
-asks for another one. So no number of such requests keeps members out.
+Members and ids have separate limits. An id costs its client one small request, and is usually used
+to join a moment later. Beyond the limit on ids, the oldest id of all groups is forgotten, and its
+client then asks for a new one. So no number of such requests keeps members out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparklog import limits
 from sparklog.broker.groups.messages import JoinRequest, Token
 from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
 
-GROUP_GONE_SECONDS = 10.0  # after which a silent, disconnected member may be removed for others
+GROUP_GONE_SECONDS = 10.0  # after which a silent, disconnected member may make room for others
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # for a member that has never been in a generation
 
 CANCELLED: Final = object()
@@ -25,45 +25,45 @@ CANCELLED: Final = object()
 MEMBER_BYTES: Final = 1_000
 """Memory of a member in addition to its names, protocols and assignment."""
 RESERVED_BYTES: Final = 2_000
-"""Memory of an id in addition to its characters, with that of a group that has nothing else."""
+"""Memory of an id beyond its characters, including that of a group with nothing else."""
 
 
 class MemberMemory:
-    """Memory that the members and the ids of several groups share, in bytes."""
+    """Memory that the members and ids of several groups share, in bytes."""
 
     __slots__ = ("_reserved", "held_bytes", "limit_bytes", "reserved_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        """That of the members."""
+        """The limit for the members."""
         self.held_bytes = 0
         self.reserved_bytes = 0
         self._reserved: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """(group, id) of the ids that were given out, the oldest first."""
+        """(group, id) of the ids handed out, oldest first."""
 
     def has(self, more_bytes: int) -> bool:
         """Returns true if `more_bytes` of members fit."""
         return self.held_bytes + more_bytes <= self.limit_bytes
 
     def reserve(self, group_id: str, member_id: str) -> None:
-        """Counts an id that a group has given out."""
+        """Counts an id that a group has handed out."""
         self._reserved[group_id, member_id] = None
         self.reserved_bytes += _reserved_bytes(group_id, member_id)
 
     def release(self, group_id: str, member_id: str) -> None:
-        """Counts it no more."""
+        """Stops counting an id."""
         del self._reserved[group_id, member_id]
         self.reserved_bytes -= _reserved_bytes(group_id, member_id)
 
     def excess(self) -> tuple[str, str] | None:
-        """Returns the group and the id to forget, if there are too many."""
+        """Returns the group and the id to forget if there are too many ids."""
         if self.reserved_bytes <= limits.GROUPS_RESERVED_BYTES:
             return None
         return next(iter(self._reserved))
 
 
 class Member(msgspec.Struct, kw_only=True, eq=False):
-    """One member; change its request and assignment through `Members`, which counts them."""
+    """One member; change its request and assignment through `Members`, which counts memory."""
 
     member_id: str
     instance_id: str | None
@@ -74,7 +74,7 @@ class Member(msgspec.Struct, kw_only=True, eq=False):
     """When it last sent a request."""
     assignment: bytes = b""
     is_new: bool = False
-    """It has not been in a generation yet."""
+    """True if it has not been in a generation yet."""
     joining: Token | None = None
     syncing: Token | None = None
 
@@ -82,7 +82,7 @@ class Member(msgspec.Struct, kw_only=True, eq=False):
     def expires_ms(self) -> int | None:
         """When it expires; None while a reply to it is due.
 
-        A new member expires all the same: its client may have vanished unnoticed.
+        A new member expires regardless: its client may have vanished unnoticed.
         """
         awaits_reply = (self.joining is not None and self.joining is not CANCELLED) or (
             self.syncing is not None and self.syncing is not CANCELLED
@@ -100,7 +100,7 @@ class Member(msgspec.Struct, kw_only=True, eq=False):
         )
 
     def is_gone(self, now_ms: int) -> bool:
-        """Returns true if its connection is closed and it was silent for some time."""
+        """Returns true if its connection is closed and it has been silent for some time."""
         return self.heard_ms + GROUP_GONE_SECONDS * 1e3 <= now_ms and self.request.is_gone()
 
     def offers(self, protocol: str) -> bool:
@@ -108,12 +108,12 @@ class Member(msgspec.Struct, kw_only=True, eq=False):
         return any(each.name == protocol for each in self.request.protocols)
 
     def metadata(self, protocol: str) -> bytes:
-        """Returns the member's subscription in the terms of the protocol."""
+        """Returns the member's subscription in the protocol's format."""
         return next(each.metadata for each in self.request.protocols if each.name == protocol)
 
 
 class Members:
-    """The members of one group, in the order in which they came, and their leader."""
+    """The members of one group, in the order in which they joined, and their leader."""
 
     __slots__ = (
         "_by_id",
@@ -132,20 +132,20 @@ class Members:
         self._group_id = group_id
         self._memory = memory or MemberMemory(2**63)
         self._held_bytes = 0
-        """This group's part of the shared memory."""
+        """This group's share of the memory."""
         self._by_id: dict[str, Member] = {}
         self._instances: dict[str, str] = {}
         """Member ids of static members, by instance id."""
         self._offers: Counter[str] = Counter()
-        """The number of members that offer a protocol."""
+        """The number of members that offer each protocol."""
         self.reserved: dict[str, int] = {}
-        """Ids that were given out and have not joined yet, with their deadlines in ms."""
+        """Ids that were handed out and have not joined yet, with their deadlines in ms."""
         self.leader: str | None = None
         """The leader's id; None if there is no member."""
         self.joining_count = 0
         """The number of members that wait for the next generation."""
         self.earliest_ms: int | None = None
-        """A lower bound of the time when a member or a reserved id expires."""
+        """A lower bound on the time when a member or a reserved id expires."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -184,7 +184,7 @@ class Members:
             self.leader = member.member_id
 
     def remove(self, member: Member) -> None:
-        """Removes a member; the oldest of the others follows a leader."""
+        """Removes a member; a leader is succeeded by the oldest remaining member."""
         del self._by_id[member.member_id]
         self._count(member, -1)
         if member.instance_id is not None:
@@ -193,7 +193,7 @@ class Members:
             self.leader = next(iter(self._by_id), None)
 
     def replace(self, old: Member, new: Member) -> None:
-        """Replaces a static member by the member that its instance id now belongs to."""
+        """Replaces a static member with the one that its instance id now belongs to."""
         assert old.instance_id is not None
         assert old.instance_id == new.instance_id
         del self._by_id[old.member_id]
@@ -216,7 +216,7 @@ class Members:
         member.assignment = assignment
 
     def renew(self, member: Member, now_ms: int) -> None:
-        """Starts a member's session again."""
+        """Restarts a member's session."""
         member.heard_ms = now_ms
         timeout_ms = member.request.session_timeout_ms
         self.expire_at(
@@ -229,13 +229,13 @@ class Members:
         self._note_deadline(deadline_ms)
 
     def reserve(self, member_id: str, deadline_ms: int) -> None:
-        """Gives out an id, which a client may join with until the deadline."""
+        """Hands out an id with which a client may join until the deadline."""
         self.reserved[member_id] = deadline_ms
         self._note_deadline(deadline_ms)
         self._memory.reserve(self._group_id, member_id)
 
     def release(self, member_id: str) -> bool:
-        """Takes back an id that was given out; false if it was not, or has joined."""
+        """Withdraws an id; returns false if it was not handed out, or has joined."""
         if self.reserved.pop(member_id, None) is None:
             return False
         self._memory.release(self._group_id, member_id)
@@ -250,10 +250,10 @@ class Members:
         self._hold(-self._held_bytes)
         self.leader = self.earliest_ms = None
 
-    # -------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------- queries
 
     def has_memory(self, more_bytes: int) -> bool:
-        """Returns true if the shared memory has so many bytes left."""
+        """Returns true if the shared memory has this many bytes left."""
         return self._memory.has(more_bytes)
 
     def patience_ms(self) -> int:
@@ -265,7 +265,7 @@ class Members:
         return any(self._offers[each.name] == len(self._by_id) for each in request.protocols)
 
     def vote(self) -> str:
-        """Returns the protocol with most votes; each member votes for its first that all offer."""
+        """Returns the protocol with the most votes; members vote for their first that all offer."""
         common = {name for name, count in self._offers.items() if count == len(self._by_id)}
         votes = Counter(
             next(each.name for each in member.request.protocols if each.name in common)
@@ -316,11 +316,11 @@ class Members:
 
 
 def new_member_id(name: str, unique: str) -> str:
-    """Returns `name`-`unique`; the name is cut where a record could not hold it."""
+    """Returns `name`-`unique`; a name too long for a record is truncated."""
     name_bytes = MAX_STRING_BYTES - len(f"-{unique}".encode())
     return f"{name.encode()[:name_bytes].decode(errors='ignore')}-{unique}"
 
 
 def _reserved_bytes(group_id: str, member_id: str) -> int:
-    """Returns the memory of an id that was given out."""
+    """Returns the memory of an id that was handed out."""
     return RESERVED_BYTES + 2 * len(group_id) + len(member_id)

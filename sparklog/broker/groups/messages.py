@@ -11,7 +11,7 @@ import msgspec
 from sparklog.formats.consumer_offsets import GroupRecord, MemberRecord
 
 Token: TypeAlias = Hashable
-"""The caller's mark of a request that waits for its reply."""
+"""The caller's token for a request that waits for its reply."""
 
 NO_GENERATION: Final = -1
 PROTOCOL_BYTES: Final = 200
@@ -19,7 +19,7 @@ PROTOCOL_BYTES: Final = 200
 
 
 class GroupError(enum.Enum):
-    """Kafka's names of errors; a listener maps them to numbers."""
+    """Kafka's error names; a listener maps them to codes."""
 
     COORDINATOR_LOAD_IN_PROGRESS = enum.auto()
     COORDINATOR_NOT_AVAILABLE = enum.auto()
@@ -60,7 +60,7 @@ class MemberProtocol(msgspec.Struct, frozen=True):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """JoinGroup; protocols are in the order of preference."""
+    """JoinGroup; protocols are in order of preference."""
 
     member_id: str = ""
     instance_id: str | None = None
@@ -96,7 +96,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of the new generation, as its leader learns it."""
+    """A member of the new generation, as its leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -104,7 +104,7 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to JoinGroup; `members` is for the leader alone."""
+    """Reply to JoinGroup; `members` is for the leader only."""
 
     error: GroupError | None = None
     member_id: str
@@ -137,7 +137,7 @@ class SyncReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaver(msgspec.Struct, frozen=True, kw_only=True):
-    """A member to remove: by its id, or without one by the instance id it holds."""
+    """A member to remove: by its id, or if it is empty, by the instance id it holds."""
 
     member_id: str = ""
     instance_id: str | None = None
@@ -153,7 +153,7 @@ class LeaverReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaveReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to LeaveGroup: one of `members` for each leaver, in their order.
+    """Reply to LeaveGroup: one of `members` for each leaver, in the same order.
 
     Up to version 2 of the request, the error of the only leaver is that of the whole reply.
     """
@@ -166,7 +166,7 @@ Reply: TypeAlias = JoinReply | SyncReply | LeaveReply
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Replies to send at once, and a record to make durable."""
+    """Replies to send immediately, and a record to make durable."""
 
     replies: tuple[tuple[Token, Reply], ...] = ()
     record: GroupRecord | None = None

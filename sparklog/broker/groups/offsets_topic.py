@@ -1,6 +1,6 @@
 """The topic `__consumer_offsets`: the records of consumer groups, written and read back.
 
-It is a topic like any other, compacted by keys, so that its table answers questions about groups.
+It is a topic like any other, with key compaction, so its table can answer questions about groups.
 It is created when it is first needed.
 """
 
@@ -18,8 +18,7 @@ from sparklog.formats.consumer_offsets import TOPIC, Key, Value
 _SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _READ_ROWS = 1_000_000
 _READ_BYTES = 64 << 20
-"""Rows of a partition, and their bytes, that are searched together for the last record of each
-key."""
+"""Limits of the portions of a partition that are searched for the last record of each key."""
 
 
 class OffsetsTopic:
@@ -46,7 +45,7 @@ class OffsetsTopic:
     def leader_of(self, group: str) -> int:
         """Returns the id of the broker that leads the partition of a group's records.
 
-        It is this one if the topic does not exist yet.
+        That is this broker if the topic does not exist yet.
         """
         partition = self.find_partition(group)
         if partition is None:
@@ -58,14 +57,14 @@ class OffsetsTopic:
         return self._broker.partitions.led(TOPIC)
 
     def empty(self) -> Mapping[int, int]:
-        """Returns those of them that have never had a record."""
+        """Returns those of the `led` partitions that have never had a record."""
         statuses = self._broker.partitions.statuses(TOPIC)
         return {n: epoch for n, epoch in self.led().items() if statuses[n].end == 0}
 
     def prepare(self, group: str, records: Mapping[Key, Value | None]) -> Append:
         """Encodes records, which become durable together; a value of None deletes its key.
 
-        Takes long for many. Raises `UnknownTopic`, `RecordTooLarge` and `BatchTooLarge`.
+        Slow for many records. Raises `UnknownTopic`, `RecordTooLarge` and `BatchTooLarge`.
         """
         keys = [consumer_offsets.encode_key(key) for key in records]
         values = [
@@ -81,7 +80,7 @@ class OffsetsTopic:
         return self._broker.submit_internal(append)
 
     def read(self, number: int) -> Iterator[tuple[Key, bytes]]:
-        """Yields the last value of each key of a partition, in no order.
+        """Yields the last value of each key of a partition, in no particular order.
 
         Raises what `Broker.read` raises.
         """

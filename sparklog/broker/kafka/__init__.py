@@ -1,9 +1,9 @@
-"""The Kafka listener: serves any Kafka client, unmodified.
+"""The Kafka listener: serves any unmodified Kafka client.
 
-`listener` and `connection` own sockets and order, `messages` turns frames into kio's messages and
-back, `registry` names the requests and versions that are served, `apis` answers them, one module
-for each. A request is
-translated to calls of `broker`, which decides everything.
+`listener` and `connection` own the sockets and the order of replies, `messages` turns frames into
+kio's messages and back, `registry` lists the supported requests and versions, and `apis` answers
+them, one module per request. A request is translated into calls to `broker`, which makes all
+decisions.
 """
 
 from __future__ import annotations

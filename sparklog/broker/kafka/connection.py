@@ -1,8 +1,8 @@
-"""One Kafka connection: handles its requests in their order, and answers in the same order.
+"""One Kafka connection: handles its requests in order, and answers in the same order.
 
 A connection holds the requests that it has not answered, and the replies that its client has not
 read. Their memory is bounded as described at the head of `memory`; the connection reads no further
-while there is none. Requests and replies of many items are processed in turns (`scheduler`).
+while none is available. Requests and replies with many items are processed in turns (`scheduler`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import WRONG_PORT
 
-_PIPELINED = 16  # replies of a connection that may wait while requests are read
-_CONNECTION_BYTES = 32 * limits.MIB  # of the requests of one; a larger single request is read alone
-STEP_BYTES = 64 * limits.KIB  # of an arriving request; then as much as has arrived
-_REPLY_BYTES = 32 * limits.MIB  # of one reply without records
-_ITEM_BYTES = 1_000  # of memory for one item until it is answered
-STALLED_SECONDS = 30  # that a client may leave its replies unread
-STALLED_SHORT_SECONDS = 1  # while others wait for memory
+_PIPELINED = 16  # replies of a connection that can be pending while it reads further requests
+_CONNECTION_BYTES = 32 * limits.MIB  # of requests per connection; a larger request is read alone
+STEP_BYTES = 64 * limits.KIB  # first step of an arriving request; then as much as has arrived
+_REPLY_BYTES = 32 * limits.MIB  # of one reply, not counting records
+_ITEM_BYTES = 1_000  # of memory per item until the request is answered
+STALLED_SECONDS = 30  # for which a client may leave its replies unread
+STALLED_SHORT_SECONDS = 1  # the same, while other requests wait for memory
 SLOWEST_BYTES_PER_SECOND = 1 * limits.MIB  # the slowest rate at which a large request may arrive
 IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
 
 _log = structlog.get_logger("sparklog.kafka")
 _OUR_CLIENT: Final = b"PRI "
-"""The first bytes of HTTP/2, as sparklog's clients send them. As a length they exceed any limit."""
+"""The first bytes of HTTP/2, from sparklog's clients. As a length they exceed any limit."""
 _NO_HTTP: Final = b"this is a Kafka port: it does not serve HTTP\n"
 _TLS_HANDSHAKE: Final = b"\x16\x03"
 """The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
@@ -46,13 +46,13 @@ _RequestHeader = tuple[int, int, int]
 
 
 class _Moment(NamedTuple):
-    """The moment in which a request arrived: a proof of leadership has to be later."""
+    """The moment at which a request arrived: a proof of leadership must be later."""
 
     looks: int
     codes: CodeCount
-    """Those of its reply that need a proof."""
+    """Counts the codes in its reply that need a proof."""
     codes_anywhere: int
-    """The number until then of those that may be of any reply."""
+    """The number of such codes, up to that moment, that may belong to any reply."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -61,25 +61,25 @@ class _Moment(NamedTuple):
 
 
 class _QueuedReply(NamedTuple):
-    """A reply in the order of the requests: an encoded frame, or fields that are awaited."""
+    """A reply queued in request order: an encoded frame, or fields that are still awaited."""
 
     frame: Sequence[Raw]
     pending: Awaitable[Reply] | None
     header: _RequestHeader
     grant: MemoryGrant
     request_bytes: int
-    """The size of the request, for the bound of this connection."""
+    """The size of the request, which counts against this connection's limit."""
     received_at: float
-    """When its last byte was read, in monotonic seconds."""
+    """When the request's last byte was read, in monotonic seconds."""
     arrival: _Moment
     logged_for: str
-    """The client, for the line of the request in the log; empty: it has none."""
+    """The client, for the request's log line; empty if there is none."""
 
 
 class _DisconnectFlag:
-    """A flag that the client has disconnected.
+    """A flag that is set once the client has disconnected.
 
-    Group members keep it for longer than the connection, so it refers to nothing else.
+    Group members hold it beyond the life of the connection, so it refers to nothing else.
     """
 
     __slots__ = ("_is_set",)
@@ -95,7 +95,7 @@ class _DisconnectFlag:
 
 
 class KafkaConnection:
-    """A client's connection. `serve` returns when the connection has ended, for any reason."""
+    """A client's connection. `serve` returns once the connection has ended for any reason."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class KafkaConnection:
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
-        """The requests that are not answered yet, so that no connection takes all the memory."""
+        """Bounds the unanswered requests, so that no connection takes all the memory."""
         self._allowance = FreeAllowance()
         self._disconnected = _DisconnectFlag()
         self._grants: set[MemoryGrant] = set()
@@ -120,13 +120,13 @@ class KafkaConnection:
         self._unsent = 0
         """The number of replies that `_send` has not written yet."""
         self._in_progress: tuple[ServedApi, MemoryGrant] | None = None
-        """The request that is being handled, until its reply is queued."""
+        """The request being handled, until its reply is queued."""
         self._incoming: MemoryGrant | None = None
-        """The grant of the request that is being received; the next three fields describe it."""
+        """The grant of the request being received; the next three fields describe that request."""
         self._incoming_bytes = 0
         self._incoming_since = 0.0
         self._late_seconds = 0.0
-        """Its delay behind a request at the lowest rate that is allowed."""
+        """Its delay relative to a request that arrives at the lowest allowed rate."""
         self._sending_bytes = 0
         self._sending_seconds = 0.0
         self._last_progress = (0, 0)
@@ -145,7 +145,7 @@ class KafkaConnection:
         except* ConnectionError:
             pass  # the client has left
         except* asyncio.CancelledError:
-            pass  # the listener closes
+            pass  # the listener is closing
         except* errors.SparklogError as group:
             self._log_closed(str(group.exceptions[0]))
         except* Exception:
@@ -163,8 +163,8 @@ class KafkaConnection:
     def _client_left(self, task: asyncio.Task[None]) -> None:
         """Cancels the connection if it waits for memory, or for other clients.
 
-        Otherwise requests that have been received are handled: a client that wants no response
-        (acks=0) may leave directly after sending.
+        Otherwise requests that have been received are still handled: a client that wants no
+        response (acks=0) may leave right after sending.
         """
         grant = self._incoming
         may_wait = False
@@ -177,13 +177,13 @@ class KafkaConnection:
     def check_progress(self, passed_seconds: float) -> None:
         """Ends the connection if it has made no progress for too long; called periodically.
 
-        A client that does not read its replies, or stops within a request, has
-        `STALLED_SECONDS`, or `STALLED_SHORT_SECONDS` while other requests wait for
-        memory. A client without open requests has `IDLE_SECONDS`, as in Kafka.
+        A client that does not read its replies, or stops in the middle of a request, is allowed
+        `STALLED_SECONDS`, or `STALLED_SHORT_SECONDS` while other requests wait for memory. A client
+        without open requests is allowed `IDLE_SECONDS`, as in Kafka.
 
         Args:
-            passed_seconds: since the last call, without the time in which the event loop was busy
-                and read nothing.
+            passed_seconds: the time since the last call, except while the event loop was busy and
+                read nothing.
         """
         unread_bytes = self._stream.transport.get_write_buffer_size()
         received_bytes = self._stream.read_bytes - self._last_progress[1]
@@ -192,7 +192,7 @@ class KafkaConnection:
         self._idle_seconds = self._idle_seconds + passed_seconds if is_idle else 0.0
         self._last_progress = progress
         if self._incoming is not None and not self._incoming.is_waiting:
-            # Bytes that came fast earn no time to stall later: a large request holds more memory.
+            # Fast arrival earns no time to stall later: a large request holds more memory.
             since_seconds = min(passed_seconds, self._clock.monotonic() - self._incoming_since)
             late_seconds = self._late_seconds + since_seconds - _allowed_seconds(received_bytes)
             self._late_seconds = max(late_seconds, 0.0)
@@ -218,7 +218,7 @@ class KafkaConnection:
             self._stream.transport.abort()
 
     def cut(self) -> None:
-        """Closes the connection without a word."""
+        """Aborts the connection without notice."""
         self._stream.transport.abort()
 
     def _end(self, reason: str) -> None:
@@ -254,10 +254,10 @@ class KafkaConnection:
             else:
                 self._unsent += 1
                 await self._replies.put(reply)
-            del reply  # otherwise its records are kept until the next request
+            del reply  # otherwise its records would be retained until the next request
 
     async def _check_is_kafka(self, begin: bytes) -> None:
-        """Raises `BadRequest` for a client of another protocol, and answers it in its own."""
+        """Raises `BadRequest` for another protocol, after a reply to gRPC and HTTP clients."""
         if begin == _OUR_CLIENT:
             flight = self._context.broker.cluster().brokers[0].address
             await self._stream.write([f"{WRONG_PORT}{flight}\n".encode()])
@@ -272,7 +272,7 @@ class KafkaConnection:
         raise errors.BadRequest(reason=f"not a Kafka client: it speaks {protocol}")
 
     async def _read_frame(self, size: int, grant: MemoryGrant) -> bytes:
-        """Returns the request's bytes. Each step is no larger than the bytes received before it."""
+        """Returns the request's bytes. No step but the first exceeds the bytes already received."""
         if grant.take_free(size):
             frame = bytes(await self._stream.read(size))
             self._incoming = None
@@ -337,7 +337,7 @@ class KafkaConnection:
         return _QueuedReply(reply_frame, None, *about)
 
     def _moment(self) -> _Moment:
-        """Begins a reply at the present moment."""
+        """Starts counting the codes of a reply, and returns the current moment."""
         codes = CodeCount()
         count_for(codes)
         return _Moment(self._context.broker.metadata.looks, codes, ANYWHERE.needing_proof)
@@ -345,10 +345,10 @@ class KafkaConnection:
     async def _parse(
         self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
     ) -> tuple[Request, int]:
-        """Returns (the parsed request, the number of its items).
+        """Returns the parsed request and the number of its items.
 
-        A request of more than `KAFKA_LITTLE_ITEMS` waits for memory and for a turn; one of more
-        than `KAFKA_QUICK_ITEMS` is parsed in a thread.
+        A request with more than `KAFKA_LITTLE_ITEMS` items waits for memory and for a turn; one
+        with more than `KAFKA_QUICK_ITEMS` is parsed in a thread.
         """
         is_gone = self._disconnected.is_set
         quick = messages.read_quickly(frame, host, grant, is_gone)
@@ -415,7 +415,7 @@ class KafkaConnection:
             )
 
     async def _write(self, frame: Sequence[Raw], grant: MemoryGrant, request_bytes: int) -> None:
-        """Writes a reply, and returns the memory of its request and of itself."""
+        """Writes a reply, and releases its memory and that of its request."""
         if frame:
             self._sending_bytes, self._sending_seconds = sum(map(len, frame)), 0.0
             await self._stream.write(frame)
@@ -435,7 +435,7 @@ class KafkaConnection:
         """Returns the frame in chunks; none if the client wants no response.
 
         A frame that needs a proof of leadership waits for it. A `request` that changes nothing is
-        handled once more if another broker has changed what it was answered by.
+        handled once more if another broker has changed the metadata behind the answer.
         """
         if reply is None:
             return ()
@@ -450,12 +450,12 @@ class KafkaConnection:
                 grant.release_reply()
                 arrival = self._moment()
                 later = await api.handler(self._context, request)
-                assert not isinstance(later, Awaitable), "a request that only reads waits in it"
+                assert not isinstance(later, Awaitable), "repeatable requests wait in their handler"
                 return await self._encode(header, later, grant, arrival)
         return frame
 
     async def _prove_leadership(self, arrival: _Moment) -> None:
-        """Raises where nothing is proven: the client connects again, perhaps to another broker."""
+        """Raises if nothing is proven: the client reconnects, perhaps to another broker."""
         broker = self._context.broker
         if not broker.metadata.is_proven(arrival.looks):
             prove = broker.metadata.prove
@@ -464,7 +464,7 @@ class KafkaConnection:
     async def _write_frame(
         self, header: _RequestHeader, reply: Fields, grant: MemoryGrant
     ) -> Sequence[Raw]:
-        """Returns the frame in chunks. A reply of many items is encoded in turns."""
+        """Returns the frame in chunks. A reply with many items is encoded in turns."""
         code = reply.get("error_code")
         if code:
             self._context.counts.errors[header[0], code.name] += 1
@@ -477,9 +477,9 @@ class KafkaConnection:
     async def _encode_large(
         self, writer: messages.ReplyWriter | fetch_codec.Writer, grant: MemoryGrant
     ) -> Sequence[Raw]:
-        """Returns the frame. Beyond `KAFKA_FREE_BYTES`, one reply at a time is encoded.
+        """Returns the frame. Replies beyond `KAFKA_FREE_BYTES` are encoded one at a time.
 
-        Such a reply takes the memory of the largest reply before it continues.
+        Such a reply acquires memory for a reply of the maximum size before it continues.
         """
         records_bytes = grant.records_bytes
         steps = self._context.scheduler.iterate(writer)
@@ -501,9 +501,9 @@ class KafkaConnection:
 
 
 async def _without_frames(work: Callable[[], Awaitable[None]]) -> None:
-    """Does `work`. An error of it refers to no frames, which have the bytes of requests.
+    """Runs `work`. Its errors carry no traceback, whose frames would retain requests' bytes.
 
-    The error of a connection is part of a cycle, which Python frees late.
+    A connection's error is part of a reference cycle, which Python frees late.
     """
     try:
         await work()
@@ -512,11 +512,11 @@ async def _without_frames(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _take_reply_memory(grant: MemoryGrant, size: int) -> None:
-    """Takes memory for a reply of `size` bytes besides its records."""
+    """Acquires memory for a reply of `size` bytes, not counting its records."""
     if size > 0 and not grant.take_free(size):
         await grant.take_reply(size)
 
 
 def _allowed_seconds(size: int) -> float:
-    """Returns the time in which so many bytes have to be transferred."""
+    """Returns the time within which `size` bytes must be transferred."""
     return size / SLOWEST_BYTES_PER_SECOND

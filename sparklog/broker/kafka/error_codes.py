@@ -1,8 +1,8 @@
 """Kafka's error codes for sparklog's errors, in one complete table.
 
 Some codes say that the client knows more than the broker (`broker/leader_metadata.py`). They are
-counted when they are chosen, for the reply that the current task is about, so that a connection
-notices that its reply may have one, whatever wrote it.
+counted when they are chosen, for the reply that the current task prepares, so that a connection
+notices that its reply may contain one, no matter which code chose it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,
     errors.TimedOut: ErrorCode.request_timed_out,
     errors.DamagedBatch: ErrorCode.corrupt_message,
-    # An idempotent producer sends the batch again, and gets the offset of the stored one.
+    # An idempotent producer resends the batch, and receives the offset of the stored one.
     errors.OutcomeUnknown: ErrorCode.request_timed_out,
     errors.UnknownTopic: ErrorCode.unknown_topic_or_partition,
     errors.UnknownPartition: ErrorCode.unknown_topic_or_partition,
@@ -83,7 +83,7 @@ NEEDING_PROOF: Final = frozenset(
         ErrorCode.unknown_topic_or_partition,
     }
 )
-"""Codes after which a client gives up what the broker does not know. They need a proof."""
+"""Codes that make a client give up state that the broker does not know. They need a proof."""
 
 
 class CodeCount:
@@ -96,24 +96,24 @@ class CodeCount:
 
 
 ANYWHERE: Final = CodeCount()
-"""Codes that were chosen outside of a reply's task, such as in a thread: of any reply."""
+"""Codes chosen outside a reply's task, such as in a thread: they may belong to any reply."""
 _of_reply: ContextVar[CodeCount] = ContextVar("_of_reply", default=ANYWHERE)
 
 
 def count_for(reply: CodeCount) -> None:
-    """Counts for this reply what the current task chooses from now on."""
+    """Counts for `reply` the codes that the current task chooses from now on."""
     _of_reply.set(reply)
 
 
 def noted(code: ErrorCode) -> ErrorCode:
-    """Counts and returns a code that a reply will have."""
+    """Counts and returns a code that a reply will contain."""
     if code in NEEDING_PROOF:
         _of_reply.get().needing_proof += 1
     return code
 
 
 def group_code(error: GroupError | None) -> ErrorCode:
-    """Returns the code of a group's error, which has Kafka's own name."""
+    """Returns the code of a group's error, whose name is Kafka's own."""
     return ErrorCode.none if error is None else noted(ErrorCode[error.name.lower()])
 
 

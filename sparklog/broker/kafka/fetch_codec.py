@@ -1,10 +1,10 @@
 """Small Fetch requests, and responses of any size, read and written without kio; pure.
 
 A consumer at the end of its log sends one Fetch for each batch that arrives, so hundreds of
-consumers are thousands of requests per second. kio takes four fifths of the time of such a request
-and its response, and a tenth of a millisecond for a partition of a large response. This module
-knows their fields: `read` returns None for a request that is not
-small and plain, and kio then reads it, and refuses it if it is malformed.
+consumers send thousands of requests per second. kio would take four fifths of the time of such a
+request and its response, and a tenth of a millisecond per partition of a large response. So this
+module reads and writes their fields itself. `read` returns None for a request that is not small and
+plain; kio then reads it, and refuses it if it is malformed.
 Source: https://kafka.apache.org/protocol, "Fetch API (Key: 1)", versions 4 to 18.
 """
 
@@ -36,7 +36,7 @@ _LONGEST_BYTES: Final = 4_096
 _SHORT_VARINT: Final = 0x80
 """Lengths from here on take more than one byte."""
 _CLIENT_AT: Final = 8
-"""The position of the client id in a request, behind API key, version and correlation id."""
+"""The position of the client id in a request, after API key, version and correlation id."""
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _SESSION: Final = struct.Struct(">hi")
@@ -47,7 +47,7 @@ _LEADER: Final = struct.Struct(">iix")
 """Leader id, leader epoch, no tags."""
 _LENGTH_BYTES: Final = 4
 _JOINED_BYTES: Final = 4_096
-"""Smaller chunks of records are copied: that costs less than another part of the system call."""
+"""Smaller chunks of records are copied: cheaper than another buffer in the system call."""
 
 
 class FetchPartition(NamedTuple):
@@ -115,7 +115,7 @@ _LAYOUTS: Final = {version: _layout(version) for version in range(_FIRST, _LAST 
 
 
 def read(frame: bytes, version: int) -> FetchBody | None:
-    """Returns a request of that version with at most `KAFKA_LITTLE_ITEMS` items.
+    """Returns a request of this version with at most `KAFKA_LITTLE_ITEMS` items.
 
     Returns None if it has more, has tagged fields or forgotten topics, or is malformed.
     """
@@ -129,7 +129,7 @@ def read(frame: bytes, version: int) -> FetchBody | None:
 
 
 def _read(frame: bytes, version: int, layout: _Layout) -> FetchBody:
-    """Raises ValueError, IndexError and `struct.error` for a request that kio has to read."""
+    """Raises ValueError, IndexError or `struct.error` for a request that kio has to read."""
     is_flexible = version >= _FLEXIBLE
     (size,) = _INT16.unpack_from(frame, _CLIENT_AT)
     at = _CLIENT_AT + 2 + max(size, 0)
@@ -170,7 +170,7 @@ def _read(frame: bytes, version: int, layout: _Layout) -> FetchBody:
 def _read_topic(
     frame: bytes, at: int, version: int, layout: _Layout, most: int
 ) -> tuple[TopicByName | TopicById, int]:
-    """Returns a topic of at most `most` partitions, and the position after it."""
+    """Returns a topic with at most `most` partitions, and the position after it."""
     is_flexible = version >= _FLEXIBLE
     name, topic_id = "", None
     if version >= _WITH_TOPIC_IDS:
@@ -218,33 +218,33 @@ def _count(frame: bytes, at: int, most: int, *, is_flexible: bool) -> tuple[int,
         (count,) = _INT32.unpack_from(frame, at)
         at += _INT32.size
     if not 0 <= count <= most:
-        raise ValueError("no small array")
+        raise ValueError("not a small array")
     return count, at
 
 
 def _bounds(frame: bytes, at: int, *, is_flexible: bool) -> tuple[int, int]:
-    """Returns where a text begins and ends. Raises ValueError for null, and for a long one."""
+    """Returns the start and end of a string. Raises ValueError for null and for a long string."""
     if is_flexible:
         size = frame[at]
         at += 1
         if size >= _SHORT_VARINT:
             size = (size & 0x7F) | frame[at] << 7
             if frame[at] >= _SHORT_VARINT:
-                raise ValueError("a long text")
+                raise ValueError("a long string")
             at += 1
         size -= 1
     else:
         (size,) = _INT16.unpack_from(frame, at)
         at += _INT16.size
     if size < 0:
-        raise ValueError("a null text")
+        raise ValueError("a null string")
     return at, at + size
 
 
 def _text(frame: bytes, start: int, end: int) -> str:
-    """Raises ValueError if it is cut off, or not UTF-8."""
+    """Returns a string. Raises ValueError if it is cut off, or not UTF-8."""
     if end > len(frame):
-        raise ValueError("the text is cut off")
+        raise ValueError("the string is cut off")
     return frame[start:end].decode()
 
 
@@ -252,10 +252,10 @@ def _text(frame: bytes, start: int, end: int) -> str:
 
 
 def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> list[Raw]:
-    """Returns the frame of a response, with its length, in chunks. Record chunks are not copied.
+    """Returns a response's frame, prefixed with its length, in chunks. Copies no large chunk.
 
     Args:
-        fields: of the response, as for `messages.write_reply`.
+        fields: the response's fields, as for `messages.write_reply`.
     """
     writer = Writer(version, correlation_id, fields)
     for _ in writer:
@@ -264,7 +264,7 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> list[
 
 
 def _leader(partition: Mapping[str, Any]) -> bytes:
-    """Returns the tagged fields of a partition: the leader, if there is another one."""
+    """Returns the tagged fields of a partition: its leader, if that is a different broker."""
     leader = partition.get("current_leader")
     if leader is None:
         return b"\0"
@@ -272,7 +272,7 @@ def _leader(partition: Mapping[str, Any]) -> bytes:
 
 
 def _endpoints(nodes: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the tagged fields of a response, which are the addresses of leaders."""
+    """Returns the tagged fields of a response: the addresses of leaders."""
     array = wire.varint(len(nodes) + 1) + b"".join(
         _INT32.pack(each["node_id"])
         + wire.text(each["host"])
@@ -285,10 +285,10 @@ def _endpoints(nodes: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 class Writer:
-    """Writes a response in steps: iterating writes it, and then `finish` returns the frame."""
+    """Writes a response in steps: iterating writes it, after which `finish` returns the frame."""
 
     def __init__(self, version: int, correlation_id: int, fields: Mapping[str, Any]) -> None:
-        """`fields`: of the response, as for `messages.write_reply`."""
+        """`fields`: the response's fields, as for `messages.write_reply`."""
         self._version = version
         self._layout = _LAYOUTS[version]
         self._is_flexible = version >= _FLEXIBLE
@@ -299,7 +299,7 @@ class Writer:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes written so far, without large chunks."""
+        """Bytes written so far, not counting large chunks."""
         return self._gathered_before_bytes + len(self._gathered)
 
     def __iter__(self) -> Iterator[None]:
@@ -334,7 +334,7 @@ class Writer:
         assert not aborted, "there are no transactions"
         self._gathered += wire.count(-1 if aborted is None else 0, is_flexible=is_flexible)
         if version >= _WITH_RACKS:
-            self._gathered += b"\xff\xff\xff\xff"  # no other replica is preferred
+            self._gathered += b"\xff\xff\xff\xff"  # no preferred read replica
         records = each["records"]
         self._gathered += wire.count(len(records), is_flexible=is_flexible)
         for chunk in records.chunks:
@@ -348,6 +348,6 @@ class Writer:
             self._gathered += _leader(each) if version >= _WITH_LEADERS else b"\0"
 
     def finish(self) -> list[Raw]:
-        """Returns the frame, with its length, in chunks. Record chunks are not copied."""
+        """Returns the frame, prefixed with its length, in chunks. Copies no large chunk."""
         self._first[:_LENGTH_BYTES] = _INT32.pack(sum(map(len, self._chunks)) - _LENGTH_BYTES)
         return self._chunks

@@ -1,8 +1,8 @@
-"""A check of the lengths in a request, before kio parses it; pure.
+"""Checks the lengths in a request before kio parses it; pure.
 
-kio allocates an array with as many items as its length says. A request of thirty bytes may say four
-billion, and a failed allocation ends the process, not the request. So this module walks over the
-bytes first, with one step for each field that finds the field's end.
+kio allocates as many items for an array as its length claims. A request of thirty bytes may claim
+four billion, and a failed allocation ends the process, not the request. So this module first walks
+over the bytes, with one step per field that finds the field's end.
 Source: https://kafka.apache.org/protocol, "Protocol Primitive Types" and KIP-482.
 """
 
@@ -18,7 +18,7 @@ from sparklog.limits import KAFKA_ITEMS
 
 
 class ManyItems(Exception):
-    """Raised for a request of more items than the caller allows."""
+    """Raised for a request with more items than the caller allows."""
 
 
 class CheckedFrame(NamedTuple):
@@ -35,13 +35,13 @@ class _Walk:
 
     def __init__(self, most_items: int) -> None:
         self.left = most_items
-        """The number of items that its arrays may still have."""
+        """The number of items that the message's arrays may still contain."""
         self.edits: list[tuple[int, int, bytes]] = []
         """Replacements (start, end, new bytes) that remove unknown tags, in order."""
 
 
 Step: TypeAlias = Callable[[bytes, int, _Walk], int]
-"""Takes a message and the start of a field, and returns its end, which may exceed the message."""
+"""Takes a message and a field's start; returns the field's end, which may exceed the message."""
 
 _SIZES: Final = {
     "bool": 1,
@@ -62,13 +62,13 @@ _SIZES: Final = {
 }
 _LONGEST_VARINT: Final = 5
 _NULL: Final = b"\xff"
-"""The marker of a null message. kio takes any other byte for a message that is present."""
+"""The marker of a null message. To kio, any other byte means that the message is present."""
 
 
 def checked(
     data: bytes, header: Any, schema: Any, *, most_items: int = KAFKA_ITEMS
 ) -> CheckedFrame:
-    """Checks a request of that header and schema, and removes tagged fields unknown to the schema.
+    """Checks a request of this header and schema, and removes tagged fields unknown to the schema.
 
     Newer clients may send such fields, which kio does not skip. Raises `BadRequest` for lengths
     that exceed the request, and `ManyItems` for more than `most_items` items.
@@ -107,7 +107,7 @@ def _checker(schema: Hashable) -> Step:
         if fixed:
             steps.append(_skip(fixed))
             fixed = 0
-        # The client id in a header has the old encoding in all versions (KIP-482).
+        # The client id in a header uses the old encoding in all versions (KIP-482).
         is_header = kind.__name__ == "RequestHeader"
         steps.append(_step(field, is_flexible=is_flexible and not is_header))
     if fixed:
@@ -118,7 +118,7 @@ def _checker(schema: Hashable) -> Step:
 
 
 def _fixed_size(field: dataclasses.Field[Any]) -> int:
-    """Returns the size of a field of fixed size; 0 for others."""
+    """Returns the size of a fixed-size field; 0 for others."""
     is_array = get_origin(_unless_null(field.type)) is tuple
     return 0 if is_array else _SIZES.get(field.metadata.get("kafka_type", ""), 0)
 
@@ -192,7 +192,7 @@ def _array(
     at: int,
     walk: _Walk,
 ) -> int:
-    """Steps over an array. `size` is that of each item; 0 if it varies, then it is at least 1."""
+    """Steps over an array. `size` is the size of each item, or 0 if it varies (from 1 up)."""
     count, at = count_of(data, at)
     walk.left -= count
     if count * max(size, 1) > len(data) - at or count > KAFKA_ITEMS:

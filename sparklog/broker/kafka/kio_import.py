@@ -1,8 +1,8 @@
 """Imports kio without hypothesis.
 
-One module of kio imports hypothesis wherever it is installed, for strategies that only tests use.
-It would take half a second and 20 MB in every broker, and leave a folder `.hypothesis` where the
-broker was started. kio does without it where it is missing.
+A module of kio imports hypothesis if it is installed, for strategies that only tests use. This
+would cost every broker half a second and 20 MB, and leave a folder `.hypothesis` where the broker
+was started. kio works without hypothesis.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import sys
 
 
 def load_without_hypothesis() -> None:
-    """Imports that module while hypothesis cannot be imported: it is None in `sys.modules`."""
+    """Imports that module while None in `sys.modules` keeps hypothesis from being imported."""
     if "hypothesis" in sys.modules:
-        return  # a program that uses it has paid already
+        return  # the program uses it, and has already paid
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
-        with contextlib.suppress(ModuleNotFoundError):  # without kio `context` complains
+        # If kio is missing, its next import reports that.
+        with contextlib.suppress(ModuleNotFoundError):
             import kio.static._phantom  # noqa: F401
     finally:
         del sys.modules["hypothesis"]

@@ -1,9 +1,9 @@
-"""Partitions that another broker leads: those that are just moving, and their leaders (KIP-951).
+"""Partitions that another broker leads or that are moving, and their leaders (KIP-951).
 
-A client that has asked the wrong broker waits before it asks again, longer each time. So a request
-for a partition that this broker does not serve is not refused before a look at the metadata, nor
-while the partition is on its way to this broker, or from it. The refusal then names the leader and
-its address, which the client asks next without a request for metadata.
+A client that has asked the wrong broker backs off before it retries, longer each time. So a request
+for a partition that this broker does not serve is refused only after a read of the metadata, and
+not while the partition is moving to or from this broker. The refusal then names the leader and its
+address, so that the client can ask it next without a metadata request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog.broker.kafka.messages import Fields
 from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
 from sparklog.broker.kafka.topics import nodes
 
-MOVE_WAIT_SECONDS = 0.25  # for which a request waits for a partition that is just moving
+MOVE_WAIT_SECONDS = 0.25  # for which a request waits for a moving partition
 
 
 class Leader(NamedTuple):
@@ -35,10 +35,10 @@ class Leader(NamedTuple):
 
 
 async def settle(context: HandlerContext, partitions: Collection[TopicPartition]) -> None:
-    """Waits until it is known who leads partitions that this broker does not serve.
+    """Waits until the leaders of partitions that this broker does not serve are known.
 
-    Returns after `MOVE_WAIT_SECONDS` in any case: other partitions of the request wait too.
-    Where all of them were just given to others, their leaders are known without a look.
+    Returns after `MOVE_WAIT_SECONDS` in any case: the request's other partitions wait too.
+    If all of them have just been handed over, their leaders are known without reading the metadata.
     """
     broker = context.broker
     if not broker.is_member:
@@ -48,7 +48,7 @@ async def settle(context: HandlerContext, partitions: Collection[TopicPartition]
         broker.partitions.has_resigned(topic, number) for topic, number in partitions
     )
     if not are_resigned and not _are_moving(broker, partitions):
-        # It raises `MetadataChanged` where the client knew more than this broker.
+        # Raises `MetadataChanged` if the client knew more than this broker.
         with suppress(errors.SparklogError):
             await context.run_blocking(
                 WorkerPool.PROOF, broker.metadata.prove, broker.metadata.looks
@@ -62,7 +62,7 @@ def _are_moving(broker: Broker, partitions: Iterable[TopicPartition]) -> bool:
 
 
 def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
-    """Returns the leader of a partition if it is another broker, and up."""
+    """Returns the leader of a partition if that is another broker and is up."""
     with suppress(errors.Invalid):
         leader = Leader(*broker.partitions.leader_of(topic, number))
         if leader.broker != broker.broker_id and leader.broker in broker.members.up():
@@ -71,7 +71,7 @@ def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
 
 
 def endpoints(context: HandlerContext, leaders: Iterable[Leader | None]) -> list[Fields]:
-    """Returns the `node_endpoints` of a reply that names these leaders, each once."""
+    """Returns the `node_endpoints` of a reply that names these leaders, each leader once."""
     wanted = {each.broker for each in leaders if each is not None}
     if not wanted:
         return []

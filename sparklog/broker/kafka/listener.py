@@ -1,9 +1,9 @@
 """The Kafka listener: all connections in one thread with one event loop.
 
-The loop never waits for storage. Work that does runs in thread pools, one for each kind of work, so
-that one kind does not delay another. Produce requests are queued with the writer by the loop; a
-second thread waits for the flushes and passes their outcomes to the loop. Requests that wait for
-new records are woken by the writer's thread.
+The loop never waits for storage. Work that does runs in thread pools, one per kind of work, so that
+one kind does not delay another. The loop queues Produce requests with the writer; a second thread
+waits for the flushes and passes their outcomes to the loop. Requests that wait for new records are
+woken by the writer's thread.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from sparklog.limits import (
     LISTEN_BACKLOG,
 )
 
-_OTHER_FILES = 1_024  # open files of the process in addition to connections
+_OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
 _CHANGE_THREADS = 2
 _CHECK_THREADS = 2
 READ_THREADS = 8
 _SEEK_THREADS = 2
-WOKEN_FETCHES = 8  # that are woken in one turn of the event loop
-WAKE_SECONDS = 0.0002  # from one such fetch to the next: about twice the time that it takes
-_WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except for those of a few partitions
+WOKEN_FETCHES = 8  # the maximum woken in one turn of the event loop
+WAKE_SECONDS = 0.0002  # from one such fetch to the next: about twice the time that one takes
+_WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except those of few partitions
 
 _T = TypeVar("_T")
 _CHECK_SECONDS: Final = 1.0
 _CHECK_SHORT_SECONDS: Final = 0.25
-"""The intervals between two checks of all connections: usually, and while memory is short."""
+"""The intervals between checks of all connections: normally, and while memory is short."""
 _WAKE_PAUSE_SECONDS: Final = 0.001
-"""Between two turns in which fetches are woken: the resolution of the loop's timers."""
+"""Between two turns that wake fetches: the resolution of the loop's timers."""
 _MEASURE_SECONDS: Final = 0.1
 _MEASURE_WEIGHT: Final = 0.02
 """The weight of the newest interval in the idle share: an average of about five seconds."""
 _LOGGED_CLOSED: Final = 8
-"""The number of closed connections that are logged one by one between two checks."""
+"""The number of closed connections that are logged individually between two checks."""
 _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.CONTROL: _CONTROL_THREADS,
     WorkerPool.CHANGE: _CHANGE_THREADS,
@@ -87,10 +87,10 @@ class KafkaListener:
     """Serves `broker` to Kafka clients from `start` to `close`.
 
     Args:
-        listening: a socket that listens; the listener takes it over.
+        listening: a listening socket, which the listener takes ownership of.
         address: the `host:port` that clients connect to.
         memory_bytes: the bound of `ListenerMemory`.
-        clock: None: the machine's own.
+        clock: None for the system clock.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class KafkaListener:
         }
         self._pending_appends: queue.SimpleQueue[_RequestAppends | None] = queue.SimpleQueue()
         self._queued_in_turn: list[_RequestAppends] = []
-        """Requests of this turn of the loop, which `_end_turn` handles."""
+        """Requests from this turn of the loop, which `_end_turn` handles."""
         self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
         self._max_connections = max_connections
         self._max_connections_per_address = max_connections_per_address
         self._addresses: Counter[str] = Counter()
-        """The number of connections of each client address."""
+        """The number of connections per client address."""
         self._closed = 0
         """Connections that were closed or refused for a reason since the last check."""
         self.sessions = FetchSessions(self._clock)
@@ -133,17 +133,17 @@ class KafkaListener:
         self.scheduler = LoopScheduler(self._clock)
         self.producer_id_lock = asyncio.Lock()
         self._woken: deque[asyncio.Future[None]] = deque()
-        """Fetches of few records that wait for their turns, in this order."""
+        """Fetches of few records that wait for their turns, in order."""
         self._is_waking = False
         """True if `_wake` is scheduled."""
         self._next_wake = 0.0
-        """The time from which on the next fetch may be woken."""
+        """The earliest time at which the next fetch may be woken."""
         self._new_leaders: asyncio.Future[None] = self._loop.create_future()
         """Done when partitions have moved; replaced by the next request that waits for that."""
         self._watched = 0
-        """Partitions that are watched, without those of requests of few partitions."""
+        """Watched partitions, not counting those of requests with few partitions."""
         self._stopping: set[asyncio.Task[None]] = set()
-        """Tasks that end the watches of many partitions."""
+        """Tasks that stop watching many partitions."""
         self._connections: dict[asyncio.Task[None], KafkaConnection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -181,7 +181,7 @@ class KafkaListener:
         measuring = self._loop.create_task(self._measure_loop())
         self._loop.run_forever()
         server.close()
-        # Connections that were accepted just before have no task yet, and would keep the loop open.
+        # Connections accepted just before have no task yet, and would keep the loop open.
         self._loop.run_until_complete(_two_turns())
         tasks = [watching, measuring, *self._connections, *self._stopping]
         for task in tasks:
@@ -206,7 +206,7 @@ class KafkaListener:
             pool.shutdown()
 
     def cut_connections(self) -> None:
-        """Closes all connections without a word; accepts new ones."""
+        """Aborts all connections without notice, but accepts new ones."""
         self._loop.call_soon_threadsafe(self._cut_connections)
 
     def _cut_connections(self) -> None:
@@ -239,7 +239,7 @@ class KafkaListener:
         return outcomes
 
     def _end_turn(self) -> None:
-        """Flushes what the connections have queued, or passes it to the thread that does."""
+        """Flushes the appends that connections have queued, or leaves that to the other thread."""
         requests, self._queued_in_turn = self._queued_in_turn, []
         self.broker.flush_if_quick()
         for each in requests:
@@ -256,14 +256,14 @@ class KafkaListener:
             await asyncio.wait_for(asyncio.shield(self._new_leaders), timeout_seconds)
 
     def _note_leaders(self) -> None:
-        """Wakes the requests that wait for partitions to move; called by any thread."""
+        """Wakes the requests that wait for partitions to move; called from any thread."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(lambda: _set_done(self._new_leaders))
 
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
     ) -> bool:
-        """See `HandlerContext`. Returns too when a topic is deleted or a partition has moved."""
+        """See `HandlerContext`. Also returns when a topic is deleted or a partition has moved."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         is_small = len(seen) <= KAFKA_LITTLE_ITEMS
         if not is_small:
@@ -289,7 +289,7 @@ class KafkaListener:
         return True
 
     def _wake_later(self, waiter: asyncio.Future[None]) -> None:
-        """Wakes a fetch in one of the loop's next turns. May be called in any thread."""
+        """Wakes a fetch in one of the loop's next turns. May be called from any thread."""
         self._woken.append(waiter)
         if not self._is_waking:
             self._is_waking = True
@@ -298,9 +298,9 @@ class KafkaListener:
     def _wake(self) -> None:
         """Wakes the next few fetches, and the others in later turns of the loop.
 
-        One record may be awaited by hundreds of consumers. Their replies take a part of the loop's
-        time, so that producers' requests do not wait behind them: where there are more, each
-        consumer has its turn less often, and gets more records by one reply.
+        Hundreds of consumers may wait for one record. Their replies take only a share of the loop's
+        time, so that producers' requests do not wait behind them: the more consumers there are, the
+        less often each has its turn, and the more records it receives per reply.
         """
         self._is_waking = False  # first, so that no fetch is added without a wake
         now = self._clock.monotonic()
@@ -311,7 +311,7 @@ class KafkaListener:
             self._loop.call_later(_WAKE_PAUSE_SECONDS, self._wake)
 
     def _takes_turn(self, now: float) -> bool:
-        """Takes the turn of the next fetch, if its time has come."""
+        """Takes the next fetch turn if it is due."""
         spare_seconds = (WOKEN_FETCHES - 1) * WAKE_SECONDS
         self._next_wake = max(self._next_wake, now - spare_seconds)
         if self._next_wake > now:
@@ -337,7 +337,7 @@ class KafkaListener:
     def _watch_pending(self) -> None:
         """Leads the flushes, and passes the outcomes of appends to the loop.
 
-        The outcomes of one flush are passed in one call: each call wakes both threads once.
+        The outcomes of one flush are passed in one call, because each call wakes both threads.
         """
         settled: list[tuple[asyncio.Future[list[Outcome]], list[Outcome]]] = []
         while True:
@@ -370,7 +370,7 @@ class KafkaListener:
     # -------------------------------------------------------------------------- connections
 
     def _opened(self, stream: SocketStream) -> None:
-        """Starts to serve a connection. Closes it at once if there are too many, as Kafka does."""
+        """Starts serving a connection, or closes it if there are too many, as Kafka does."""
         peer = stream.peer
         if (
             len(self._connections) >= self._max_connections
@@ -403,7 +403,7 @@ class KafkaListener:
             del self._addresses[peer]
 
     async def _measure_loop(self) -> None:
-        """Measures how late the loop's timers are, and how much CPU its thread takes."""
+        """Measures how late the loop's timers are, and how much CPU its thread uses."""
         counts = self.counts
         at, cpu = time.monotonic(), time.thread_time()
         while True:
@@ -443,9 +443,9 @@ class KafkaListener:
 
 
 def _limit_to_open_files(connections: int) -> int:
-    """Returns the number of connections that leave enough open files to the log and the tables.
+    """Returns the number of connections that leaves the log and the tables enough open files.
 
-    Raises the process's limit of open files first, if it is too low for `connections`.
+    First raises the process's limit on open files, if it is too low for `connections`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_FILES
@@ -458,7 +458,7 @@ def _limit_to_open_files(connections: int) -> int:
         return connections
     allowed = max(soft - _OTHER_FILES, soft // 2)
     _log.warning(
-        "fewer connections are accepted: the process may open too few files",
+        "fewer connections are accepted: the limit on open files is too low",
         max_connections=connections,
         accepted=allowed,
         open_files=soft,
@@ -472,7 +472,7 @@ def _metric_name(name: str) -> str:
 
 
 async def _two_turns() -> None:
-    """Lets callbacks run that are due, and those that they add."""
+    """Lets due callbacks run, and those that they schedule."""
     for _ in range(2):
         await asyncio.sleep(0)
 

@@ -1,29 +1,29 @@
 """Memory bounds for the requests and replies of all Kafka connections together.
 
-There are four pools, one with a reserve (`small_records`). A request takes from them in this order:
+There are four pools, one with a reserve (`small_records`). A request draws on them in this order:
 
 1. `requests`: the bytes of requests while they are received; those of Produce until the reply.
-2. `parsed`: requests of more than a few items, as Python objects, until the reply is written.
+2. `parsed`: requests with more than a few items, as Python objects, until the reply is written.
 3. `records`: replies to Fetch.
 4. `replies`: all other replies.
 
-**No deadlock.** A grant is given whole or not at all. A request that holds part of a pool never
-queues for more of that pool, nor for a pool before it in the order. So a request that waits for a
-pool waits only for requests that need nothing more of that pool or of an earlier one. The last
-pools drain as clients read, and a client that does not read is dropped.
+**No deadlock.** A grant is all or nothing. A request that holds part of a pool never queues for
+more of that pool, nor for an earlier one in the order. So a request that waits for a pool waits
+only for requests that need nothing more from that pool or an earlier one. The last pools drain as
+clients read, and a client that does not read is disconnected.
 
-There is one exception. The memory of a request is granted in steps, each no larger than the bytes
-that have been received already, because a client may announce more than it ever sends. Where there
-is not a memory for the next step, *one* request at a time may overdraw the pool, up to its end. It
-advances as fast as its client sends, or its client is dropped.
+There is one exception. The memory of a request is granted in steps; after the first, none is larger
+than the bytes already received, because a client may announce more than it ever sends. If there is
+no memory for the next step, *one* request at a time may overdraw the pool, until it is complete. It
+advances as fast as its client sends, or its client is disconnected.
 
-A part of `requests` is reserved for requests that are received in one step, as most Produce
-requests are: they do not queue behind large ones, some of which may have stalled. Likewise a part
-of `records` is reserved for small replies, such as those to a consumer at the end of its log.
+Part of `requests` is reserved for requests that are received in one step, as most Produce requests
+are: they do not queue behind large ones, some of which may have stalled. Likewise, part of
+`records` is reserved for small replies, such as those to a consumer at the end of its log.
 
 Small amounts are not counted: each connection has an allowance of `KAFKA_FREE_BYTES`, so
 heartbeats, metadata and small Produce requests never wait for memory. The sum of the allowances is
-bounded by the number of connections.
+bounded by the limit on connections.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RECORDS_SHARE: Final = 3 / 8
 _OTHER_SHARE: Final = 1 / 8
 _PARSED, _RECORDS, _REPLY = 1, 2, 3
 """Positions of the pools in the order above, after `requests` (0)."""
-_OUT_OF_ORDER: Final = "a request takes from each pool once, and in their order"
+_OUT_OF_ORDER: Final = "a request takes from each pool once, in order"
 
 
 class MemoryPool:
@@ -82,7 +82,7 @@ class MemoryPool:
             raise
 
     def release(self, size: int) -> None:
-        """Returns `size` bytes to the pool, and grants them to the tasks that wait."""
+        """Returns `size` bytes to the pool, and grants them to waiting tasks."""
         self._held_bytes -= size
         assert self._held_bytes >= 0, "more bytes were released than taken"
         while self._waiting:
@@ -114,7 +114,7 @@ class RequestMemory:
 
     Args:
         overdraft_bytes: the part of `limit_bytes` for the one request that may overdraw the rest.
-        one_step_bytes: the part of that rest which only requests of one step may use.
+        one_step_bytes: the part of that rest that only one-step requests may use.
     """
 
     def __init__(self, limit_bytes: int, overdraft_bytes: int, one_step_bytes: int = 0) -> None:
@@ -140,7 +140,7 @@ class RequestMemory:
         """Waits until `size` more bytes are granted, for one step of a request.
 
         Args:
-            is_all: the step is the only one of its request.
+            is_all: True if the step is the only one of its request.
         """
         if share is self._overdrawn:
             share.overdraft_bytes += size
@@ -187,7 +187,7 @@ class RequestMemory:
 
 
 class ListenerMemory:
-    """The pools of the Kafka listener, `limit_bytes` together."""
+    """The pools of the Kafka listener, `limit_bytes` in total."""
 
     def __init__(self, limit_bytes: int, *, request_max_bytes: int) -> None:
         requests_bytes = int(limit_bytes * _REQUESTS_SHARE)
@@ -224,7 +224,7 @@ class ListenerMemory:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are held of all pools."""
+        """The bytes held in all pools."""
         pools = (
             self.requests,
             self.parsed,
@@ -236,7 +236,7 @@ class ListenerMemory:
 
 
 class MemoryGrant:
-    """The memory of one request and its reply, from its first byte until the reply is sent."""
+    """The memory of a request and its reply, from its first byte until the reply is sent."""
 
     __slots__ = (
         "_allowance",
@@ -258,9 +258,9 @@ class MemoryGrant:
         self._request_share: RequestShare | None = None
         self._sizes: dict[MemoryPool, int] = {}
         self._stage = 0
-        """The position of the last pool that was taken from."""
+        """The position of the pool that was last taken from."""
         self.is_waiting = False
-        """True while it waits for memory: a client is not at fault for sending nothing then."""
+        """True while it waits for memory: the client is not to blame for sending nothing then."""
 
     def take_free(self, size: int) -> bool:
         """Takes `size` bytes of the connection's allowance. Returns False if too few are left."""
@@ -274,14 +274,14 @@ class MemoryGrant:
         """Waits for memory for the next `size` bytes of the request.
 
         Args:
-            is_all: they are the whole request.
+            is_all: True if these are the whole request.
         """
         assert self._stage == 0, _OUT_OF_ORDER
         self._request_share = self._request_share or RequestShare()
         await self._wait(self._memory.requests.grow(self._request_share, size, is_all=is_all))
 
     def release_request(self) -> None:
-        """Returns the memory of the request's bytes."""
+        """Releases the memory of the request's bytes."""
         self._allowance.left_bytes += self._free_bytes
         self._free_bytes = 0
         if self._request_share is not None:
@@ -293,7 +293,7 @@ class MemoryGrant:
         await self._take(_PARSED, self._memory.parsed, size)
 
     def release_parsed(self) -> None:
-        """Returns the memory of the parsed request, or leaves it to another owner to bound."""
+        """Releases the memory of the parsed request, or leaves it to another owner to bound."""
         self._shrink(self._memory.parsed, 0)
 
     async def take_records(self, size: int) -> None:
@@ -309,7 +309,7 @@ class MemoryGrant:
         await self._take(_RECORDS, pool, size)
 
     def release_records(self, left_bytes: int = 0) -> None:
-        """Returns the memory of records down to `left_bytes`. At 0, it may be taken again."""
+        """Releases the records' memory, except for `left_bytes`. At 0, it may be taken again."""
         if self._free_records_bytes:
             self._allowance.left_bytes += max(self._free_records_bytes - left_bytes, 0)
             self._free_records_bytes = min(self._free_records_bytes, left_bytes)
@@ -319,26 +319,26 @@ class MemoryGrant:
             self._stage = _PARSED
 
     async def take_reply(self, size: int) -> None:
-        """Waits for memory for a reply, without its records."""
+        """Waits for memory for a reply, not counting its records."""
         await self._take(_REPLY, self._memory.replies, size)
 
     def shrink_reply(self, left_bytes: int) -> None:
-        """Returns the memory of the reply down to `left_bytes`."""
+        """Releases the memory of the reply, except for `left_bytes`."""
         self._shrink(self._memory.replies, left_bytes)
 
     def release_reply(self) -> None:
-        """Returns the memory of the reply, which may be taken again for another one."""
+        """Releases the memory of the reply, which may be taken again for a different one."""
         self.shrink_reply(0)
         self._stage = min(self._stage, _RECORDS)
 
     @property
     def records_bytes(self) -> int:
-        """The bytes that are held for records."""
+        """The bytes held for records."""
         pools = self._memory.records, self._memory.small_records
         return sum(self._sizes.get(pool, 0) for pool in pools) + self._free_records_bytes
 
     def release_all(self) -> None:
-        """Returns all memory; may be called repeatedly."""
+        """Releases all memory; may be called repeatedly."""
         self.release_request()
         self._allowance.left_bytes += self._free_records_bytes
         self._free_records_bytes = 0

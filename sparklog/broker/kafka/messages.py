@@ -1,7 +1,7 @@
-"""Kafka protocol frames to messages and back; pure.
+"""Converts Kafka protocol frames to messages and back; pure.
 
-kio has the schemas of all messages in all versions. A reply is given as plain mappings and
-sequences by field name; fields that the version of the response does not have are left out.
+kio provides the schemas of all messages in all versions. A reply consists of plain mappings, keyed
+by field name, and sequences; fields that the response's version lacks are left out.
 Source: https://kafka.apache.org/protocol
 """
 
@@ -56,17 +56,17 @@ _HEADER: Final = struct.Struct(">hhi")
 LENGTH_BYTES: Final = 4
 """The size of the length before each frame."""
 _LARGE_BYTES: Final = 4_096
-"""The size from which copying bytes costs more than another chunk for the socket."""
+"""The size from which copying bytes costs more than passing the socket another chunk."""
 _CLIENT_ID_SHOWN: Final = 100
-"""The number of characters of a client id in a log line."""
+"""The maximum number of characters of a client id in a log line."""
 API_VERSIONS: Final = 18
 _TEXTS: Final = frozenset({"error_message", "batch_index_error_message"})
-"""The fields of replies that have an error text."""
+"""The reply fields that contain an error message."""
 _TEXT_CHARACTERS: Final = 2_000
-"""Far less than fits into a string of the versions before KIP-482: 32,767 bytes."""
+"""Well below the limit of a string in the versions before KIP-482: 32,767 bytes."""
 UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
-"""The answer to an ApiVersions request of an unknown version, in version 0: the client then asks
-again with a version that is supported (KIP-511)."""
+"""The error of the version 0 response to an ApiVersions request of an unknown version: the client
+then retries with a supported version (KIP-511)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,34 +78,34 @@ class Request:
     correlation_id: int
     client_id: str
     client_host: str
-    """The client's address as Kafka shows it, `/127.0.0.1`; empty if it is unknown."""
+    """The client's address in Kafka's format, `/127.0.0.1`; empty if unknown."""
     body: Any
     memory: ReplyMemory
-    """The memory for the records of the reply, taken before they are read."""
+    """The memory for the records of the reply, acquired before they are read."""
     is_gone: Callable[[], bool] = lambda: False
     """Returns whether the client has disconnected."""
 
     @property
     def client(self) -> str:
-        """The client's id, which the client chooses, and its address, for the log."""
+        """The client id, which the client chooses, and the client's address, for the log."""
         return f"{self.client_id[:_CLIENT_ID_SHOWN]!r} at {self.client_host.lstrip('/')}"
 
 
 class ReplyMemory(Protocol):
-    """The memory of one request and the records of its reply."""
+    """The memory of one request and of the records in its reply."""
 
     async def take_records(self, size: int) -> None:
-        """Waits for memory for `size` bytes. All of it is released before the next call."""
+        """Waits for `size` bytes of memory. All of it must be released before the next call."""
 
     def release_records(self, left_bytes: int = 0) -> None:
-        """Returns the memory of records down to `left_bytes`."""
+        """Releases the memory of the records, except for `left_bytes`."""
 
     def release_parsed(self) -> None:
-        """Stops counting the parsed request: its handler bounds it in another way."""
+        """Stops counting the parsed request: its handler bounds it in some other way."""
 
 
 class _UnlimitedMemory:
-    """The `ReplyMemory` of requests that did not come over a connection."""
+    """The `ReplyMemory` of requests that did not arrive over a connection."""
 
     async def take_records(self, size: int) -> None:
         del size
@@ -144,7 +144,7 @@ def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:
 def read_quickly(
     frame: bytes, client_host: str, memory: ReplyMemory, is_gone: Callable[[], bool]
 ) -> tuple[Request, int] | None:
-    """Returns (a small Fetch request, the number of its items); None for other requests."""
+    """Returns a small Fetch request and the number of its items; None for other requests."""
     api_key, version, correlation_id = read_header(frame)
     body = fetch_codec.read(frame, version) if api_key == fetch_codec.FETCH else None
     if body is None:
@@ -163,7 +163,7 @@ def read_quickly(
 
 
 def read_request(frame: bytes) -> Request:
-    """Parses a request that did not come over a connection. Raises `BadRequest`."""
+    """Parses a request that did not arrive over a connection. Raises `BadRequest`."""
     return parse_request(check_request(frame))
 
 
@@ -173,16 +173,16 @@ def parse_request(
     memory: ReplyMemory | None = None,
     is_gone: Callable[[], bool] = lambda: False,
 ) -> Request:
-    """Parses a request with kio. Raises `BadRequest` for bytes that are no such message."""
+    """Parses a request with kio. Raises `BadRequest` for bytes that are not such a message."""
     frame = checked.data
     api_key, version, correlation_id = read_header(frame)
     schema: Any = _request_schema(api_key, version)
     try:
         with _without_gc(checked.items):
             header, at = _reader(schema.__header_schema__)(frame, 0)
-            body, _ = _reader(schema)(frame, at)  # librdkafka may send a few bytes more
-    except Exception as error:  # kio's native decoder raises many kinds
-        reason = f"not a request {schema.__name__} of version {version}: {error!r}"
+            body, _ = _reader(schema)(frame, at)  # librdkafka may send a few extra bytes
+    except Exception as error:  # kio's native decoder raises many kinds of errors
+        reason = f"not a valid {schema.__name__} of version {version}: {error!r}"
         raise errors.BadRequest(reason=reason) from error
     return Request(
         api_key=api_key,
@@ -198,9 +198,9 @@ def parse_request(
 
 @contextmanager
 def _without_gc(items: int) -> Iterator[None]:
-    """Disables Python's garbage collector while kio makes many objects.
+    """Disables the garbage collector while kio creates many objects.
 
-    Nothing else runs meanwhile. With 150,000 items the collector took 80 % of the time.
+    Nothing else runs during that time. With 150,000 items the collector took 80 % of it.
     """
     if items <= KAFKA_QUICK_ITEMS or not gc.isenabled():
         yield
@@ -215,7 +215,7 @@ def _without_gc(items: int) -> Iterator[None]:
 class ChunkedBytes:
     """The bytes of one field in consecutive chunks, which `write_reply` does not copy.
 
-    To copy a megabyte of records in each layer would cost more than everything else.
+    Copying a megabyte of records in each layer would cost more than everything else.
     """
 
     __slots__ = ("_size", "chunks")
@@ -229,14 +229,14 @@ class ChunkedBytes:
 
 
 class LazyArray(Generic[_T]):
-    """An array of a reply whose items are made one by one while they are written.
+    """An array in a reply whose items are created one at a time, as they are written.
 
     A hundred thousand items never exist at the same time, and the event loop runs in between.
 
     Args:
         make: returns the fields of one item.
-        source: one value for each item, from which `make` makes it.
-        is_slow: True if making an item takes so long that each needs a turn.
+        source: one value per item, which is passed to `make`.
+        is_slow: True if creating an item takes long enough that each needs a turn.
     """
 
     __slots__ = ("_make", "_source", "is_slow")
@@ -256,7 +256,7 @@ class LazyArray(Generic[_T]):
 
 
 class ConstantReply(dict[str, Any]):
-    """A reply that never changes. It is encoded once for each version."""
+    """A reply that never changes. It is encoded once per version."""
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
@@ -278,7 +278,7 @@ class PlainProduceReply(dict[str, Any]):
 
 
 def is_large(reply: Fields, most_items: int) -> bool:
-    """Returns whether a reply has more than `most_items`, or slow ones, without making all."""
+    """Returns whether a reply has over `most_items` items, or slow ones, without creating all."""
     if isinstance(reply, PlainProduceReply):
         return False
     if isinstance(reply, FetchReply):
@@ -287,7 +287,7 @@ def is_large(reply: Fields, most_items: int) -> bool:
 
 
 def _left_items(value: Any, left: int) -> int:
-    """Returns `left` minus the items in `value`; some negative number as soon as it is below 0."""
+    """Returns `left` minus the items in `value`; any negative number if the result is below 0."""
     if isinstance(value, Mapping):
         children: Iterable[Any] = value.values()
     else:
@@ -306,7 +306,7 @@ def _left_items(value: Any, left: int) -> int:
 
 
 class _FrameWriter:
-    """The buffer that kio writes a frame to. It gathers small writes and keeps large chunks."""
+    """The buffer that kio writes a frame to. Gathers small writes; does not copy large chunks."""
 
     def __init__(self) -> None:
         self._first = self._gathered = bytearray(LENGTH_BYTES)
@@ -315,7 +315,7 @@ class _FrameWriter:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that were gathered. Large chunks are not counted: they existed before."""
+        """Bytes gathered so far. Large chunks are not counted: they existed before."""
         return self._gathered_before_bytes + len(self._gathered)
 
     def write(self, data: Raw | ChunkedBytes) -> None:
@@ -330,14 +330,14 @@ class _FrameWriter:
             self._chunks += data, self._gathered
 
     def finish(self) -> list[Raw]:
-        """Returns the frame, with its length at the beginning."""
+        """Returns the frame, prefixed with its length."""
         size = sum(map(len, self._chunks))
         self._first[:LENGTH_BYTES] = (size - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
         return self._chunks
 
 
 def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> list[Raw]:
-    """Returns the frame of a reply, with its length, in consecutive chunks."""
+    """Returns a reply's frame, prefixed with its length, in consecutive chunks."""
     if isinstance(fields, FetchReply):
         return fetch_codec.write(version, correlation_id, fields)
     if isinstance(fields, PlainProduceReply):
@@ -365,7 +365,7 @@ def reply_writer(
 
 
 class ReplyWriter:
-    """Writes a reply in steps: iterating writes it, and then `finish` returns the frame."""
+    """Writes a reply in steps: iterating writes it, after which `finish` returns the frame."""
 
     def __init__(self, api_key: int, version: int, correlation_id: int, fields: Fields) -> None:
         self._schema: Any = _response_schema(api_key, version)
@@ -377,7 +377,7 @@ class ReplyWriter:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes written so far, without large chunks."""
+        """Bytes written so far, not counting large chunks."""
         return self._frame.written_bytes
 
     def finish(self) -> list[Raw]:
@@ -396,7 +396,7 @@ class _WritePlan(NamedTuple):
     """The steps in which a message with arrays of messages is written."""
 
     make: Callable[[Fields], Any]
-    """Makes the message with empty arrays."""
+    """Creates the message with empty arrays."""
     steps: Sequence[tuple[str, Callable[[_FrameWriter, Any], None] | None, Any]]
     """(field, its writer, None), or (field, None, schema) for an array of messages."""
     tags: Sequence[tuple[int, str, Callable[[Any, Any], None]]]
@@ -469,7 +469,7 @@ def _plan(schema: Any) -> _WritePlan:
 
 
 def _item_schema(kind: Any) -> Any:
-    """Returns the schema of the items of an array of messages, nullable or not; None for others."""
+    """Returns the item schema of an array of messages, nullable or not; None for other types."""
     for each in (kind, *get_args(kind)):
         if get_origin(each) is tuple and _is_schema(get_args(each)[0]):
             return get_args(each)[0]
@@ -494,7 +494,7 @@ def _writer(schema: Hashable) -> Callable[[_FrameWriter, Any], None]:
 
 @functools.cache
 def _maker(schema: Hashable) -> Callable[[Fields], Any]:
-    """Returns a function that makes a message of `schema`, with its nested messages."""
+    """Returns a function that creates a message of `schema`, with its nested messages."""
     kind: Any = schema
     makers: dict[str, Callable[[Any], Any] | None] = {}
     for field in dataclasses.fields(kind):
@@ -512,12 +512,12 @@ def _maker(schema: Hashable) -> Callable[[Fields], Any]:
 
 
 def _cut(text: str) -> str:
-    """Returns an error text, shortened: it may name what the client has sent, however long."""
+    """Shortens an error message, which may quote client input of any length."""
     return text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…"
 
 
 def _maker_of(kind: Any) -> Callable[[Any], Any] | None:
-    """Returns a function that makes a field of that type; None if its value is used as it is."""
+    """Returns a function that creates a field of this type; None if its value is used as is."""
     if _is_schema(kind):
         return _maker(kind)
     makers = [maker for maker in map(_maker_of, get_args(kind)) if maker is not None]

@@ -1,7 +1,7 @@
 """Small Produce responses without errors, written without kio; pure.
 
-A producer that waits for each ack has one response for each record. kio takes eight times as long
-for it, and a response of many items is written in turns, so kio writes all others.
+A producer that waits for each ack receives one response per record, and kio takes eight times as
+long to write it. All other responses are left to kio; those with many items are written in turns.
 Source: https://kafka.apache.org/protocol, "Produce API (Key: 0)", versions 3 to 13.
 """
 
@@ -23,14 +23,14 @@ _NO_TIME: Final = -1
 _INT32: Final = struct.Struct(">i")
 _OLD_PARTITION: Final = struct.Struct(">ihqq")
 _PARTITION: Final = struct.Struct(">ihqqq")
-"""Index, error code, base offset, time of the append, log start offset."""
+"""Index, error code, base offset, append time, log start offset."""
 
 
 def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytearray:
-    """Returns the frame of a response, with its length.
+    """Returns a response's frame, prefixed with its length.
 
     Args:
-        fields: of the response, as for `messages.write_reply`, with few items and no errors.
+        fields: the response's fields, as for `messages.write_reply`: few items and no errors.
     """
     is_flexible = version >= _FLEXIBLE
     responses = fields["responses"]
@@ -61,6 +61,6 @@ def _write_partition(frame: bytearray, version: int, each: Mapping[str, Any]) ->
         return
     frame += _PARTITION.pack(*numbers, each["log_start_offset"])
     if version >= _FLEXIBLE:
-        frame += b"\1\0\0"  # no errors of records, no text, no tags
+        frame += b"\1\0\0"  # no record errors, no error message, no tags
     elif version >= _WITH_ERROR_TEXTS:
         frame += b"\0\0\0\0\xff\xff"

@@ -1,6 +1,6 @@
-"""Registration of the requests that the Kafka listener serves, and what their handlers may use.
+"""Registration of the requests that the Kafka listener serves, and their handlers' context.
 
-Each request has a module in `apis`, whose handler is registered by `serves`.
+Each request has a module in `apis`, which registers its handler with `serves`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Reply: TypeAlias = Fields | None
 
 
 Outcome: TypeAlias = list[AppendResult] | Exception
-"""The results of a pending append's batches, or the reason why they were not appended."""
+"""The results of a pending append's batches, or the reason they were not appended."""
 
 
 class WorkerPool(Enum):
-    """The thread pools for work that waits for storage or takes long to compute.
+    """The thread pools for work that waits for storage or takes a long time to compute.
 
-    Each kind of work has threads of its own, so that one kind does not delay another. Work that
+    Each kind of work has its own threads, so that one kind does not delay another. Work that
     waits for a client's decision runs in none of them.
     """
 
     CONTROL = "control"
     """Quick lookups and small changes that other clients depend on."""
     CHANGE = "change"
-    """Changes of topics and their tables, which run one after another anyway."""
+    """Changes to topics and their tables, which run sequentially anyway."""
     CHECK = "check"
     """Checks of large record batches."""
     READ = "read"
@@ -49,13 +49,13 @@ class WorkerPool(Enum):
     SEEK = "seek"
     """Searches for offsets by timestamp, which read tables."""
     PROOF = "proof"
-    """Looks at the metadata that prove that the broker leads; replies wait for them together."""
+    """Reads of the metadata that prove leadership; waiting replies share one."""
     LARGE_REQUEST = "large-request"
-    """Requests of many items, which are parsed one at a time."""
+    """Requests with many items, which are parsed one at a time."""
 
 
 class HandlerContext(Protocol):
-    """The parts of the listener that a handler may use, all in the listener's event loop."""
+    """The parts of the listener that a handler may use, only in the listener's event loop."""
 
     broker: Broker
     groups: Coordinator
@@ -73,10 +73,10 @@ class HandlerContext(Protocol):
     """Held by the request that waits for a block of producer ids; others wait for its result."""
 
     def log_closed(self, peer: str, reason: str) -> None:
-        """Logs why a connection is closed. Of many in a second, most are only counted."""
+        """Logs why a connection is closed. If there are many per second, most are only counted."""
 
     def log_refused(self, client: str, reason: str) -> None:
-        """Logs why a client is refused, which then closes its connection; as `log_closed`."""
+        """Logs why a client is refused; it then disconnects. Rate-limited like `log_closed`."""
 
     async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
         """Returns the result of `call(*values)`, run in a thread of that pool."""
@@ -84,38 +84,38 @@ class HandlerContext(Protocol):
     def when_durable(
         self, pending_appends: Sequence[PendingAppend]
     ) -> asyncio.Future[list[Outcome]]:
-        """Returns a future of all their outcomes. Each append is waited for, even if it is not."""
+        """Returns a future of all outcomes. Appends are waited for even if the future is not."""
 
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
     ) -> bool:
-        """Waits until the partitions have grown by `lacking_bytes` together, or for the timeout.
+        """Waits until the partitions have together grown by `lacking_bytes`, or the timeout.
 
-        Returns False at once if too many partitions are being waited for already.
+        Returns False immediately if too many partitions are already being watched.
 
         Args:
-            seen: `PartitionStatus.appended_bytes` of each partition, from which growth is counted.
+            seen: `PartitionStatus.appended_bytes` of each partition, from which growth is measured.
         """
 
     async def wait_for_leaders(self, timeout_seconds: float) -> None:
-        """Waits until this broker serves other partitions than now, or knows other leaders."""
+        """Waits until the partitions that this broker serves, or the known leaders, change."""
 
     async def wait_fetch_turn(self) -> bool:
         """Waits for the turn of a fetch that finds few records. Returns whether it had to wait.
 
-        `wait_for_append` waits for such a turn too, before it returns for records that have come.
+        When records have arrived, `wait_for_append` also waits for such a turn before it returns.
         """
 
 
 Handler: TypeAlias = Callable[[HandlerContext, Request], Awaitable[Reply | Awaitable[Reply]]]
-"""Handles one request. The requests of a connection are handled one after another. If a handler
-returns an awaitable, the connection reads its next request while it waits, and handles it if that
-request's API `is_pipelined`. Responses are sent in the order of the requests either way."""
+"""Handles one request. The requests of a connection are handled one at a time. If a handler
+returns an awaitable, the connection reads its next request in the meantime, and handles it if its
+API `is_pipelined`. Either way, responses are sent in the order of the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedApi:
-    """An API key that is served, its versions, and the properties that connections need to know."""
+    """A supported API key, its versions, and the properties that connections need."""
 
     key: int
     name: str
@@ -123,20 +123,20 @@ class ServedApi:
     max_version: int
     handler: Handler
     is_pipelined: bool
-    """True if it is handled before earlier requests of its connection are answered."""
+    """True if a request is handled before earlier ones of its connection are answered."""
     keeps_frame: bool
-    """True if most of its bytes are kept until it is answered, because they are records."""
+    """True if most of a request's bytes are retained until it is answered: they are records."""
     needs_proof: bool
-    """True if its reply may lack what another broker knows, and so needs a proof of leadership."""
+    """True if a reply may lack what another broker knows, and so needs a proof of leadership."""
     is_repeatable: bool
-    """True if it is handled again once the metadata has changed: a repetition changes nothing."""
+    """True if a request changes nothing, and so is handled again if the metadata has changed."""
     follows: bool
     """True if the broker catches up with the metadata before it handles the request."""
     is_blind: bool
-    """True if it is served by a broker without sight of the metadata too."""
+    """True if a broker without sight of the metadata serves it too."""
     may_wait: bool
-    """True if it may wait for other clients. It is dropped when its client leaves. An awaitable
-    that it returns keeps nothing of the request."""
+    """True if a request may wait for other clients. It is dropped when its client leaves. An
+    awaitable that its handler returns retains nothing of the request."""
 
 
 APIS: Final[dict[int, ServedApi]] = {}
@@ -159,7 +159,7 @@ def serves(
 
     Args:
         name: the API's name in kio.
-        max_version: the newest version in Kafka 4.1; kio may have fewer.
+        max_version: the newest version in Kafka 4.1; kio may support fewer.
     """
     versions: Sequence[int] = sorted(schema_name_map[name])
 

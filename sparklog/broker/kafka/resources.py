@@ -69,7 +69,7 @@ def config_fields(entry: ConfigEntry, *, synonyms: bool = True, about: bool = Tr
 
 
 def is_this_broker(broker: Broker, name: str) -> bool:
-    """Returns True for this broker's id, False for "" (all brokers). Raises `BadRequest`."""
+    """Returns True for this broker's id, False for "" (all brokers); else raises `BadRequest`."""
     own_id = str(broker.cluster().brokers[0].broker)
     if name not in ("", own_id):
         reason = f"broker {name!r} is unknown: this is broker {own_id}"
@@ -78,9 +78,9 @@ def is_this_broker(broker: Broker, name: str) -> bool:
 
 
 def check_has_loggers(broker: Broker, name: str) -> None:
-    """Raises `BadRequest` if this broker does not know the loggers of the broker `name`."""
+    """Raises `BadRequest` unless `name` is this broker, which knows only its own loggers."""
     if not is_this_broker(broker, name):
-        raise errors.BadRequest(reason="loggers are those of one broker: name it")
+        raise errors.BadRequest(reason="loggers belong to a single broker: name it")
 
 
 def _check_alterable(
@@ -92,7 +92,7 @@ def _check_alterable(
     """Raises `BadRequest` if the resource's configuration cannot be altered.
 
     Args:
-        changes: the change of each type of resource that the request may alter.
+        changes: the change for each resource type that the request can alter.
         repeated: (type, name) of the resources that the request names more than once.
     """
     kind, name = resource.resource_type, resource.resource_name
@@ -103,22 +103,22 @@ def _check_alterable(
         raise errors.BadRequest(reason=f"the request names a key of {name!r} more than once")
     if kind == ResourceType.BROKER:
         is_this_broker(broker, name)
-        # Kafka's tools delete throttles of replication, whether there are any or not.
+        # Kafka's tools delete replication throttles even if none are set.
         operations = {getattr(each, "config_operation", None) for each in resource.configs}
         if operations != {DELETE}:
             reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
             raise errors.BadRequest(reason=reason)
         return
     if kind == ResourceType.GROUP:
-        reason = "the configuration of a group is for protocols that are not served: it is fixed"
+        reason = "group configuration cannot be altered: it is for protocols that are not supported"
         raise errors.BadRequest(reason=reason)
     if kind not in changes:
-        reason = f"resources of type {kind} have no configuration that this request alters"
+        reason = f"this request does not alter the configuration of resources of type {kind}"
         raise errors.BadRequest(reason=reason)
     if kind == ResourceType.BROKER_LOGGER:
         check_has_loggers(broker, name)
     elif not name:
-        raise errors.BadRequest(reason="there is no configuration of all topics: name a topic")
+        raise errors.BadRequest(reason="there is no configuration for all topics: name a topic")
 
 
 async def alter_resources(
@@ -127,7 +127,7 @@ async def alter_resources(
     """Returns the reply to AlterConfigs or IncrementalAlterConfigs.
 
     Args:
-        changes: the change of each type of resource that the request may alter.
+        changes: the change for each resource type that the request can alter.
     """
     counts = Counter((each.resource_type, each.resource_name) for each in body.resources)
     repeated = {key for key, count in counts.items() if count > 1}

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): a consumer names its partitions once, and later only the changes.
+"""Fetch sessions (KIP-227): a consumer names its partitions once, and then only the changes.
 
 A session belongs to the listener, not to a connection. Sessions are used in one event loop.
 """
@@ -13,10 +13,10 @@ from sparklog.clock import Clock
 
 FETCH_SESSIONS = 1_000  # Kafka's max.incremental.fetch.session.cache.slots
 FETCH_SESSION_PARTITIONS = 100_000  # of all sessions together
-FETCH_SESSION_KEPT_SECONDS = 120.0  # that an idle session is not evicted
+FETCH_SESSION_KEPT_SECONDS = 120.0  # for which an idle session is not evicted
 
 Key: TypeAlias = tuple[object, int]
-"""A topic (its name or its id, as the request's version has it) and a partition."""
+"""A topic (name or id, depending on the request's version) and a partition."""
 
 _FIRST_EPOCH: Final = 1
 _LAST_EPOCH: Final = 2**31 - 1
@@ -28,23 +28,23 @@ _SESSION_IDS: Final = 2**31
 class FetchSession:
     """The partitions of one consumer, in the order in which they are read.
 
-    Partitions that have just returned records come last, so that each gets its share.
+    Partitions that have just returned records move to the end, so that each gets its share.
     """
 
     session_id: int
     epoch: int = _FIRST_EPOCH
-    """The epoch that the next request has to carry."""
+    """The epoch that the next request must carry."""
     partitions: dict[Key, Any] = field(default_factory=dict)
     last_used_seconds: float = 0.0
     """By the monotonic clock."""
 
     def advance(self, now_seconds: float) -> None:
-        """Moves to the epoch of the next request. After the last epoch comes 1: 0 is reserved."""
+        """Moves to the epoch of the next request. The last epoch wraps to 1: 0 is reserved."""
         self.epoch = self.epoch + 1 if self.epoch < _LAST_EPOCH else _FIRST_EPOCH
         self.last_used_seconds = now_seconds
 
     def move_last(self, key: Key) -> None:
-        """Moves a partition behind the others, if the session has it."""
+        """Moves a partition to the end, if the session contains it."""
         if key in self.partitions:
             self.partitions[key] = self.partitions.pop(key)
 
@@ -52,8 +52,8 @@ class FetchSession:
 class FetchSessions:
     """All fetch sessions of a listener, bounded in number and in partitions.
 
-    Where they are full, a new session replaces the least recently used one, provided that it has
-    not been used for `FETCH_SESSION_KEPT_SECONDS`.
+    At either limit, a new session replaces the least recently used one, if that has been idle for
+    at least `FETCH_SESSION_KEPT_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -64,7 +64,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def has_capacity(self, more_partitions: int) -> bool:
-        """Returns whether the sessions may name so many partitions more, all together."""
+        """Returns whether the sessions together can hold this many more partitions."""
         count = sum(len(session.partitions) for session in self._sessions.values())
         return count + more_partitions <= FETCH_SESSION_PARTITIONS
 
@@ -96,7 +96,7 @@ class FetchSessions:
         return session
 
     def _evict(self) -> bool:
-        """Closes the least recently used session. Returns False if it was used recently."""
+        """Closes the least recently used session. Returns False if it was used too recently."""
         oldest = min(self._sessions.values(), key=lambda session: session.last_used_seconds)
         idle_seconds = self._clock.monotonic() - oldest.last_used_seconds
         if idle_seconds < FETCH_SESSION_KEPT_SECONDS:

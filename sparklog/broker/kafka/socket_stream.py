@@ -1,8 +1,8 @@
 """The bytes of one Kafka connection, as a stream with bounded read-ahead.
 
-At most `READ_BYTES` are buffered before they are asked for; asyncio's own streams exceed
-their limit by as much as the socket has. A large part of a request is read directly into the buffer
-that `read` returns.
+At most `READ_BYTES` are buffered ahead of `read`; asyncio's own streams exceed their limit by as
+much as the socket has available. A large part of a request is read directly into the buffer that
+`read` returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 from sparklog import limits
 from sparklog.broker.kafka.messages import Raw
 
-READ_BYTES = 32 * limits.KIB  # that are read ahead from a connection
+READ_BYTES = 32 * limits.KIB  # the maximum read ahead from a connection
 
 
 class SocketStream(asyncio.BufferedProtocol):
@@ -31,7 +31,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(READ_BYTES)
         self._first = self._last = 0
-        """The range of the buffer with bytes that `read` has not returned yet."""
+        """The range of the buffer that `read` has not returned yet."""
         self._is_paused = False
         self._target: memoryview | None = None
         """The part of a large `read` that is still to be filled."""
@@ -40,7 +40,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._is_full = False
         self._is_over = False
         self.peer = ""
-        """The client's address without its port; empty if it is unknown."""
+        """The client's address without its port; empty if unknown."""
         self.left: Callable[[], None] | None = None
         """Called when the client will send nothing more."""
         self.read_bytes = 0
@@ -50,7 +50,7 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # Now: a transport has no address any more once its client has reset the connection.
+        # Now, because a transport has no address once its client has reset the connection.
         with contextlib.suppress(OSError, ValueError):
             self.peer = str((self._transport.get_extra_info("peername") or ("",))[0])
         self._opened(self)
@@ -116,11 +116,11 @@ class SocketStream(asyncio.BufferedProtocol):
 
     @property
     def is_over(self) -> bool:
-        """True if the client sends nothing more; bytes that have come may still be read."""
+        """True if the client will send nothing more; bytes already received can still be read."""
         return self._is_over
 
     def check(self, size: int) -> None:
-        """Raises `ConnectionResetError` if the client has left and `size` bytes will not come."""
+        """Raises `ConnectionResetError` if the client has left and `size` bytes will not arrive."""
         if self._is_over and self._last - self._first < size:
             raise ConnectionResetError("the client has left")
 
@@ -148,7 +148,7 @@ class SocketStream(asyncio.BufferedProtocol):
         return large
 
     def close(self) -> None:
-        """Closes the connection, and frees the bytes that were read ahead."""
+        """Closes the connection, and frees the read-ahead buffer."""
         self.transport.close()
         self.left = None
         self._buffer = bytearray()

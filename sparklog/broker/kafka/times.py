@@ -1,4 +1,4 @@
-"""Times as kio has them: Python's `timedelta` and `datetime`."""
+"""Times as kio represents them: Python's `timedelta` and `datetime`."""
 
 from __future__ import annotations
 

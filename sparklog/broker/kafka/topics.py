@@ -13,18 +13,18 @@ from sparklog.broker.broker import INTERNAL_TOPICS, Broker, PartitionStatus
 from sparklog.broker.kafka.messages import Fields, LazyArray
 
 _PREFIX: Final = b"sparklog"
-"""The first half of each UUID. sparklog's topic ids have 8 bytes, which are the second half."""
+"""The first half of each UUID. sparklog's topic ids, of 8 bytes, are the second half."""
 
 
 def kafka_id(topic_id: str) -> uuid.UUID:
-    """Returns a topic id as a UUID, as Kafka's messages have it."""
+    """Returns a topic id as the UUID used in Kafka's messages."""
     return uuid.UUID(bytes=_PREFIX + bytes.fromhex(topic_id))
 
 
 def topic_name(broker: Broker, topic: Any) -> str:
-    """Returns the name of a topic in a message, which has its name or, in newer versions, its id.
+    """Returns the name of a topic in a message that has its name or, in newer versions, its id.
 
-    Raises `TopicChanged` for an id that no topic has.
+    Raises `TopicChanged` if no topic has that id.
     """
     for field in ("name", "topic"):
         if hasattr(topic, field):
@@ -43,7 +43,7 @@ def topic_name_of_id(broker: Broker, topic_id: uuid.UUID | None) -> str:
 
 
 def check_assignment(name: str, assignments: Iterable[Sequence[int]]) -> None:
-    """Raises `BadAssignment` if a partition has no brokers, or one of them twice.
+    """Raises `BadAssignment` if a partition is assigned no broker, or the same one twice.
 
     The brokers agree on leaders among themselves, so valid assignments have no further effect.
     """
@@ -66,7 +66,7 @@ def topic_fields(
     """Returns the fields of a topic in Metadata and DescribeTopicPartitions.
 
     Args:
-        statuses: the partitions from `first` on.
+        statuses: those of the partitions from `first` on.
     """
 
     members = broker.members.up()
@@ -96,7 +96,7 @@ def topic_fields(
 
 
 def identity_fields(topic: Any) -> dict[str, Any]:
-    """Returns those of the fields name, topic and topic_id that the request's topic has."""
+    """Returns whichever of the fields name, topic and topic_id the request's topic has."""
     return {
         field: getattr(topic, field)
         for field in ("name", "topic", "topic_id")
@@ -114,9 +114,9 @@ class Node(NamedTuple):
 
 
 def nodes(broker: Broker, host: str, port: int, *, with_gone: bool = False) -> list[Node]:
-    """Returns the brokers that serve Kafka's clients; `host` and `port` are of this one.
+    """Returns the brokers that serve Kafka clients; `host` and `port` are this broker's.
 
-    `with_gone`: and those that did so until a moment ago.
+    `with_gone` includes brokers that did so until a moment ago.
     """
     found = []
     members = broker.members.up_or_just_gone() if with_gone else broker.members.up()

@@ -1,4 +1,4 @@
-"""Pieces of Kafka's responses that are written without kio; pure.
+"""Parts of Kafka's responses that are written without kio; pure.
 
 Source: https://kafka.apache.org/protocol, "Protocol Primitive Types".
 """
@@ -18,12 +18,12 @@ _TWO_BYTES: Final = 1 << 14
 
 
 def count(number: int, *, is_flexible: bool) -> bytes:
-    """Returns the length of an array, or of bytes; -1 for null."""
+    """Encodes the length of an array or of bytes; -1 stands for null."""
     return varint(number + 1) if is_flexible else _INT32.pack(number)
 
 
 def topic_head(topic: Mapping[str, Any], name: str, *, has_id: bool, is_flexible: bool) -> bytes:
-    """Returns the identity of a topic: its `topic_id`, or the text of the field `name`."""
+    """Encodes the identity of a topic: its `topic_id`, or the string in the field `name`."""
     if has_id:
         topic_id = topic["topic_id"]
         return NO_ID if topic_id is None else bytes(topic_id.bytes)
@@ -32,13 +32,13 @@ def topic_head(topic: Mapping[str, Any], name: str, *, has_id: bool, is_flexible
 
 
 def text(value: str) -> bytes:
-    """Returns a string of a flexible version."""
+    """Encodes a string for a flexible version."""
     data = value.encode()
     return varint(len(data) + 1) + data
 
 
 def varint(value: int) -> bytes:
-    """Returns an unsigned integer in seven bits of each byte."""
+    """Encodes an unsigned integer in seven bits per byte."""
     if value < _SHORT:
         return bytes((value,))
     if value < _TWO_BYTES:

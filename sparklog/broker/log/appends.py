@@ -1,4 +1,4 @@
-"""Appends to the log: records that were checked and encoded, and their outcome."""
+"""Appends to the log: checked and encoded records, and their outcome."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Append:
     batch_id: BatchId | None = None
     batch_kind: BatchKind = BatchKind.NUMBERED
     kept: KeptOffsets | None = None
-    """Its offsets, if it keeps them; `count` of them."""
+    """Set if the append keeps its offsets, of which there are `count`."""
 
     def entry(self, *, base_offset: int, leader_epoch: int) -> Entry:
         producer_sequence = self.producer_sequence
@@ -84,7 +84,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedEntry:
-    """An older entry that is appended again with its offsets, so that its object can go."""
+    """An older entry, appended again with the same offsets so that its object can be removed."""
 
     located: Located
     payload: wal.Payload
@@ -94,8 +94,8 @@ class CarriedEntry:
 class EmptyObject:
     """An object without records.
 
-    A checkpoint can follow it as it would follow one with records, and it is durable after all
-    appends before it.
+    A checkpoint can follow it just as it can follow one with records. It becomes durable only after
+    all earlier appends.
     """
 
     payload: wal.Payload = wal.EMPTY
@@ -134,14 +134,14 @@ class PendingAppend:
         self.results: list[AppendResult] = []
         self.error: BaseException | None = None
         self.is_queued = True
-        """False once a flush has taken it."""
+        """False once a flush has dequeued it."""
         self.done = False
         self.waiting = False
         self.gate = threading.Lock()
         self.gate.acquire()
 
     def outcome(self) -> list[AppendResult]:
-        """Returns one result per append. Raises their error; `OutcomeUnknown` if it is unclear."""
+        """Returns one result per append. Raises their error, or `OutcomeUnknown` if unexpected."""
         assert self.done
         if self.error is None:
             return self.results
@@ -150,6 +150,6 @@ class PendingAppend:
         raise errors.OutcomeUnknown(what="an append", reason=repr(self.error)) from self.error
 
     def wake(self) -> None:
-        """Wakes the thread that waits for the outcome, or for the lead of a flush."""
+        """Wakes the thread that is waiting for the outcome, or to lead a flush."""
         if self.gate.locked():
             self.gate.release()

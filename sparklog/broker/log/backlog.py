@@ -1,7 +1,7 @@
-"""The backlog: durable entries that are not in the tables yet, or whose files were not confirmed.
+"""The backlog: durable entries not yet in the tables, or whose files are not yet confirmed.
 
 An entry is *unpublished* until its rows are committed to the table, then *unconfirmed* until the
-data file has been seen again; until then the WAL keeps its object. Entries of a *blocked*
+data file has been seen again; until then the WAL retains its object. Entries of a *blocked*
 partition that do not connect to the table are *stranded*.
 
 A topic waits for a turn of the publisher while it has unpublished entries or a blocked partition,
@@ -32,7 +32,7 @@ _OVERHEAD_BYTES = 640
 
 
 class Head(NamedTuple):
-    """The beginning of a partition's backlog."""
+    """The head of a partition's backlog."""
 
     partition: Partition
     published: int
@@ -40,7 +40,7 @@ class Head(NamedTuple):
 
 
 class Backlog:
-    """The entries that wait, of all partitions that this broker leads or has just given away."""
+    """Waiting entries of all partitions that this broker leads or has just handed over."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Backlog:
         *,
         clock: Clock,
     ) -> None:
-        """`lock`: the one of the `LedPartitions`; `find`: returns a topic by its id."""
+        """`lock`: the lock of the `LedPartitions`; `find`: returns a topic by its id."""
         self._lock = lock
         self._changes = changes
         self._find = find
@@ -60,26 +60,23 @@ class Backlog:
         self._unconfirmed_references = WalReferences()
         """References of unconfirmed and stranded entries."""
         self._waiting: dict[str, Topic] = {}
-        """Topics with an unpublished entry or a blocked partition, by id.
-
-        In the order of `Topic.waiting_since`.
-        """
+        """Topics that wait for a turn, by id, in the order in which their waits began."""
         self._waiting_partitions = 0
-        """The number of partitions with an unpublished entry, of all topics."""
+        """The number of partitions with an unpublished entry, across all topics."""
         self._requested: dict[str, None] = {}
-        """Ids of topics that were requested since their last turn began, in order."""
+        """Ids of topics requested since their last turn began, in the order of the requests."""
         self._blocked: dict[str, Topic] = {}
         """Topics with a blocked partition, by id."""
         self._unconfirmed: dict[str, Topic] = {}
-        """Topics with entries that are published and not confirmed, by id."""
+        """Topics with published but unconfirmed entries, by id."""
         self._commits: dict[str, int] = {}
-        """The number of our commits since `take_commits`, by topic id."""
+        """The number of our commits since the last `take_commits`, by topic id."""
         self.unconfirmed_count = 0
-        """The number of entries that are published and not confirmed."""
+        """The number of published but unconfirmed entries."""
         self.unpublished_bytes = 0
-        """Memory of the unpublished records and entries, without staged records.
+        """Memory of unpublished entries and their records, excluding staged records.
 
-        Staged records lie in files of their own and take none of the memory that producers share.
+        Staged records are in separate files and use none of the memory that producers share.
         """
         self.staged_bytes = 0
         """Bytes of unpublished staged records."""
@@ -95,21 +92,21 @@ class Backlog:
 
     @property
     def waiting_objects(self) -> int:
-        """The number of objects to put: a commit of each `waiting` topic, and their files."""
+        """The number of objects to put: a commit per `waiting` topic, a file per partition."""
         return len(self._waiting) + self._waiting_partitions
 
     def request(self, topic: Topic) -> None:
-        """Makes the topic due until its next turn begins, because a caller waits for it."""
+        """Makes the topic due until its next turn begins, because a caller is waiting for it."""
         with self._lock:
             self._requested[topic.topic_id] = None
 
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
-        """Returns the topics to publish now; looks at no others, unless much is unpublished.
+        """Returns the topics to publish now. Scans the others only if much is unpublished.
 
-        These are topics whose oldest entry has waited for the interval, or whose unpublished
-        records exceed `publish_bytes`, the requested ones with an unpublished entry, and those
-        that are held back or have a blocked partition, whose table may be repaired by now.
-        Entries of a predecessor are due at once.
+        A topic is due if it has waited for the interval, if its unpublished records reach
+        `publish_bytes`, or if it was requested and is still waiting. A topic with a blocked
+        partition is always due, because its table may have been repaired. Entries of a predecessor
+        have already waited for the interval.
         """
         with self._lock:
             found = dict(self._blocked)
@@ -131,7 +128,7 @@ class Backlog:
             return list(found.values())
 
     def begin_turn(self, topic: Topic, *, restarts_wait: bool) -> None:
-        """Ends the request for the topic, whose present entries are being published.
+        """Clears the request for the topic, whose current entries are being published.
 
         `restarts_wait`: the topic's wait for its next turn begins now.
         """
@@ -141,9 +138,9 @@ class Backlog:
                 self._put_last(topic)
 
     def hold_back(self, topic: Topic, reason: str | None) -> None:
-        """Notes why the topic's table cannot be written, until a turn of the topic succeeds.
+        """Records why the topic's table cannot be written, or None once it can be.
 
-        So it has turns also while it has nothing to publish. None: the table can be written.
+        Until then the topic gets turns even if it has nothing to publish.
         """
         with self._lock:
             topic.held_back = reason
@@ -170,7 +167,7 @@ class Backlog:
             topic.waiting_since = -math.inf
 
     def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
-        """Records that the table of `topic` holds everything below these ends of partitions."""
+        """Records that the table of `topic` contains everything below these partition ends."""
         with self._lock:
             self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
             for partition, end in moved:
@@ -191,15 +188,15 @@ class Backlog:
             self.update_waiting(topic)
 
     def advance_confirmed(self, topic: Topic, ends: Mapping[int, int]) -> None:
-        """Records that the data files below these ends of partitions have been seen.
+        """Records that the data files below these partition ends have been seen.
 
-        Their WAL objects may go.
+        Their WAL objects can be removed.
         """
         with self._lock:
             for number, end in ends.items():
                 partition = topic.partitions.get(number)
                 if partition is None:
-                    continue  # given to another broker meanwhile
+                    continue  # handed over to another broker in the meantime
                 count = bisect_right(partition.unconfirmed, end, key=end_of)
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
@@ -207,7 +204,7 @@ class Backlog:
                 self._changes.note_bounds(topic, partition)
 
     def unconfirmed(self) -> list[Topic]:
-        """Returns the topics with entries that are published and not confirmed."""
+        """Returns the topics with published but unconfirmed entries."""
         with self._lock:
             return list(self._unconfirmed.values())
 
@@ -222,7 +219,7 @@ class Backlog:
             ]
 
     def is_unpublished(self, located: Located) -> bool:
-        """Returns whether exactly this entry, not a copy of it, is still to be published."""
+        """Returns whether this very entry, not a copy of it, is still unpublished."""
         entry = located.entry
         with self._lock:
             topic = self._find(entry.topic_id)
@@ -234,7 +231,7 @@ class Backlog:
             return index < len(waiting) and waiting[index].at == located.at
 
     def may_carry(self, located: Located) -> bool:
-        """Returns whether a copy of an entry may replace it: its partition is not about to move."""
+        """Returns whether an entry may be carried: it is unpublished and not about to move."""
         with self._lock:
             topic = self._find(located.entry.topic_id)
             if topic is None:
@@ -249,7 +246,7 @@ class Backlog:
     def view(
         self, partition: Partition, start: int, end: int
     ) -> tuple[list[Located], int, errors.SparklogError | None]:
-        """Returns the unpublished entries in [`start`, `end`), the published end, and the block."""
+        """Returns unpublished entries in [`start`, `end`), the published end, and `blocked`."""
         with self._lock:
             return partition.unpublished_in(start, end), partition.published, partition.blocked
 
@@ -259,12 +256,12 @@ class Backlog:
             return partition.unpublished_in(start, end)
 
     def below(self, partition: Partition, end: int) -> tuple[Located, ...]:
-        """Returns the unpublished entries that end at `end` or before."""
+        """Returns the unpublished entries that end at or before `end`."""
         with self._lock:
             return partition.unpublished_below(end)
 
     def oldest_of(self, partition: Partition, count: int) -> tuple[int, tuple[Located, ...]]:
-        """Returns the published end, and the first `count` unpublished entries from there on."""
+        """Returns the published end, and the first `count` unpublished entries."""
         with self._lock:
             return partition.published, tuple(partition.unpublished[:count])
 
@@ -276,17 +273,17 @@ class Backlog:
         most_partitions: int | None,
         most_entries: int,
     ) -> tuple[list[Head], list[dict[BatchId, tuple[int, int]]]]:
-        """Returns the beginnings of a topic's backlog, of partitions that can be published.
+        """Returns the heads of a topic's backlog, for the partitions that can be published.
 
-        They are of one moment, so that a batch is in all of its partitions. Also returns the
-        unpublished batches of these and of the `blocked` partitions.
+        All are read at the same moment, so a batch appears in each of its partitions. Also returns
+        the unpublished batches of these and of the `blocked` partitions.
 
         Args:
             topic: the topic.
             blocked: its partitions that cannot be published.
-            most_partitions: of those that have waited longest, unless a Spark batch may be in more
-                of them; None: all.
-            most_entries: of each partition, because a backlog may be long.
+            most_partitions: the maximum number of partitions, those that have waited longest;
+                ignored if a Spark batch may span more of them; None: all.
+            most_entries: the maximum per partition, because a backlog can be long.
         """
         with self._lock:
             chosen = [each for each in topic.waiting_partitions.values() if not each.blocked]
@@ -299,7 +296,7 @@ class Backlog:
     def unconfirmed_ranges(
         self, topic: Topic, ends: Mapping[int, int]
     ) -> dict[int, tuple[int, int]]:
-        """Returns (first offset, end) of unconfirmed entries below these ends of partitions."""
+        """Returns (first offset, end) of unconfirmed entries below these partition ends."""
         with self._lock:
             return {
                 each.number: (each.unconfirmed[0].entry.base_offset, end)
@@ -318,7 +315,7 @@ class Backlog:
             ]
 
     def oldest_arrival_us(self, partitions: Iterable[Partition]) -> int | None:
-        """Returns when the oldest unpublished entry of the partitions arrived; None: there is none.
+        """Returns when the partitions' oldest unpublished entry arrived; None if there is none.
 
         In µs since the Unix epoch.
         """
@@ -327,7 +324,7 @@ class Backlog:
         return min((entry.arrival_us for entry in heads), default=None)
 
     def bytes_of(self, topic: Topic) -> dict[int, int]:
-        """Returns the bytes of unpublished records of each partition, by number."""
+        """Returns each partition's bytes of unpublished records, by number."""
         with self._lock:
             return {
                 number: sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
@@ -346,10 +343,10 @@ class Backlog:
         stranded: Iterable[Located] = (),
         is_end_known: bool = True,
     ) -> None:
-        """Stops appends to the partition and its publishing until `reconnect` succeeds.
+        """Stops appends to the partition, and publishing it, until `reconnect` succeeds.
 
-        Does nothing if it has moved to another broker meanwhile. `end`: the end of the known
-        records; more may exist if `is_end_known` is False.
+        Does nothing if the partition has moved to another broker in the meantime. `end`: the end of
+        the known records; more may exist if `is_end_known` is False.
         """
         with self._lock:
             if partition.state not in LED:
@@ -378,7 +375,7 @@ class Backlog:
             reached = tail[-1].entry.end if tail else end
             if reached < partition.end or (reached > partition.end and partition.is_end_known):
                 return False
-            # These entries were published meanwhile, and their files have not been seen.
+            # These entries have since been published, but their files have not been seen.
             self.add_unconfirmed(topic, partition, join_head(partition.published, end, entries))
             self._release_unpublished(topic, partition.unpublished)
             self._release_unconfirmed(partition.stranded)
@@ -399,18 +396,18 @@ class Backlog:
     # -------------------------------------------------------------------------- needed objects
 
     def is_staged(self, batch_id: BatchId) -> bool:
-        """Returns whether an unconfirmed entry names the batch, and so needs its staged files."""
+        """Returns whether an entry not yet confirmed names the batch and so needs its files."""
         return self._unpublished_references.has_batch(
             batch_id
         ) or self._unconfirmed_references.has_batch(batch_id)
 
     def oldest_unpublished(self, broker: int, epoch: int, count: int) -> list[int]:
-        """Returns the first `count` objects of our own epoch that have unpublished entries."""
+        """Returns the sequences of our epoch's `count` oldest objects with unpublished entries."""
         with self._lock:
             return list(itertools.islice(self._unpublished_references.oldest(broker, epoch), count))
 
     def needed(self, broker: int, epoch: int) -> list[int]:
-        """Returns the sequences of that epoch's objects with unconfirmed entries, sorted."""
+        """Returns the sorted sequences of that epoch's objects with entries not yet confirmed."""
         with self._lock:
             return sorted(
                 self._unpublished_references.sequences(broker, epoch)
@@ -427,7 +424,7 @@ class Backlog:
     # -------------------------------------------------------------------------- for the partitions
 
     def add(self, topic: Topic, partition: Partition, located: Located) -> None:
-        """Adds an entry behind the others of its partition. Requires the lock."""
+        """Adds an entry at the end of its partition's backlog. Requires the lock."""
         if not partition.unpublished:
             self._begin_wait(topic, partition)
         partition.unpublished.append(located)
@@ -443,7 +440,7 @@ class Backlog:
     def add_unconfirmed(
         self, topic: Topic, partition: Partition, entries: Iterable[Located]
     ) -> None:
-        """Adds entries, in order, of which the table has the rows. Requires the lock."""
+        """Adds entries, in order, whose rows are in the table. Requires the lock."""
         self._changes.note_bounds(topic, partition)
         for each in entries:
             partition.unconfirmed.append(each)
@@ -451,7 +448,7 @@ class Backlog:
             self._count_unconfirmed(topic, 1)
 
     def replace_with_copy(self, partition: Partition, copy: Located) -> None:
-        """Replaces an entry by its carried copy, unless the entry was published meanwhile."""
+        """Replaces an entry with its carried copy, unless it has already been published."""
         waiting, base = partition.unpublished, copy.entry.base_offset
         index = bisect_left(waiting, base, key=base_of)
         if index < len(waiting) and waiting[index].entry.base_offset == base:
@@ -460,7 +457,7 @@ class Backlog:
             waiting[index] = copy
 
     def update_waiting(self, topic: Topic) -> None:
-        """Begins or ends the topic's wait, after a change of what makes it wait."""
+        """Begins or ends the topic's wait after one of the reasons for it has changed."""
         is_idle = not topic.waiting and topic.topic_id not in self._blocked
         if is_idle and topic.held_back is None:
             self._waiting.pop(topic.topic_id, None)
@@ -468,18 +465,18 @@ class Backlog:
             self._put_last(topic)
 
     def leave(self, topic: Topic, partition: Partition) -> None:
-        """Publishes a partition no more, whose next leader needs its entries in our log."""
+        """Stops publishing a partition whose next leader needs its entries in our log."""
         self._end_wait(topic, partition)
         self._release_unpublished(topic, partition.unpublished)
         for each in partition.unpublished:
             self._unconfirmed_references.add(each)
         self._count_unconfirmed(topic, -len(partition.unconfirmed))
         if not topic.partitions:
-            topic.held_back = None  # by others, if the table is still not writable
+            topic.held_back = None  # left to the other leaders, if it is still not writable
         self.update_waiting(topic)
 
     def rejoin(self, topic: Topic, partition: Partition) -> None:
-        """Publishes a partition again that was given in vain."""
+        """Resumes publishing a partition whose handover failed."""
         unpublished, partition.unpublished = partition.unpublished, []
         for each in unpublished:
             self._unconfirmed_references.remove(each)
@@ -487,7 +484,7 @@ class Backlog:
         self._count_unconfirmed(topic, len(partition.unconfirmed))
 
     def release(self, partition: Partition) -> None:
-        """Releases the entries of a partition that was given: its leader needs them no more."""
+        """Releases the entries of a handed-over partition, whose leader no longer needs them."""
         self._release_unconfirmed([*partition.unconfirmed, *partition.unpublished])
 
     def forget_topic(self, topic: Topic) -> None:

@@ -1,8 +1,8 @@
 """Read-ahead cache of encoded Kafka batches, for consumers of old records.
 
-Reading the table and encoding its rows pays off only for many rows at a time, and a fetch takes
-few. The rest waits here for the next fetch, for a few seconds: rows may leave the table (a
-compacted key, another engine's DELETE), and a slow consumer can afford a second read.
+Reading the table and encoding its rows pays off only for many rows at a time, but a fetch returns
+few. The rest waits here for the next fetch, but only a few seconds: rows may be removed from the
+table (key compaction, another engine's DELETE), and a slow consumer can afford a second read.
 
 Bounded by bytes. A batch that no consumer has fetched yet is never evicted, because it would have
 to be encoded again. A fetched batch still serves other consumers that read the same offsets a
@@ -20,11 +20,11 @@ from sparklog.clock import Clock
 
 KEPT_SECONDS: Final = 10.0
 _OVERHEAD_BYTES: Final = 384
-"""Memory of a batch in addition to its bytes, in Python objects: 325 bytes were measured."""
+"""Memory of a batch's Python objects in addition to its bytes: 325 bytes were measured."""
 
 
 class EncodedBatch(NamedTuple):
-    """A batch, and the next offset that a consumer asks for after it."""
+    """A batch, and the offset that a consumer fetches after it."""
 
     batch: bytearray
     end: int
@@ -46,14 +46,14 @@ class BatchCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._unread = _PartitionBatches()
-        """Batches that no consumer has fetched yet; the oldest first."""
+        """Batches that no consumer has fetched yet, oldest first."""
         self._fetched = _PartitionBatches()
-        """Batches that were fetched at least once; the next to be evicted first."""
+        """Batches that have been fetched at least once, the next to be evicted first."""
         self._reserved_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all batches, and those that are reserved."""
+        """The bytes of all batches, plus the reserved bytes."""
         return self._unread.bytes + self._fetched.bytes + self._reserved_bytes
 
     @property
@@ -62,7 +62,7 @@ class BatchCache:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[int]:
-        """Reserves up to `size` bytes; yields how many are free, which no other caller gets."""
+        """Reserves up to `size` bytes for this caller; yields how many it was granted."""
         with self._lock:
             self._expire()
             free = self._limit_bytes - self._unread.bytes - self._reserved_bytes
@@ -75,7 +75,7 @@ class BatchCache:
                 self._reserved_bytes -= found
 
     def put(self, partition: TopicPartition, offset: int, batches: Iterable[EncodedBatch]) -> None:
-        """Adds consecutive batches from `offset` on; drops those for which there is no space."""
+        """Adds consecutive batches from `offset` on; drops those that do not fit."""
         with self._lock:
             self._expire()
             now = self._clock.monotonic()
@@ -92,7 +92,7 @@ class BatchCache:
     def run(
         self, partition: TopicPartition, offset: int, *, limit_bytes: int
     ) -> list[EncodedBatch]:
-        """Returns consecutive batches from `offset` on, at most `limit_bytes` or one batch."""
+        """Returns consecutive batches from `offset` on: at most `limit_bytes`, or one batch."""
         found: list[EncodedBatch] = []
         with self._lock:
             expired_at = self._expire()
@@ -119,7 +119,7 @@ class BatchCache:
 
 
 class _PartitionBatches:
-    """Batches with the time at which each was encoded, in the order of insertion."""
+    """Batches, each with the time at which it was encoded, in insertion order."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -143,7 +143,7 @@ class _PartitionBatches:
             self.bytes -= held[0].size
 
     def drop_until(self, expired_at: float) -> None:
-        """Drops expired batches from the front; one behind a younger batch is dropped later."""
+        """Drops expired batches from the front; those behind a younger one are dropped later."""
         while self._held:
             key, (_, since) = next(iter(self._held.items()))
             if since > expired_at:

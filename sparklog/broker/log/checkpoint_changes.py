@@ -13,17 +13,17 @@ from sparklog.storage.snapshot import NOT_LED, Bounds
 
 
 class CheckpointChanges:
-    """Collects changes, so that a checkpoint costs as much as has changed."""
+    """Collects changes, so that the cost of a checkpoint is proportional to them."""
 
     def __init__(self) -> None:
         self._bounds: dict[str, tuple[Bounds, ...]] = {}
         """Bounds of each partition, by topic id, as `bounds` last returned them."""
         self._bounds_changed: dict[Partition, Topic] = {}
-        """Partitions whose bounds may differ from those."""
+        """Partitions whose bounds may differ from those in `_bounds`."""
         self._states_changed: dict[Partition, str] = {}
         """Partitions whose producers or Spark batches have changed, with their topic's id."""
         self._states_dropped: set[tuple[str, int]] = set()
-        """Partitions whose states are to leave the checkpoints."""
+        """Partitions whose states the next checkpoint drops."""
 
     def note_bounds(self, topic: Topic, partition: Partition) -> None:
         self._bounds_changed[partition] = topic
@@ -40,7 +40,7 @@ class CheckpointChanges:
         self._bounds.pop(topic_id, None)
 
     def drop(self, topic_id: str, partition: Partition) -> None:
-        """Has the next checkpoint leave out a partition, which another broker leads."""
+        """Omits a partition that another broker leads from the next checkpoint on."""
         self.forget(partition)
         self._states_dropped.add((topic_id, partition.number))
         known = self._bounds.get(topic_id, ())
@@ -51,12 +51,12 @@ class CheckpointChanges:
     def bounds(self, is_alive: Callable[[Topic], bool]) -> dict[str, tuple[Bounds, ...]]:
         """Returns the bounds of each partition of each topic, by topic id.
 
-        Looks only at the partitions that have changed since the last call.
+        Recomputes only those of the partitions that have changed since the last call.
         """
         found: dict[str, list[Bounds]] = {}
         for partition, topic in self._bounds_changed.items():
             if not is_alive(topic):
-                continue  # deleted meanwhile
+                continue  # deleted in the meantime
             known = found.get(topic.topic_id)
             if known is None:
                 known = found[topic.topic_id] = list(self._bounds.get(topic.topic_id, ()))

@@ -1,4 +1,4 @@
-"""The producers and Spark batches of partitions, as the checkpoints of the WAL store them. Pure."""
+"""The producers and Spark batches of partitions, as stored in WAL checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class PartitionState(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
     partition: int
     producers: tuple[dict[int, ProducerState], ...]
-    """In blocks, each of which is encoded by its own call."""
+    """In blocks, each encoded by a separate call."""
     batches: dict[str, tuple[SparkBatch, ...]]
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
     now_ms: int
-    """Time of the checkpoint, on the clock of `ProducerState.seen_ms`. Brokers' clocks differ."""
+    """Time of the checkpoint, by the clock of `ProducerState.seen_ms`. Brokers' clocks differ."""
     partitions: tuple[PartitionState, ...]
 
 
@@ -41,7 +41,7 @@ class _EncodedState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _PartitionStateV1(msgspec.Struct, frozen=True, array_like=True):
-    """Format 1, a plain list of these, without a version before it."""
+    """Format 1: a plain list of these, without a leading version."""
 
     topic_id: str
     partition: int
@@ -50,7 +50,7 @@ class _PartitionStateV1(msgspec.Struct, frozen=True, array_like=True):
 
 
 _STATE_MARK: Final = b"\xc1\x02"
-"""Precedes a state, with the number of its format; no msgpack value begins with 0xC1."""
+"""Precedes a state and includes its format number; no msgpack value begins with 0xC1."""
 _state_encoder = msgspec.msgpack.Encoder()
 _state_decoder = msgspec.msgpack.Decoder(State)
 _state_v1_decoder = msgspec.msgpack.Decoder(tuple[_PartitionStateV1, ...])
@@ -68,7 +68,7 @@ class ChangedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSnapshot:
-    """Immutable producer and Spark batch states of one moment."""
+    """Immutable producer and Spark batch states at one moment."""
 
     now_ms: int
     alive: frozenset[str]
@@ -76,11 +76,11 @@ class StateSnapshot:
     changed: Mapping[tuple[str, int], ChangedState]
     """By topic id and partition."""
     dropped: frozenset[tuple[str, int]] = frozenset()
-    """Partitions whose earlier states no successor needs any more."""
+    """Partitions whose earlier states no successor needs any longer."""
 
 
 class _Encoded:
-    """The encoded blocks of a partition's state, and the changes that are not encoded yet."""
+    """The encoded blocks of a partition's state, and the changes not yet encoded."""
 
     __slots__ = ("batches", "blocks", "changed_batches", "changed_blocks")
 
@@ -109,7 +109,7 @@ class _Encoded:
 
 
 class StateEncoder:
-    """Encodes a broker's snapshots, in their order. Encodes only changed blocks again.
+    """Encodes a broker's snapshots, in order. Re-encodes only changed blocks.
 
     Works without the lock of the led partitions, in many small steps: a single call of the encoder
     would block all threads of the process for its whole duration.

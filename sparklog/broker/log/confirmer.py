@@ -1,10 +1,10 @@
 """Confirmer: checks that committed data files exist before the WAL drops their rows.
 
 Between the put of a data file and the commit that adds it, no table version names the file. Another
-engine's `VACUUM … RETAIN 0 HOURS` may delete it then, and the commit adds a missing file. The rows
-are still in the WAL, so the file is written again. Each file is checked once, some seconds after
-its commit, because an engine that listed the files earlier takes a while to delete them. A file
-that was written again is checked as well. On an object store our commits are read back too.
+engine's `VACUUM … RETAIN 0 HOURS` can delete it in that window, and the commit then adds a missing
+file. The rows are still in the WAL, so the file is written again. Each file is checked once, some
+seconds after its commit, because an engine that listed the files earlier takes a while to delete
+them. A rewritten file is checked as well. On an object store our commits are read back too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sparklog.storage.table.topic_table import TopicTable
 
 _log = structlog.get_logger("sparklog.publisher")
 _SAMPLES = 4
-"""Samples of the published ends that are kept per `after_seconds`."""
+"""Samples of the published ends that are retained per `after_seconds`."""
 
 
 class Confirmer:
-    """Confirms published entries. One caller at a time; the publisher may run meanwhile."""
+    """Confirms published entries. One caller at a time; the publisher may run concurrently."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Confirmer:
         store_now_us: Callable[[], int] | None = None,
     ) -> None:
         """`after_seconds`: the time from a commit to the check of its files. `store_now_us` returns
-        a recent time by the clock of a local store, for a broker that has predecessors.
+        a recent time by a local store's clock, for a broker that has predecessors.
         """
         self._store = store
         self._after_seconds = after_seconds
@@ -65,11 +65,11 @@ class Confirmer:
         """By topic id: the paths that the last check found."""
 
     def confirm(self) -> None:
-        """Confirms the entries that were published some time ago and whose files exist.
+        """Confirms entries that were published some time ago and whose files exist.
 
         Checks earlier if too many entries are unconfirmed. If the check of a topic fails, the WAL
-        keeps its rows, and the other topics continue. If its files are missing, the topic is not
-        published any further, or the unconfirmed entries would grow without bound.
+        retains its rows, and the other topics continue. If files of a topic are missing, publishing
+        it stops, because its unconfirmed entries would otherwise grow without bound.
         """
         topics = self._led_partitions.backlog.unconfirmed()
         topic_ids = {topic.topic_id for topic in topics}
@@ -104,7 +104,7 @@ class Confirmer:
                 _log.info("data files of published records exist again", topic=topic.name)
 
     def _ends_to_confirm(self, topic: Topic) -> tuple[float, dict[int, int]]:
-        """Returns a time long enough ago, and the published ends of the partitions before it."""
+        """Returns a time long enough ago, and the partitions' published ends as of that time."""
         ends = {each.number: each.published for each in topic.partitions.values()}
         is_crowded = self._led_partitions.backlog.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
         now = self._clock.monotonic()  # the commits up to these ends are all older
@@ -119,16 +119,16 @@ class Confirmer:
         return (now, ends) if is_crowded else samples[0]
 
     def _old_ends(self, topic: Topic) -> dict[int, int]:
-        """Returns ends that were published long enough ago, by brokers before this one.
+        """Returns the ends that earlier brokers published long enough ago.
 
-        A broker that lives for less than `after_seconds` would confirm nothing, and neither would
-        those after it. The times of commits are those of the store, as is the time now. An object
+        Otherwise a broker that lives for less than `after_seconds` would confirm nothing, nor would
+        its successors. Commit times and the current time are both by the store's clock. An object
         store has no local clock, and its commits would have to be read back.
         """
         if self._store_now_us is None or not self._store.is_local or not topic.unconfirmed:
             return {}
         if self._clock.monotonic() - self._began > self._after_seconds:
-            return {}  # it confirms what it has published by its own clock
+            return {}  # from here on, samples by our own clock suffice
         horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
         table = topic.table
         return table.log_reader.ends_before(table.snapshot, horizon_us)
@@ -141,7 +141,7 @@ class Confirmer:
         table = topic.table
         table.confirm(until)
         snapshot = table.snapshot
-        table.sync()  # the janitor may have read what another engine has not made durable
+        table.sync()  # the janitor may have read files that another engine has not made durable
         if self._missing(topic, snapshot, ranges):
             snapshot = table.refresh()
             table.sync()
@@ -149,7 +149,7 @@ class Confirmer:
             for file in missing:
                 self._replace(topic, table, file)
             if missing:
-                # The VACUUM that took them may take these too: they are checked as late as others.
+                # The same VACUUM may delete the new files too: they are checked after a full delay.
                 self._published_ends.pop(topic.topic_id, None)
                 return
         seen = {number: end for number, (_, end) in ranges.items()}
@@ -176,7 +176,7 @@ class Confirmer:
         return missing
 
     def _replace(self, topic: Topic, table: TopicTable, file: TableFile) -> None:
-        """Writes a missing file again from the WAL, or undoes the merge that created it.
+        """Rewrites a missing file from the WAL, or undoes the merge that created it.
 
         Raises `MissingObject` if neither is possible.
         """
@@ -187,9 +187,9 @@ class Confirmer:
         entries = self._entries_of(partition, file)
         if entries is None:
             if restoring.restore(table, {unquote(file.path)}):
-                _log.warning("a merged file was missing; the merge is undone", **facts)
+                _log.warning("a merged file was missing; the merge was undone", **facts)
                 return
-            reason = "the table names it, and the write-ahead logs do not have all of its rows"
+            reason = "the table names it, but the write-ahead logs do not have all of its rows"
             raise errors.MissingObject(path=facts["file"], reason=reason)
         assert file.first is not None
         files = self._publisher.rewrite(topic, partition, file.first, entries)
@@ -212,13 +212,13 @@ class Confirmer:
         finally:
             if not landed:
                 self._store.delete([data_path(topic.name, each) for each in files])
-        _log.warning("a data file was missing; it is written again", **facts)
+        _log.warning("a data file was missing; it was written again", **facts)
 
     def _entries_of(self, partition: Partition, file: TableFile) -> Sequence[Located] | None:
-        """Returns entries that together have all rows of the file; None if there are none.
+        """Returns entries that together contain all rows of the file; None if there are none.
 
-        A file with fewer rows than they have none: another engine has deleted rows, and it is
-        unknown which.
+        Also None if the file has fewer rows than its entries: another engine has deleted some, and
+        it is unknown which.
         """
         first, last = file.first, file.last
         if first is None or last is None:

@@ -1,7 +1,7 @@
-"""Detection of duplicates: the idempotent producers and Spark batches that partitions remember.
+"""Duplicate detection: the idempotent producers and Spark batches that partitions remember.
 
-As in Kafka, a partition remembers the last batches of each producer. The least recently active
-producers are dropped first where there are too many, of a partition or of all.
+As in Kafka, a partition remembers the last batches of each producer. If a partition or the broker
+has too many producers, the least recently active ones are dropped first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sparklog.storage.snapshot import Entry
 
 _PRODUCER_EXPIRY_SECONDS = 24 * 3600.0  # idle idempotent producers; checked at each WAL checkpoint
 PRODUCERS_PER_PARTITION = 20_000  # the least recently active ones are dropped first
-PRODUCERS_IN_ALL = 100_000  # of all partitions together: ~1 kB each
-_PRODUCERS_FORGOTTEN = 2_000  # expired producers that a checkpoint drops at most
+PRODUCERS_IN_ALL = 100_000  # across all partitions: ~1 kB each
+_PRODUCERS_FORGOTTEN = 2_000  # the maximum number of expired producers dropped per checkpoint
 
 
 class Duplicates:
@@ -42,7 +42,7 @@ class Duplicates:
         self._changes = changes
         self._clock = clock
         self._producers: OrderedDict[tuple[Partition, int], str] = OrderedDict()
-        """(partition, producer id), the longest silent first, with the topic's id."""
+        """Topic ids by (partition, producer id), least recently active first."""
         self._with_batches: dict[Partition, Topic] = {}
         """Partitions with Spark batches, which may expire."""
 
@@ -64,13 +64,13 @@ class Duplicates:
             self._with_batches[partition] = topic
 
     def leave(self, partition: Partition) -> None:
-        """Counts the producers of a partition no more, because another broker gets it."""
+        """Stops counting the producers of a partition, because another broker takes it over."""
         for producer_id in partition.producers:
             del self._producers[partition, producer_id]
         self._with_batches.pop(partition, None)
 
     def rejoin(self, topic: Topic, partition: Partition) -> None:
-        """Counts the producers of a partition again that was given in vain."""
+        """Resumes counting the producers of a partition whose handover failed."""
         for producer_id in partition.producers:
             self._producers[partition, producer_id] = topic.topic_id
         if partition.batches:
@@ -90,8 +90,8 @@ class Duplicates:
     def snapshot(self, *, now_us: int, topics: Mapping[str, Topic]) -> StateSnapshot:
         """Returns the states for the next checkpoint. Drops expired ones first.
 
-        A snapshot holds only the changes since the one before, so all snapshots must go to one
-        `StateEncoder`. `topics`: all topics, by id.
+        A snapshot contains only the changes since the previous one, so all snapshots must be passed
+        to the same `StateEncoder`. `topics`: all topics, by id.
         """
         now_ms = self._now_ms()
         self.expire_producers(now_ms - round(_PRODUCER_EXPIRY_SECONDS * 1e3))
@@ -120,9 +120,9 @@ class Duplicates:
         states: Iterable[tuple[bytes, Container[tuple[str, int]]]],
         restored: Mapping[tuple[str, int], tuple[Topic, Partition]],
     ) -> None:
-        """Restores the states of earlier checkpoints in partitions that are not served yet.
+        """Restores states from earlier checkpoints into partitions that are not served yet.
 
-        `states`: each with the (topic id, partition) to take from it; no two have one in common.
+        `states`: each with the (topic id, partition) pairs to use from it; no pair is in two sets.
         """
         now_ms = self._now_ms()
         seen: list[tuple[int, Topic, Partition, int, ProducerState]] = []
@@ -149,9 +149,9 @@ class Duplicates:
         epochs: Iterable[tuple[int, int]],
         entries: Iterable[Entry],
     ) -> None:
-        """Adds to a restored state what later entries, in the order of offsets, say.
+        """Applies later entries, in the order of offsets, to a restored state.
 
-        `epochs`: the leader epochs before, with their first offsets.
+        `epochs`: the earlier leader epochs, with their first offsets.
         """
         partition.epochs = list(epochs)
         for entry in entries:
@@ -170,7 +170,7 @@ class Duplicates:
     def _put(
         self, topic: Topic, partition: Partition, producer_id: int, state: ProducerState
     ) -> None:
-        """Sets a producer's state; if there are too many, drops the longest silent producer."""
+        """Sets a producer's state; if there are too many, drops the least recently active one."""
         key = partition, producer_id
         partition.producers.put(producer_id, state)
         self._producers[key] = topic.topic_id
@@ -190,7 +190,7 @@ class Duplicates:
     def expire_producers(self, horizon_ms: int) -> None:
         """Drops producers that were last seen before `horizon_ms`, on the monotonic clock.
 
-        Drops a bounded number per call, because other threads wait for the lock.
+        Drops a bounded number per call, because other threads are waiting for the lock.
         """
         for _ in range(_PRODUCERS_FORGOTTEN):
             oldest = next(iter(self._producers), None)

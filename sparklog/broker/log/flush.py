@@ -1,7 +1,7 @@
-"""A flush in preparation: judges appends, assigns offsets, and has the states that follow from it.
+"""A flush in preparation: validates appends, assigns offsets, and holds the resulting states.
 
-The states apply once the flush is durable. It reads partitions under their lock. Flushes that are
-under way before it count: the newest state of a partition or producer is that of the newest flush.
+The states apply once the flush is durable. Partitions are read under their lock. Earlier flushes
+that are still in flight count: the newest one to change a partition or producer has its state.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from sparklog.broker.log.topic import Topic
 from sparklog.storage import wal
 from sparklog.storage.snapshot import BatchId, BatchKind, Entry, EntryKind
 
-_FLUSH_INTERVAL_REMOTE_SECONDS = 0.01  # between two puts under way: 8.6 million a day at most
+_FLUSH_INTERVAL_REMOTE_SECONDS = 0.01  # between concurrent puts: at most 8.6 million a day
 _TOPIC_HELD_BYTES = 1 * limits.GIB
 _TOPIC_HELD_STAGED_BYTES = 8 * limits.GIB
-PRODUCER_MOVE_SECONDS = 15.0  # after a partition has come, in which refused batches come again
+PRODUCER_MOVE_SECONDS = 15.0  # after a partition arrives, while clients retry refused batches
 
 _Found = TypeVar("_Found")
 
@@ -52,7 +52,7 @@ class WriterLimits:
     flushes_at_once: int = 1
     """More than 1 only if the appender can plan flushes."""
     flush_interval_seconds: float = _FLUSH_INTERVAL_REMOTE_SECONDS
-    """The time between two flushes that are under way together."""
+    """The minimum time between the starts of two concurrent flushes."""
     queue_bytes: int = limits.QUEUE_BYTES
     unpublished_bytes: int = limits.UNPUBLISHED_BYTES
     staged_bytes: int = limits.STAGED_BYTES
@@ -76,13 +76,13 @@ class Flush:
         pending_appends: Sequence[PendingAppend] = (),
         previous: Flush | None = None,
     ) -> None:
-        """`previous`: the flush before it, if that is still under way."""
+        """`previous`: the preceding flush, if it is still under way."""
         self.pending_appends = pending_appends
         self.previous = previous
         self.planned: wal.PlannedFlush | None = None
         self.is_done = False
         self.failure: BaseException | None = None
-        """The error of a flush that is done and does not count."""
+        """The error of a finished flush that does not count."""
         self._led_partitions = led_partitions
         self._refusals = refusals
         self._bounds = bounds
@@ -91,14 +91,14 @@ class Flush:
         self._states: dict[tuple[str, int, int], ProducerState] = {}
         self._batches: dict[tuple[str, int, BatchId], AppendResult] = {}
         self._newest: dict[tuple[str, str], int] = {}
-        """By topic id and query: the newest batch numbers in this flush."""
+        """By topic id and query: the newest batch number in this flush."""
         self.entries: list[tuple[Entry, wal.Payload]] = []
         self.hot_records: list[HotRecords | None] = []
 
     def add(self, pending: PendingAppend) -> None:
         """Assigns offsets to the appends of `pending`, or refuses all of them."""
         mark = len(self.entries)
-        # A refused single append changes nothing, and copies would be expensive for many of them.
+        # A refused single append changes nothing, and copying for each of many would be expensive.
         alone = len(pending.appends) == 1
         before = None if alone else (dict(self._ends), dict(self._states))
         batches: dict[tuple[str, int, BatchId], AppendResult] = {}
@@ -126,7 +126,7 @@ class Flush:
                 self._newest[topic_id, batch_id.query] = batch_id.batch
 
     def _find(self, look: Callable[[Flush], _Found | None]) -> _Found | None:
-        """Returns the newest state in this flush and those under way before it."""
+        """Returns the newest state in this flush and the earlier ones that are under way."""
         flush: Flush | None = self
         while flush is not None:
             found = look(flush)
@@ -136,10 +136,10 @@ class Flush:
         return None
 
     def _carry(self, carry: CarriedEntry) -> None:
-        """Copies an entry that is still to be published by this broker.
+        """Copies an entry that this broker still has to publish.
 
-        A copy behind the resignation of its partition would be taken for the original by the next
-        leader, although nothing of ours keeps it.
+        If the copy followed its partition's resignation, the next leader would mistake it for the
+        original, although this broker does not retain it.
         """
         if not self._led_partitions.backlog.may_carry(carry.located):
             return
@@ -155,7 +155,7 @@ class Flush:
         state: ProducerState | None,
         producer_sequence: ProducerSequence,
     ) -> None:
-        """Raises `EarlierBatchMissing` if the batch before may have been refused during a move."""
+        """Raises `EarlierBatchMissing` if the preceding batch was possibly refused in a move."""
         since_seconds = self._now_seconds - partition.taken_seconds
         if since_seconds < PRODUCER_MOVE_SECONDS and skips(state, producer_sequence):
             raise errors.EarlierBatchMissing(
@@ -228,9 +228,9 @@ class Flush:
     ) -> None:
         """Raises `BadRequest` for a batch that a newer commit of its query has overtaken.
 
-        And for a part that the partition could not remember for as long as it has to. Raises
-        `MetadataChanged` for the whole of a batch of which another attempt is written, or has just
-        written a part because the topic had several leaders: the next attempt finds it.
+        Also for a part that the partition could not remember for the required time. Raises
+        `MetadataChanged` for a whole batch if another attempt at it is being written, or has just
+        written a part of it because the topic had several leaders: the next attempt finds it.
         """
         if kind.is_part and not partition.batches.has_space(batch_id, kind):
             reason = (
@@ -243,7 +243,7 @@ class Flush:
         begun = max(
             topic.spark_batches.begun(batch_id.query), -1 if under_way is None else under_way
         )
-        # Another partition may have a part of this batch already, but none may have the whole.
+        # Another partition may already have a part of this batch, but none may have all of it.
         whole = topic.spark_batches.newest(batch_id.query)
         newest = max(begun - 1, whole) if kind.is_part else begun
         if kind.is_numbered and batch_id.batch <= newest:
@@ -252,14 +252,14 @@ class Flush:
             if not kind.is_part and (has_part or batch_id.batch == under_way):
                 raise errors.MetadataChanged
             reason = (
-                f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}:"
+                f"batch {batch_id.batch} of {batch_id.query} arrived after batch {newest}:"
                 " two drivers write batches of one query; stop one of them"
             )
             raise errors.BadRequest(reason=reason)
 
 
 def _check_offsets(topic: Topic, append: Append, end: int) -> None:
-    """Checks that a mirror gets the records of its source, which continue it, and no others.
+    """Checks that a mirror receives only records of its source, and that they continue it.
 
     Raises `TopicIsMirror`, `NotAMirror`, `OffsetsDoNotContinue`.
     """

@@ -6,7 +6,7 @@ from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.storage.objects import Store
 
-FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
+FREE_SPACE_SECONDS = 0.1  # between two checks while at least twice the reserve is free
 
 
 class FreeSpace:
@@ -17,12 +17,12 @@ class FreeSpace:
         self._clock = clock
         self._reserve_bytes = reserve_bytes
         self._enough_until = -float("inf")
-        """Until when enough space is free for certain, in monotonic seconds."""
+        """Until when the last check that found ample space is valid, in monotonic seconds."""
 
     def check(self) -> int | None:
-        """Returns the free space, if it is known. May be called at any time.
+        """Returns the free space; None if unknown. May be called at any time.
 
-        Raises `StorageFull` below the reserve: appends are refused.
+        Raises `StorageFull` below the reserve: appends are then refused.
         """
         free, reserve = self._store.free_bytes(), self._reserve_bytes
         if free is not None and free < reserve:
@@ -32,8 +32,8 @@ class FreeSpace:
     def check_lately(self) -> None:
         """Raises `StorageFull` below the reserve.
 
-        While twice the reserve is free, one look counts for `FREE_SPACE_SECONDS`: no disk writes
-        the rest in that time.
+        While at least twice the reserve is free, a check remains valid for `FREE_SPACE_SECONDS`: no
+        disk can write another reserve's worth in that time.
         """
         now = self._clock.monotonic()
         if now < self._enough_until:

@@ -1,10 +1,10 @@
 """Notifies waiting fetches when partitions have grown by enough bytes.
 
 A watch waits until its partitions together have grown by a number of bytes. Checking all watches of
-a partition at each flush would cost time for each waiting client. Instead, a watch gives each of
-its partitions a share of the bytes that it lacks, and a partition checks the watch only when it has
-grown by that share: before that, the sum cannot be reached. The shares add up to half of the
-missing bytes, so each round of n checks halves them.
+a partition at each flush would cost time for each waiting client. Instead, a watch assigns each of
+its partitions a share of the missing bytes, and a partition checks the watch only once it has grown
+by that share: until then, the sum cannot be reached. The shares add up to half of the missing
+bytes, so each round of n checks halves them.
 
 Pure, and without a lock: `LedPartitions.lock` guards it.
 """
@@ -21,19 +21,19 @@ _MARKS: Final = 512
 
 
 class Growth:
-    """Bytes that were ever appended to one partition, and the watches that wait for more."""
+    """Bytes ever appended to one partition, and the watches that wait for more."""
 
     __slots__ = ("_followers", "_marks", "_step_bytes", "_watches", "appended_bytes")
 
     def __init__(self) -> None:
         self.appended_bytes = 0
         self._marks: list[tuple[int, int]] = []
-        """(offset, `appended_bytes` before that offset); sparser the more there are."""
+        """(offset, `appended_bytes` before that offset); thinned out as they accumulate."""
         self._step_bytes = 1
         self._watches: list[_Waiter] = []
         """Sorted by the `appended_bytes` at which each watch is checked."""
         self._followers: dict[Callable[[], None], None] = {}
-        """Called whenever the partition grows; a dictionary keeps their order."""
+        """Called whenever the partition grows; a dictionary preserves their order."""
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -51,7 +51,7 @@ class Growth:
         self.notify_followers()
 
     def bytes_from(self, offset: int) -> int | None:
-        """Returns the bytes from `offset` on, or somewhat more; None if it precedes all of them.
+        """Returns the bytes from `offset` on, or slightly more; None if it precedes all marks.
 
         May be called without the lock.
         """
@@ -60,7 +60,7 @@ class Growth:
         return appended_bytes - marks[index - 1][1] if index else None
 
     def close(self) -> None:
-        """Notifies all watches and followers: no more bytes will come."""
+        """Notifies all watches and followers: no more bytes will arrive."""
         for _, _, watch in self._watches.copy():
             watch.notify()
         self.notify_followers()
@@ -73,7 +73,7 @@ class Growth:
         self._followers.pop(follower, None)
 
     def notify_followers(self) -> None:
-        """Has the followers look at the partition again."""
+        """Has the followers check the partition again."""
         for follower in self._followers:
             follower()
 
@@ -87,12 +87,12 @@ class Growth:
 
 
 class GrowthWatch:
-    """Calls `on_growth` once partitions have grown by `lacking_bytes` in all.
+    """Calls `on_growth` once partitions have grown by `lacking_bytes` in total.
 
     Args:
         seen: each partition's growth, and its `appended_bytes` when the caller read it.
         lacking_bytes: the bytes to wait for, counted from `seen`.
-        on_growth: called once at most, with the lock held: it must not block.
+        on_growth: called at most once, with the lock held: it must not block.
     """
 
     __slots__ = (
@@ -113,18 +113,16 @@ class GrowthWatch:
         self._on_growth = on_growth
         self._number = next(_numbers)
         self._shares: dict[Growth, tuple[int, int]] = {}
-        """By partition: its `appended_bytes` when the share was given, and the share."""
+        """By partition: its `appended_bytes` when the share was assigned, and the share."""
         self._left_bytes = 0
-        """Bytes that may still come before all partitions are summed up again."""
+        """Bytes that may still arrive before all partitions are summed up again."""
         self._is_over = False
 
     def start(self) -> None:
-        """Begins to wait; notifies at once if the bytes are there, or a topic was recreated."""
+        """Starts waiting; notifies at once if the bytes are there, or a topic was recreated."""
         growth_bytes = [growth.appended_bytes - before for growth, before in self._seen]
         lacking = self._lacking_bytes - sum(growth_bytes)
-        if (
-            lacking <= 0 or min(growth_bytes, default=0) < 0
-        ):  # negative: the topic was created again
+        if lacking <= 0 or min(growth_bytes, default=0) < 0:  # negative: the topic was recreated
             self.notify()
             return
         self._left_bytes = (lacking + 1) // 2
@@ -143,7 +141,7 @@ class GrowthWatch:
         self.start()
 
     def notify(self) -> None:
-        """Ends the watch and calls `on_growth`, however many bytes have come."""
+        """Ends the watch and calls `on_growth`, however many bytes have arrived."""
         if not self._is_over:
             self.stop()
             self._on_growth()
@@ -165,4 +163,4 @@ class GrowthWatch:
 
 
 _Waiter: TypeAlias = tuple[int, int, GrowthWatch]
-"""The `appended_bytes` at which a watch is checked, its number, which orders equals, and itself."""
+"""(`appended_bytes` at which to check the watch, its number as a tie-breaker, the watch)."""

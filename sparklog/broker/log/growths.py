@@ -10,10 +10,10 @@ from sparklog.broker.log.partition import Partition
 
 
 class Growths:
-    """Begins and ends what notices that partitions grow, under the lock of their changes."""
+    """Starts and stops followers and watches, under the lock that guards the partitions."""
 
     def __init__(self, lock: threading.RLock, find: Callable[[str, int], Partition]) -> None:
-        """`find`: returns a partition by topic and number, or raises why there is none."""
+        """`find`: returns a partition by topic and number, or raises an error."""
         self._lock = lock
         self._find = find
 
@@ -28,7 +28,7 @@ class Growths:
         return growths
 
     def unfollow(self, growths: Iterable[Growth], followers: Iterable[Callable[[], None]]) -> None:
-        """Ends what `follow` began."""
+        """Undoes `follow`."""
         with self._lock:
             for growth, follower in zip(growths, followers, strict=True):
                 growth.unfollow(follower)

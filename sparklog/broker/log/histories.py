@@ -1,12 +1,13 @@
-"""Logs of other brokers, as their successors read them.
+"""Logs of other brokers, as read by their successors.
 
-While a successor reads a log, no broker serves the partitions that it gets. So it keeps the parts
-that cannot change any more: the flushes of a log that is still written, each of which stays as it
-is, and the whole of a log that the metadata has as fenced, whose broker can neither write nor
-leave an epoch.
+While a successor reads a log, no broker serves the partitions that it takes over. So it caches the
+parts that can no longer change: the individual flushes of a log that is still being written, and
+the whole of a log that the metadata marks as fenced, whose broker can neither write nor leave an
+epoch.
 
-The newest checkpoint of a log that is still written is looked up each time: it says which flushes
-count, and has the states of partitions that the log's broker may have got meanwhile.
+The newest checkpoint of a log that is still being written is looked up each time: it determines
+which flushes count, and contains the states of partitions that the log's broker may have received
+in the meantime.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from sparklog.storage import wal
 from sparklog.storage.metadata.model import Epoch
 from sparklog.storage.objects import Store
 
-HISTORY_ENTRIES = 100_000  # of other brokers' logs, which a member keeps to read them once
+HISTORY_ENTRIES = 100_000  # of other brokers' logs, cached so that each is read only once
 
 History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
 """The newest checkpoint of an epoch, and every flush that still counts."""
 
 
 class Histories:
-    """Reads logs, and keeps what may be needed again. One caller at a time.
+    """Reads logs, and caches the parts that may be needed again. One caller at a time.
 
-    It keeps at most `HISTORY_ENTRIES` entries. A log with which there would be more is read
-    again.
+    Caches at most `HISTORY_ENTRIES` entries. A log that would exceed them is read again.
     """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
@@ -41,22 +41,22 @@ class Histories:
         """Flushes of epochs that may still be written, by sequence."""
 
     def fence(self, epoch: Epoch) -> History:
-        """Ends an epoch and returns its log. Raises as `wal.Follower.fence`."""
+        """Ends an epoch and returns its log. Raises like `wal.Follower.fence`."""
         follower = self._follower(epoch)
         return self._keep(epoch, follower, follower.fence())
 
     def seal(self, epoch: Epoch) -> None:
-        """Ends an epoch, and keeps its flushes for `read`. Raises as `wal.Follower.fence`.
+        """Ends an epoch, and caches its flushes for `read`. Raises like `wal.Follower.fence`.
 
-        `read` looks for a newer checkpoint: until the metadata has the epoch as fenced, its broker
-        may put one, and leave epochs whose states are in it.
+        `read` checks for a newer checkpoint: until the metadata marks the epoch as fenced, its
+        broker can put one, and leave the epochs whose states are in that checkpoint.
         """
         self._keep_ahead(epoch, self._follower(epoch).fence())
 
     def read(self, epoch: Epoch) -> History:
-        """Returns the log of an epoch. Raises as `wal.Follower.fence`.
+        """Returns the log of an epoch. Raises like `wal.Follower.fence`.
 
-        A leader that lives writes it on: flushes that come meanwhile may be missing.
+        A live leader keeps writing it: flushes that are put during the read may be missing.
         """
         if epoch.id in self._fenced:
             return self._fenced[epoch.id]
@@ -64,13 +64,13 @@ class Histories:
         if epoch.fenced:
             objects = follower.poll(relist=True)  # up to the fence, which another broker has put
             return self._keep(epoch, follower, [*objects, *follower.fence()])
-        # One poll goes beyond the checkpoint with which the leader gave its partitions away. More
+        # One poll reads past the checkpoint with which the leader handed over its partitions. More
         # would follow a busy leader for as long as it writes.
         objects = follower.poll(relist=True)
         return follower.checkpoint, objects
 
     def is_fenced(self, epoch: Epoch) -> bool:
-        """Returns whether a fence ends the log. Raises as `read`."""
+        """Returns whether a fence ends the log. Raises like `read`."""
         _, objects = self.read(epoch)
         return any(each.is_fence for each in objects)
 
@@ -84,7 +84,7 @@ class Histories:
         return found
 
     def read_ahead(self, epoch: Epoch) -> None:
-        """Reads a log that is likely to be needed soon. Raises as `read`."""
+        """Reads a log that is likely to be needed soon. Raises like `read`."""
         _, objects = self.read(epoch)
         if not epoch.fenced:
             self._keep_ahead(epoch, objects)
@@ -100,7 +100,7 @@ class Histories:
         self._fenced = {key: each for key, each in self._fenced.items() if key in epochs}
 
     def _has_room(self, objects: Sequence[wal.WalObject]) -> bool:
-        """Returns whether these may be kept as well."""
+        """Returns whether there is room to cache these as well."""
         ahead = (each.values() for each in self._ahead.values())
         fenced = (each for _, each in self._fenced.values())
         flushes = itertools.chain(objects, *ahead, *fenced)

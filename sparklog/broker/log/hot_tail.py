@@ -1,7 +1,7 @@
 """The hot tail: the newest batches of all partitions in memory, bounded by bytes.
 
-A pure cache: evicted batches are read from the WAL or the table. The oldest batch of all partitions
-is evicted first. Thread-safe.
+A pure cache: evicted batches are read from the WAL or the table. The oldest batch across all
+partitions is evicted first. Thread-safe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HotTail:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._batches: dict[_Key, tuple[HotBatch, int]] = {}
-        """By (topic id, partition, base offset), in the order of arrival."""
+        """By (topic id, partition, base offset), in arrival order."""
         self._bytes = 0
 
     @property
@@ -81,14 +81,14 @@ class HotTail:
     ) -> list[HotBatch]:
         """Returns consecutive batches from exactly `offset` on, until they have `rows` rows.
 
-        The batches together have no more than `limit_bytes`, except that the first is returned
-        whatever its size. Empty if no batch here begins at `offset`.
+        Together the batches have at most `limit_bytes`, but the first is returned whatever its
+        size. Empty if no batch here begins at `offset`.
 
         Args:
-            rows: enough rows; the last batch may have more.
+            rows: the number of rows to reach; the last batch may exceed it.
             limit_bytes: counts batches decoded, as Arrow columns; with `only_kafka`, as encoded.
-            only_kafka: ends before the first batch that is not in Kafka's encoding.
-            most_batches: the largest number of batches, for partitions with many small ones.
+            only_kafka: stops before the first batch that is not in Kafka's encoding.
+            most_batches: the maximum number of batches, for partitions with many small ones.
         """
         found: list[HotBatch] = []
         while rows > 0 and len(found) != most_batches:

@@ -1,23 +1,23 @@
 """Janitor: background maintenance of tables and files, in small steps.
 
-For each topic, when due: it sweeps files that are not needed, applies retention, writes a
-checkpoint of the Delta log, cleans the log, and merges one group of small files. Before that, in a
-topic that is compacted by key, it removes superseded records. A task that fails for a topic is
-logged and left alone for a while; the topic's other tasks and the other topics continue. So a full
-disk, on which no checkpoint can be written, is still freed.
+For each topic, when due, it sweeps unneeded files, applies retention, writes a Delta checkpoint,
+cleans the Delta log, and merges small files. In a topic with key compaction, it first removes
+superseded records. A task that fails for a topic is logged and not retried for a while; the topic's
+other tasks and the other topics continue. So space is still freed on a disk that is too full for a
+checkpoint.
 
-A tick looks at a bounded number of topics: at those with several new commits, and at some of the
-others in turns, so that each has its turn within a minute. It ends after a while, and the next one
-continues. Removal of superseded records may take long, and runs alongside everything else.
+A tick visits a bounded number of topics: those with several new commits, and some of the others in
+rotation, so that each is visited within a minute. It has a time limit, and the next tick continues.
+Removing superseded records can take a long time, and runs alongside everything else.
 
-It also removes the staged files of Spark batches, once all their records are published or after
-`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging.sweep`); the files of
-deleted topics, after the graces of all files; and old files of crashed puts. The names of data
-files decide which of them may be orphans (`storage.table.names`).
+It also removes the staged files of Spark batches, once all their records are published or, if they
+have no manifest, after `janitor.staging_abandoned_seconds` (`storage.staging.sweep`); the files of
+deleted topics, after the grace periods of all files; and old files of crashed puts. The names of
+data files determine which of them may be orphans (`storage.table.names`).
 
-A replaced broker may not know yet that it was replaced, nor the topics and partitions that its
+A replaced broker may not yet know that it was replaced, nor know the topics and partitions that its
 successor has created. So no file is removed because this broker does not know it: only the metadata
-says that a topic is deleted.
+determines that a topic is deleted.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
-UPKEEP_SECONDS = 1.0  # after which a tick leaves the other topics to the next one
-_UPKEEP_ROUND_SECONDS = 60.0  # in which each topic has its turn
-UPKEEP_TOPICS = 20  # that have their turn in each tick, if there are no more
-_TABLE_LOG_LEAST_VERSIONS = 1_000  # of a table, where those of all tables of a broker are more than
-_TABLE_LOGS_VERSIONS = 200_000
-_DELETED_TOPICS_LEARNT = 20  # in a sweep, of those that were deleted before the start
+UPKEEP_SECONDS = 1.0  # after which a tick leaves the remaining topics to the next one
+_UPKEEP_ROUND_SECONDS = 60.0  # within which each topic has its turn
+UPKEEP_TOPICS = 20  # that a tick visits at least, or all if there are fewer
+_TABLE_LOG_LEAST_VERSIONS = 1_000  # that each table may retain, however many tables there are
+_TABLE_LOGS_VERSIONS = 200_000  # shared by all tables of a broker
+_DELETED_TOPICS_LEARNT = 20  # per sweep, of the topics deleted before the start
 _BUSY_BYTES_PER_SECOND = 48 * limits.MIB
 BUSY_AFTER_TAKEOVER_SECONDS = 10.0
 _FILES_BEFORE_PATIENCE_ENDS = 2_000
@@ -83,17 +83,17 @@ class _TopicMaintenance:
     backoff: RetrySchedule
     due: dict[str, float] = field(default_factory=dict)
     merged: TableSnapshot | None = None
-    """The last snapshot that was looked at whole for files to merge or sort."""
+    """The last snapshot that was fully searched for files to merge or sort."""
     seen_keys_version: int = -1
     in_order: set[str] = field(default_factory=set)
     """Files of other engines that were checked and need no sorting."""
     failure_log: FailureLog = field(default_factory=FailureLog)
     commits: int = 0
-    """Our commits since the last look at the topic."""
+    """Our commits since the last visit to the topic."""
     deletions_refused: bool = False
-    """True once it is in the log that the table is append-only, until it no longer is."""
+    """True if the last visit found the table append-only, and this has been logged."""
     compacting: Future[None] | None = None
-    """The removal of superseded records that runs alongside the others."""
+    """The removal of superseded records, if it is running alongside the other tasks."""
 
 
 class Janitor:
@@ -120,13 +120,14 @@ class Janitor:
     ) -> None:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
-        `settle_doubts` finds out whether the topics in doubt still exist, `settle_config` gives a
-        table the configuration of the metadata. `workers` remove superseded records; without them
-        the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
-        `is_controller`: whether it maintains the rest of the root. It is no harm if several do, or
-        none for a while. `quiet_seconds`: a table to which this broker has committed nothing is
-        looked at so much later, because a look costs requests. `removed_files`: how long
-        they stay in the tables of this broker; for their grace only while it `is_short_of_space`.
+        `settle_doubts` determines whether the topics in doubt still exist, `settle_config` applies
+        the configuration in the metadata to a table. `workers` remove superseded records; without
+        them the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
+        `is_controller`: whether it maintains the rest of the root. It does no harm if several
+        brokers do, or none for a while. `quiet_seconds`: the pause between visits to a table to
+        which this broker has committed nothing, because each visit costs requests. `removed_files`:
+        how long they stay in this broker's tables; while it `is_short_of_space`, only for their
+        grace period.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
@@ -147,9 +148,9 @@ class Janitor:
         self._is_short_of_space = is_short_of_space
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
-        """Ids of all topics, the longest not looked at first."""
+        """Ids of all topics, least recently visited first."""
         self._ready: dict[str, None] = {}
-        """Ids of the topics to look at next, in order."""
+        """Ids of the topics to visit next, in order."""
         self._topics_version = -1
         """`LedPartitions.topics_version` as of `_rotation`."""
         self._failure: BaseException | None = None
@@ -158,7 +159,7 @@ class Janitor:
         self._emptied: set[str] = set()
         """Names of deleted topics of which only the Delta log is left."""
         self._known: set[str] = set()
-        """Names of topics that lived since the start, or that a sweep has looked at."""
+        """Names of topics that have existed since the start, or that a sweep has picked up."""
         self._is_busy = False
         self._measured_at, self._measured_bytes = clock.monotonic(), 0
         self._staging_due = self._first_sweep(manifest.FOLDER)
@@ -200,7 +201,7 @@ class Janitor:
                 self._sweep_temporaries()
 
     def _choose_topics(self) -> None:
-        """Adds the topics to look at in this tick to those that are left from the last one."""
+        """Adds the topics to visit in this tick to those left over from the last one."""
         version = self._led_partitions.topics_version
         if version != self._topics_version:
             self._topics_version = version
@@ -244,7 +245,7 @@ class Janitor:
         state.commits = 0
         if not self._owns(topic):
             if not topic.partitions:
-                state.table.forget_read_backs()  # nothing of ours waits for them
+                state.table.forget_read_backs()  # no entry of ours waits for them
             self._try(topic, state, "starts", self._follow_starts, is_over)
             return
         if topic.is_compacted and not state.backoff.is_waiting("keys"):
@@ -259,14 +260,14 @@ class Janitor:
     def _maintain(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
     ) -> None:
-        """Runs the tasks of a topic, first those that free space."""
+        """Runs a topic's tasks, those that free space first."""
         self._try(topic, state, "sweep", self._sweep, should_stop)
         self._try(topic, state, "retention", self._retain, should_stop)
         self._try(topic, state, "topic", self._checkpoint_and_merge, should_stop)
         self._note_refusal(topic, state)
 
     def _note_refusal(self, topic: Topic, state: _TopicMaintenance) -> None:
-        """Logs once that records stay that should be removed, and once that they no longer do."""
+        """Logs once when deletions begin to be refused, and once when they no longer are."""
         reason = topic.deletion_refusal
         if reason is not None and not state.deletions_refused:
             _log.warning("deletions are refused", topic=topic.name, reason=reason)
@@ -284,16 +285,16 @@ class Janitor:
             self._failure = error
 
     def wait(self) -> None:
-        """Waits for what runs alongside the ticks."""
+        """Waits for the work that runs alongside the ticks."""
         for state in list(self._topics.values()):
             if state.compacting is not None:
                 state.compacting.result()
 
     def _measure_rate(self) -> None:
-        """Decides whether the broker is busy: from the write rate since the last tick.
+        """Decides from the write rate since the last tick whether the broker is busy.
 
-        It counts as busy right after it has got partitions, too, because their clients come with
-        what they could not send meanwhile.
+        It also counts as busy right after it has received partitions, because clients then send the
+        records that they could not send during the move.
         """
         now, written = self._clock.monotonic(), self._led_partitions.backlog.written_bytes
         seconds = max(now - self._measured_at, 1e-3)
@@ -303,7 +304,7 @@ class Janitor:
         self._measured_at, self._measured_bytes = now, written
 
     def _log_versions(self) -> int:
-        """Returns how many versions each table may keep in its Delta log."""
+        """Returns how many versions each table may retain in its Delta log."""
         share = _TABLE_LOGS_VERSIONS // max(len(self._rotation), 1)
         least = _TABLE_LOG_LEAST_VERSIONS
         return least if self._is_short_of_space() else max(share, least)
@@ -336,10 +337,10 @@ class Janitor:
         return found
 
     def _first_sweep(self, folder: str) -> float:
-        """Returns when the folder is swept first, in monotonic seconds: within one interval.
+        """Returns when to sweep the folder first, in monotonic seconds: within one interval.
 
-        Spread over the interval, so that not all sweeps run right after a start. Not at its end,
-        because embedded brokers may never live so long, and each would leave its files behind.
+        Spread over the interval, so that not all sweeps run right after a start. Not all at its
+        end, because embedded brokers may never live that long, and would leave their files behind.
         """
         share = crc32c.crc32c(f"{folder} {self._clock.now_us()}".encode()) / 2**32
         return self._clock.monotonic() + share * SWEEP_EVERY_SECONDS
@@ -352,7 +353,7 @@ class Janitor:
         run: Callable[[_TopicMaintenance, Callable[[], bool]], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Runs a task, unless it failed a short while ago. Logs each reason once."""
+        """Runs a task, unless it has failed recently. Logs each reason once."""
         if state.backoff.is_waiting(task):
             return
         try:
@@ -361,7 +362,7 @@ class Janitor:
             raise
         except Exception as error:
             reason = str(error) or repr(error)
-            is_known = state.failure_log.has(reason)  # several tasks may fail for one reason
+            is_known = state.failure_log.has(reason)  # several tasks may fail for the same one
             if state.failure_log.is_new(task, reason) and not is_known:
                 _log.warning("maintenance failed", topic=topic.name, reason=reason)
             state.backoff.failed(task)
@@ -385,9 +386,9 @@ class Janitor:
             self._led_partitions.advance_start(topic, snapshot.starts)
 
     def _follow_starts(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
-        """Learns the log starts that the owner of a table has set.
+        """Follows the log starts that the owner of a table has set.
 
-        Makes the commits of the owner durable, so that a takeover need not do it for all of a day.
+        Makes the owner's commits durable, so that a takeover need not do so for a whole day's.
         """
         state.table.refresh()
         state.table.sync()
@@ -457,7 +458,7 @@ class Janitor:
             except errors.StorageFull:
                 state.due["sweep"] = state.due["retention"] = 0.0
                 raise
-            # First checks merged files, while the Delta log still names the files they replaced.
+            # Checks merged files first, while the Delta log still names the files they replaced.
             sweeping.sweep_replaced(table)
             sweeping.clean_log(
                 table,
@@ -493,7 +494,7 @@ class Janitor:
         since: TableSnapshot | None,
         should_stop: Callable[[], bool],
     ) -> None:
-        """Sorts files that another engine has left unsorted once, instead of in every read."""
+        """Sorts files that another engine has left unsorted, once instead of in every read."""
         table = state.table
         snapshot = table.snapshot
         found = file_compaction.disordered(
@@ -530,7 +531,7 @@ class Janitor:
         """Returns whether merging may use the machine: not while many records are coming in.
 
         Producers notice a busy disk sooner than readers notice many files. With too many files,
-        merging goes ahead all the same.
+        merging proceeds anyway.
         """
         files = sum(len(each) for each in snapshot.files)
         return not self._is_busy or files > _FILES_BEFORE_PATIENCE_ENDS
@@ -546,7 +547,7 @@ class Janitor:
             self._emptied -= live
             self._known |= live
             deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
-            # A start has all that were ever deleted before it.
+            # Right after a start, these are all topics that were ever deleted.
             self._known.update(sorted(deleted - self._known)[:_DELETED_TOPICS_LEARNT])
             deleted &= self._known
         except SyncFailed:
@@ -569,7 +570,7 @@ class Janitor:
                 )
 
     def _sweep_topic(self, name: str) -> None:
-        """Empties the table of a topic, which is for its creator to do while that lives.
+        """Empties the table of a deleted topic; while its creator is alive, only the creator does.
 
         The controller removes the files.
         """
@@ -581,7 +582,7 @@ class Janitor:
             self._finish_deletion(name)
         table = self._open_table(name)
         if table.refresh().topic_id is not None:
-            return  # its creator may name it yet
+            return  # its creator may still add it to the metadata
         self._cleared.add(name)
         if not self._is_controller():
             return
@@ -604,9 +605,9 @@ class Janitor:
     def _is_published(self, batch: Manifest, decided_us: int, receipt: Receipt | None) -> bool:
         """Returns whether the batch's records are in their tables, or can never be.
 
-        They are if some topic holds the batch or a later one of its query, and no log entry waits
-        for its table any more. Writes without a batch number are forgotten after a time, and can
-        no longer be committed by then.
+        They are if some topic has the batch or a later one of its query, and no log entry of the
+        batch is still waiting for its table. Writes without a batch number are forgotten after a
+        time, and can no longer be committed by then.
         """
         topics = self._meta.reload().topics
         batch_id = batch.batch_id
@@ -625,7 +626,7 @@ class Janitor:
             or self._have(topics, batch_id, sections)
             or not sections  # their topics were deleted
         )
-        # Checked last: a batch that is appended after this check is not over.
+        # Checked last: a batch that is only appended after this check cannot be over.
         return is_over and not self._led_partitions.backlog.is_staged(batch_id)
 
     def _have(
@@ -634,7 +635,7 @@ class Janitor:
         batch_id: BatchId,
         sections: Iterable[Section],
     ) -> bool:
-        """Returns whether a partition of the batch has more than a part of it: then all have it.
+        """Returns whether a partition has the batch as a whole, not a part: then all have it.
 
         Parts need a receipt. Without one, the driver still has to ask for the batch.
         """
@@ -649,7 +650,7 @@ class Janitor:
         return False
 
     def _has_received(self, topics: Mapping[str, TopicMetadata], receipt: Receipt) -> bool:
-        """Returns whether the tables have all that several brokers have appended."""
+        """Returns whether the tables contain everything that several brokers have appended."""
         for name, ranges in receipt.ranges.items():
             known = topics.get(name)
             if known is None or known.topic_id != receipt.topic_ids.get(name):
@@ -660,7 +661,7 @@ class Janitor:
         return True
 
     def _is_led_elsewhere(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
-        """Returns whether another broker leads the section's partition, or will do so."""
+        """Returns whether another broker leads the section's partition, or soon will."""
         known = topics.get(section.topic)
         if known is None or section.partition >= known.partition_count:
             return False

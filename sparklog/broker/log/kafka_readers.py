@@ -1,8 +1,8 @@
 """Reads record batches in Kafka's encoding, for Kafka consumers.
 
-Batches that Kafka clients wrote are in the hot tail as they came, and are sent unchanged. All other
-records are rows, in the hot tail, WAL or table: some of them are read and encoded at a time, the
-batches that a fetch does not take are kept for the next one, and so is the place in their file.
+Batches that Kafka clients wrote are in the hot tail as they arrived, and are sent unchanged. All
+other records are rows, in the hot tail, WAL or table. They are read and encoded in portions; the
+batches that a fetch does not return are kept for the next one, as is the place in their file.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from sparklog.clock import Clock
 if TYPE_CHECKING:
     from sparklog.formats.record_batch import Raw
 
-BATCH_BYTES = 256 * limits.KIB  # of a batch encoded from rows; a larger record has its own
+BATCH_BYTES = 256 * limits.KIB  # of a batch encoded from rows; a larger record gets its own
 MADE_BYTES = 1 * limits.MIB  # of such batches that are encoded at a time
-AHEAD_BYTES = 128 * limits.MIB  # of such batches that are kept for sequential readers
-CURSORS_KEPT = 4  # sequential readers whose place in a file is kept between two fetches
+AHEAD_BYTES = 128 * limits.MIB  # of such batches that are cached for sequential readers
+CURSORS_KEPT = 4  # sequential readers whose place in a file is kept between fetches
 _PORTION_BATCHES = 512  # that are read at a time, unchanged
-_FEW_BATCHES = 32  # so many are sent without joining, whatever their size
+_FEW_BATCHES = 32  # up to this many are sent without joining, whatever their size
 _SMALL_PIECE_BYTES = 1 * limits.KIB  # smaller parts of batches are joined; a batch has two
 
 
 _FEW_ROWS: Final = 8_192
-"""Rows that are read at once if the cache has no space for their batches."""
+"""Rows that are read at a time if the cache has no space for their batches."""
 
 
 class Fetched(NamedTuple):
@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
     pieces: Sequence[Raw]
     """The bytes of all batches, in pieces."""
     end: int
-    """The next offset that a consumer asks for."""
+    """The offset that a consumer fetches next."""
 
 
 class KafkaReader:
@@ -84,16 +84,16 @@ class KafkaReader:
     ) -> Fetched | None:
         """Returns record batches from `offset` on, of at most `limit_bytes` together.
 
-        Returns only some of many small batches; the caller asks again, in turns. The first batch
-        may begin below `offset`. Returns no batch at the end of the log, and None if `only_memory`
-        is set and the batches must be read from storage, which may take longer than the caller can
-        wait.
+        If there are many small batches, returns only some; the caller asks again, in turns. The
+        first batch may begin below `offset`. Returns no batch at the end of the log, and None if
+        `only_memory` is set and the batches must be read from storage, which may take longer than
+        the caller can wait.
 
         Args:
             name: the topic.
             number: the partition.
             offset: the first offset to read.
-            limit_bytes: the largest sum of all batches.
+            limit_bytes: the maximum total size of the batches.
             at_least_one: returns the first batch whatever its size.
             only_memory: returns None rather than read from storage.
 
@@ -119,9 +119,9 @@ class KafkaReader:
         return found if at_least_one or size <= limit_bytes else nothing
 
     def read_together(self, places: Sequence[tuple[str, int, int]]) -> None:
-        """Encodes the next records of several partitions for `fetch`, of those in small files.
+        """Encodes the next records of several partitions for `fetch`, if they are in small files.
 
-        It takes less time than fetching each of them. All others, and errors, are left to `fetch`.
+        Takes less time than fetching each separately. All others, and errors, are left to `fetch`.
 
         Args:
             places: topic, partition, and the offset of each.
@@ -135,7 +135,7 @@ class KafkaReader:
             topics = {place[0]: topic for topic, place in ours}
             for read in self._reader.read_together(places, columns=record_batch.COLUMNS):
                 self.read_bytes += read.rows.nbytes
-                topic = topics[read.topic]  # of this name, another may have been created meanwhile
+                topic = topics[read.topic]  # another topic may have this name by now
                 epoch = topic.partition(read.partition).leader_epoch
                 encoded = [
                     EncodedBatch(batch, record_batch.read_header(batch).next_offset)
@@ -147,7 +147,7 @@ class KafkaReader:
     def _alone(
         self, places: Sequence[tuple[str, int, int]]
     ) -> Iterator[list[tuple[Topic, tuple[str, int, int]]]]:
-        """Yields the places that no other reader encodes at present; such readers wait for them."""
+        """Yields the places that no other reader is encoding; other readers wait for them."""
         locks: dict[tuple[str, int, int], threading.Lock] = {}
         ours = []
         try:
@@ -193,9 +193,9 @@ class KafkaReader:
     def _encode(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
     ) -> Sequence[EncodedBatch]:
-        """Reads rows from any storage and encodes them; keeps the batches beyond the limit.
+        """Reads rows from any storage and encodes them; caches the batches beyond the limit.
 
-        Sequential readers continue where the last one ended.
+        A sequential reader continues where its last fetch ended.
         """
         of_partition = topic.topic_id, partition.number
         key = *of_partition, offset
@@ -213,7 +213,7 @@ class KafkaReader:
                 with self._cache.reserve(MADE_BYTES) as free_bytes:
                     least_bytes = max(limit_bytes, free_bytes)
                     encoded = cursor.take(least_bytes) if cursor is not None else ()
-                    if not encoded:  # a kept cursor ends where the partition ended before
+                    if not encoded:  # a kept cursor ends where the partition used to end
                         cursor = _Cursor(self._batches(topic, partition, offset))
                         encoded = cursor.take(least_bytes)
                 self._cache.put(of_partition, offset, encoded)
@@ -226,9 +226,9 @@ class KafkaReader:
     def _encode_ahead(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
     ) -> Sequence[EncodedBatch]:
-        """Encodes the rows that are read at once, as far as the cache has space for them.
+        """Encodes the rows that are read together, as far as the cache has space for them.
 
-        For readers whose place in a file is not kept, because others' are.
+        For readers whose place in a file is not kept, because there are too many of them.
         """
         with self._cache.reserve(limits.ROW_GROUP_BYTES) as free_bytes:
             is_free = free_bytes >= limits.ROW_GROUP_BYTES
@@ -266,27 +266,27 @@ class _Made(NamedTuple):
 
     encoded: EncodedBatch
     row_bytes: int
-    """The bytes of its rows, which may be many more than its own."""
+    """The bytes of its rows, which may be far more than those of the batch."""
     is_last: bool
-    """True for the last batch of rows that were read at once."""
+    """True for the last batch of rows that were read together."""
 
 
 class _Cursor:
-    """Encoded batches of a partition, which a sequential reader takes some at a time.
+    """Encoded batches of a partition, which a sequential reader takes a few at a time.
 
-    It keeps its place in a file between two fetches, so that each row group is decoded once.
+    Keeps its place in a file between fetches, so that each row group is decoded only once.
     """
 
     def __init__(self, batches: Iterator[_Made]) -> None:
         self._batches = batches
 
     def take(self, least_bytes: int, rest_bytes: int | None = None) -> Sequence[EncodedBatch]:
-        """Returns the next batches: at least so many bytes, unless rows of a group are read.
+        """Returns the next batches, of at least `least_bytes` or from `ROW_GROUP_BYTES` of rows.
 
         Args:
-            rest_bytes: takes more up to this limit, if it is of rows that are read anyway.
+            rest_bytes: continues up to this size, with rows that have been read anyway.
 
-        Raises the errors of the reader for the first batch; those of others end the cursor.
+        Raises the errors of the reader for the first batch; later errors end the cursor.
         """
         found: list[EncodedBatch] = []
         size = decoded_bytes = 0
@@ -294,7 +294,7 @@ class _Cursor:
             for encoded, row_bytes, is_last in self._batches:
                 found.append(encoded)
                 size += encoded.size
-                # If the topic compresses, a megabyte of batches may take a gigabyte of rows.
+                # If the topic is compressed, a megabyte of batches may need a gigabyte of rows.
                 decoded_bytes += row_bytes
                 is_enough = size >= least_bytes or decoded_bytes >= limits.ROW_GROUP_BYTES
                 if is_enough and (rest_bytes is None or is_last or size >= rest_bytes):
@@ -308,8 +308,8 @@ class _Cursor:
 class _Cursors:
     """The cursors of a few sequential readers, by the offset at which each continues.
 
-    A cursor keeps a file open, and rows that may have left the table meanwhile, so it is dropped
-    after some seconds, as cached batches are. Thread-safe.
+    A cursor keeps a file open, and rows that may since have been removed from the table. So it is
+    dropped after some seconds, like cached batches. Thread-safe.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -318,7 +318,7 @@ class _Cursors:
         self._cursors: OrderedDict[tuple[str, int, int], tuple[_Cursor, float]] = OrderedDict()
 
     def take(self, key: tuple[str, int, int]) -> _Cursor | None:
-        """Removes and returns the cursor that continues at an offset, if it is young enough."""
+        """Removes and returns the cursor that continues at an offset, if it has not expired."""
         with self._lock:
             expired_at = self._clock.monotonic() - KEPT_SECONDS
             while self._cursors and next(iter(self._cursors.values()))[1] <= expired_at:
@@ -327,12 +327,12 @@ class _Cursors:
         return found[0] if found is not None else None
 
     def has_room(self) -> bool:
-        """Returns whether another cursor would be kept."""
+        """Returns whether there is room for another cursor."""
         with self._lock:
             return len(self._cursors) < CURSORS_KEPT
 
     def put(self, key: tuple[str, int, int], cursor: _Cursor) -> None:
-        """Keeps a cursor; drops the oldest if there are too many."""
+        """Adds a cursor; drops the oldest if there are too many."""
         with self._lock:
             self._cursors[key] = cursor, self._clock.monotonic()
             self._cursors.move_to_end(key)

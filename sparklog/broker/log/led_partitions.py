@@ -1,10 +1,10 @@
-"""The topics of a root, and the partitions of them that this broker leads.
+"""The topics of a root, and those of their partitions that this broker leads.
 
-One lock guards all of it, here and in `backlog`, `duplicates`, `resignations` and
-`checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while it takes a lock
-that is held during I/O, as that of a topic's table is. No other module takes it. Only durable facts
-are recorded: the writer applies a flush after its object is durable, the publisher a commit after
-it is in the Delta log.
+One lock guards all of this state, here and in `backlog`, `duplicates`, `resignations` and
+`checkpoint_changes`. Acks wait for it, so no thread holds it during I/O, nor while acquiring a lock
+that is held during I/O, such as that of a topic's table. No other module acquires it. Only durable
+facts are recorded: the writer applies a flush once its object is durable, the publisher a commit
+once it is in the Delta log.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from sparklog.storage.snapshot import (
 )
 from sparklog.storage.wal import WalObject
 
-_DELETED_NAME_SECONDS = 1.0  # in which no client's mention creates a deleted topic again
+_DELETED_NAME_SECONDS = 1.0  # in which a client's mention does not recreate a deleted topic
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """The content of a checkpoint of the WAL, of one moment."""
+    """The content of a WAL checkpoint, as of one moment."""
 
     sequence: int
     """The newest object that it reflects."""
     needed: Sequence[int]
-    """Objects with unconfirmed entries, by their sequences."""
+    """Sequences of the objects with entries not yet confirmed."""
     bounds: Mapping[str, tuple[Bounds, ...]]
     """Bounds of each partition, by topic id."""
     states: StateSnapshot
@@ -66,7 +66,7 @@ class CheckpointContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The reason why a partition accepts no record, and its known records."""
+    """The reason why a partition accepts no records, and its known entries."""
 
     reason: errors.SparklogError
     end: int
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InheritedPartition:
-    """A partition as the table and the logs of earlier epochs have it."""
+    """A partition as found in its table and the logs of earlier epochs."""
 
     partition: Partition
     tail: Sequence[Located] = ()
@@ -92,12 +92,12 @@ class InheritedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InheritedTopic:
-    """A topic of which this broker gets partitions."""
+    """A topic with partitions that this broker takes over."""
 
     topic: Topic
     known: TopicMetadata
     held_back: str | None
-    """Why the topic's table cannot be written, if so."""
+    """The reason the topic's table cannot be written; None if it can."""
     batches: Sequence[tuple[BatchId, BatchKind, int]]
     """See `TopicTable.batches`."""
     are_batches_known: bool
@@ -114,7 +114,7 @@ class LedPartitions:
         self._lock = threading.RLock()
         self._changes = CheckpointChanges()
         self.backlog = Backlog(self._lock, self._changes, self.by_id, clock=self._clock)
-        """The entries that wait for the tables."""
+        """The entries that wait to be written to the tables."""
         self._duplicates = Duplicates(self._changes, clock=self._clock)
         self.growths = Growths(
             self._lock, lambda topic, number: self.topic(topic).partition(number)
@@ -122,23 +122,23 @@ class LedPartitions:
         self.resignations = Resignations(
             self._lock, self._changes, self.backlog, self._duplicates, self.by_id, clock=self._clock
         )
-        """Partitions that move, or have moved, from this broker to others."""
+        """Partitions that are moving, or have moved, from this broker to others."""
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._removed: dict[str, float] = {}
-        """When topics were removed, in monotonic seconds by name; of `_DELETED_NAME_SECONDS`."""
+        """When the topics of the last `_DELETED_NAME_SECONDS` were removed (monotonic), by name."""
         self.topics_version = 0
-        """Rises when a topic is added or removed."""
+        """Increases whenever a topic is added or removed."""
         self.on_leaders: Callable[[], None] = lambda: None
-        """Called when partitions have other leaders, or are served from now on."""
+        """Called when partitions have new leaders, or begin to be served."""
         self.is_takeover_stuck = False
-        """True while partitions that this broker has got cannot be restored."""
+        """True while partitions assigned to this broker cannot be restored, and some time after."""
         self.taken_seconds = -math.inf
-        """When this broker last got a partition of a predecessor (monotonic seconds)."""
+        """When this broker last took over a partition of a predecessor (monotonic seconds)."""
         self.applied_sequence = -1
         """The newest object of our own WAL that is reflected here."""
         self._removed_counts = TopicCounts()
-        """The sums of topics that were deleted, so that the broker's sums never fall."""
+        """The totals of deleted topics, so that the broker's totals never decrease."""
 
     # -------------------------------------------------------------------------- topics
 
@@ -147,7 +147,7 @@ class LedPartitions:
             return list(self._topics.values())
 
     def topics_and_removed(self) -> tuple[list[Topic], TopicCounts]:
-        """Returns the topics, and the sums of those that were deleted; each is in one of both."""
+        """Returns the topics, and the totals of deleted ones. Each topic counts in one of these."""
         with self._lock:
             removed = TopicCounts()
             removed.add(self._removed_counts)
@@ -178,13 +178,13 @@ class LedPartitions:
         return sum(len(topic.partitions) for topic in self.topics())
 
     def add_topic(self, topic: Topic) -> None:
-        """Adds a topic, unless it is there already."""
+        """Adds a topic, unless it is already present."""
         with self._lock:
             if topic.topic_id in self._by_id:
                 return
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
-            self.backlog.update_waiting(topic)  # it may be held back already
+            self.backlog.update_waiting(topic)  # it may already be held back
             for partition in topic.partitions.values():
                 self._changes.note_bounds(topic, partition)
             self.topics_version += 1
@@ -195,10 +195,10 @@ class LedPartitions:
         snapshot: TableSnapshot,
         metadata: ClusterMetadata,
     ) -> None:
-        """Adds the partitions that `metadata` have beyond those of `topic`.
+        """Adds the partitions that `metadata` has beyond those of `topic`.
 
-        Of these, the topic gets those that this broker leads and that no broker has led before,
-        with the bounds of `snapshot`. Those of a predecessor come from `recovery`. If there are
+        Of these, it serves the ones that this broker leads and that no broker has led before, with
+        the bounds of `snapshot`. Those of a predecessor are restored by `recovery`. If there are
         other brokers, their clients may have known the partitions before this broker did.
         """
         known = metadata.topics[topic.name]
@@ -221,7 +221,7 @@ class LedPartitions:
             self.lead(topic, known, added, version=metadata.version)
 
     def remove_topic(self, topic: Topic) -> None:
-        """Removes a topic, if it is there. The entries of a deleted topic count as published."""
+        """Removes a topic, if it is present. The entries of a deleted topic count as published."""
         with self._lock:
             if self._by_id.get(topic.topic_id) is not topic:
                 return
@@ -239,7 +239,7 @@ class LedPartitions:
                 partition.growth.close()
             self.resignations.forget_topic(topic)
         for partition in topic.partitions.values():
-            with self._lock:  # for one at a time, because others wait for it
+            with self._lock:  # for one at a time, because other threads wait for it
                 self._duplicates.forget_producers(partition)
 
     def _note_removed(self, name: str) -> None:
@@ -259,14 +259,14 @@ class LedPartitions:
         *,
         version: int,
     ) -> None:
-        """Records the leaders of a topic's partitions, and serves those of `added` from now on.
+        """Records the leaders of a topic's partitions, and begins to serve those of `added`.
 
-        Their states are complete by then, because other threads find them without the lock. Ignores
-        the leaders of a `version` of the metadata that is older than the one recorded.
+        The states of these must be complete, because other threads find them without the lock.
+        Ignores the leaders if the metadata's `version` is older than the recorded one.
         """
         with self._lock:
             for number in added or ():
-                # Our checkpoints may have a state of an earlier time: it is not continued.
+                # Our checkpoints may have its state from an earlier term: it is not continued.
                 self.resignations.release(topic.topic_id, number)
             if added:
                 assert not added.keys() & topic.partitions.keys(), "their records would be lost"
@@ -278,16 +278,16 @@ class LedPartitions:
             if version >= topic.version:
                 assert all(known.leaders[number] == self.broker for number in topic.partitions)
                 topic.version = version
-                # In this order: `count` is that of the leaders, and is read without the lock.
+                # In this order: `count` is the number of leaders, and is read without the lock.
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders
                 self.resignations.note_leaders(topic)
         self.on_leaders()
 
     def lead_known(self, topic: Topic, known: TopicMetadata, *, version: int) -> bool:
-        """Records the leaders of the partitions that the topic has, as `lead` does.
+        """Records the leaders of the topic's existing partitions, as `lead` does.
 
-        Returns whether there are others than before.
+        Returns whether they have changed.
         """
         with self._lock:
             was, count = (topic.leaders, topic.leader_epochs), topic.count
@@ -306,13 +306,15 @@ class LedPartitions:
         version: int,
         now_seconds: float,
     ) -> list[Located]:
-        """Serves partitions of predecessors, all at once. Returns their unpublished entries.
+        """Begins to serve partitions of predecessors, all at the same moment.
+
+        Returns their unpublished entries.
 
         Args:
-            inherited: the topics; those that were deleted meanwhile are left out.
-            states: encoded states of checkpoints, each with the (topic id, partition) to take.
-            version: of the metadata that name this broker as the leader.
-            now_seconds: the monotonic time, if this broker serves clients already.
+            inherited: the topics; those deleted in the meantime are skipped.
+            states: encoded states of checkpoints, each with the (topic id, partition) pairs to use.
+            version: the version of the metadata that names this broker as the leader.
+            now_seconds: the monotonic time, if this broker already serves clients.
         """
         restored: dict[tuple[str, int], tuple[Topic, Partition]] = {}
         with self._lock:
@@ -363,10 +365,10 @@ class LedPartitions:
         if block.is_end_known:
             self.backlog.hold_back(topic, topic.held_back or str(block.reason))
 
-    # -------------------------------------------------------------------------- their lives
+    # -------------------------------------------------------------------------- states
 
     def state(self, topic: Topic, number: int) -> PartitionState:
-        """Returns the state of a partition that exists, as this broker knows it."""
+        """Returns the state of an existing partition, as this broker knows it."""
         found = topic.partitions.get(number)
         if found is not None:
             return found.state
@@ -376,24 +378,24 @@ class LedPartitions:
         return PartitionState.AWAITED if is_ours else PartitionState.ELSEWHERE
 
     def is_moving(self, topic: Topic, number: int) -> bool:
-        """Returns whether a partition is in a state of `MOVING`; False for one without a leader."""
+        """Returns whether a partition is in a `MOVING` state; False for one that is unknown."""
         return 0 <= number < topic.count and self.state(topic, number) in MOVING
 
     def reinstate(self, topic_id: str, number: int) -> None:
-        """Serves a resigned partition again, because no other broker has led it since."""
+        """Resumes serving a resigned partition, because no other broker has led it since."""
         if self.resignations.revoke(topic_id, number):
             self.on_leaders()
 
     # -------------------------------------------------------------------------- durable facts
 
     def exclusively(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> None:
-        """Calls `work` for each item while no fact is recorded. It must wait for nothing."""
+        """Calls `work` for each item with the lock held. It must not block."""
         with self._lock:
             for each in items:
                 work(each)
 
     def apply(self, written: WalObject) -> None:
-        """Applies the next object of our WAL, which is durable."""
+        """Applies the next durable object of our WAL."""
         with self._lock:
             self.applied_sequence = written.at.sequence
             for each in written.located:
@@ -404,7 +406,7 @@ class LedPartitions:
                 if topic is None:
                     continue  # deleted while the flush was under way
                 if entry.carried and entry.partition not in topic.partitions:
-                    continue  # given to another broker while the flush was under way
+                    continue  # handed over to another broker while the flush was under way
                 partition = topic.partitions[entry.partition]
                 self._duplicates.record(topic, partition, entry)
                 if entry.carried:
@@ -424,7 +426,7 @@ class LedPartitions:
                 counts.bytes_in += size
 
     def advance_start(self, topic: Topic, starts: Sequence[int]) -> None:
-        """Records the log starts that a durable version of the table has, one per partition.
+        """Records the log starts in a durable version of the table, one per partition.
 
         A start never moves back. A start beyond our end was set by a successor of this broker.
         """
@@ -441,8 +443,8 @@ class LedPartitions:
     ) -> CheckpointContent | None:
         """Returns the content of the next checkpoint of our WAL.
 
-        None if no object follows the one with sequence `after`. Each content has the changes of
-        states since the one before, so all must go to one `StateEncoder`.
+        None if no object follows the one with sequence `after`. Each content has only the state
+        changes since the previous one, so all must be passed to the same `StateEncoder`.
         """
         with self._lock:
             if self.applied_sequence < 0 or self.applied_sequence == after:
@@ -461,7 +463,7 @@ class LedPartitions:
     def bounds(self) -> dict[str, tuple[Bounds, ...]]:
         """Returns the bounds of each partition of each topic, by topic id.
 
-        Looks only at the partitions that have changed since the last call.
+        Recomputes only those of the partitions that have changed since the last call.
         """
         with self._lock:
             return self._changes.bounds(lambda each: self._by_id.get(each.topic_id) is each)
@@ -491,7 +493,7 @@ class LedPartitions:
     def batches(
         self, partitions: Collection[Partition], batch_id: BatchId
     ) -> dict[int, SparkBatch]:
-        """Returns the Spark batch as partitions of a topic remember it, by their numbers."""
+        """Returns the Spark batch as partitions of a topic remember it, by partition number."""
         with self._lock:
             found = {each.number: each.batches.find(batch_id) for each in partitions}
         return {number: each for number, each in found.items() if each is not None}

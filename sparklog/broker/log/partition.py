@@ -1,4 +1,4 @@
-"""A partition that this broker leads: its offsets, and its entries that readers and publisher need.
+"""A partition led by this broker: its offsets, and the entries that readers and publisher need.
 
 The lock of the `LedPartitions` guards every change. Offsets may be read without it.
 """
@@ -63,21 +63,21 @@ class Partition:
         self.published = published
         self.end = published
         self.growth = Growth()
-        """Bytes that were appended while this broker leads the partition."""
+        """Bytes appended since this broker began to lead the partition."""
         self.inherited_end = published
-        """Records below were written by predecessors, and have arrival times of their clocks."""
+        """Records below it were written by predecessors, with arrival times by their clocks."""
         self.unpublished: list[Located] = []
-        """Entries that continue the table from `published` on, without a hole."""
+        """Entries that continue the table contiguously from `published` on."""
         self.unpublished_batches: dict[BatchId, tuple[int, int]] = {}
-        """(first offset, end) of each Spark batch that is not published completely."""
+        """(first offset, end) of each Spark batch that is not completely published."""
         self.unconfirmed: list[Located] = []
         """Published entries, up to `published`, whose data files have not been seen since."""
         self.blocked: errors.SparklogError | None = None
-        """Why no record may be appended or published: in the state BLOCKED, and in no other."""
+        """Why no record may be appended or published; set in the state BLOCKED only."""
         self.stranded: list[Located] = []
         """Entries of a blocked partition that do not connect to the table."""
         self.is_end_known = True
-        """False only for a blocked partition whose end neither table nor logs say."""
+        """False only for a blocked partition whose end is in neither its table nor the logs."""
         self.producers = Producers()
         self.batches = PartitionSparkBatches()
         self.taken_seconds = -math.inf
@@ -95,17 +95,17 @@ class Partition:
         return self.unpublished[first : bisect_left(self.unpublished, end, lo=first, key=base_of)]
 
     def unpublished_below(self, end: int) -> tuple[Located, ...]:
-        """Returns the unpublished entries that end at `end` or before."""
+        """Returns the unpublished entries that end at or before `end`."""
         return tuple(self.unpublished[: bisect_right(self.unpublished, end, key=end_of)])
 
     def note_batch(self, entry: Entry) -> None:
-        """Records the Spark batch of an entry that is not published, if it has one."""
+        """Records the Spark batch, if any, of an unpublished entry."""
         if entry.batch_id is not None:
             first, _ = self.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
             self.unpublished_batches[entry.batch_id] = first, entry.end
 
     def note_epoch(self, entry: Entry) -> None:
-        """Records where a leader epoch begins. Entries come in the order of their offsets."""
+        """Records where a leader epoch begins. Call it with entries in the order of offsets."""
         if not self.epochs or self.epochs[-1][0] < entry.leader_epoch:
             self.epochs.append((entry.leader_epoch, entry.base_offset))
             del self.epochs[:-LEADER_EPOCHS_REMEMBERED]
@@ -126,7 +126,7 @@ class Partition:
         return known, max(end, self.start)
 
     def drop_published_batches(self, end: int) -> None:
-        """Drops the batches that end at `end` or before: they are published."""
+        """Drops the batches that end at or before `end`: they are published."""
         batches = self.unpublished_batches  # in the order of their offsets
         while batches:
             batch_id, (_, batch_end) = next(iter(batches.items()))

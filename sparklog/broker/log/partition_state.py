@@ -1,11 +1,11 @@
-"""The life of a partition at one broker: its states, and the events that lead from one to another.
+"""The life of a partition at one broker: its states, and the events that cause transitions.
 
-Each broker has a view of its own. Together they keep one promise: at any time at most one broker is
-in a state in which it can append to the partition. The metadata decides which one may, and the
-fence of the write-ahead log ends a leader that does not know yet that it was replaced.
+Each broker has its own view. Together they maintain one invariant: at any time at most one broker
+is in a state in which it can append to the partition. The metadata decides which one may, and the
+fence in the write-ahead log ends a leader that does not yet know that it was replaced.
 
 An event that a state does not expect is a defect: `after` raises an `AssertionError` that names
-both; otherwise the broker might serve a partition that another one leads.
+both, because otherwise the broker might serve a partition that another one leads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class PartitionState(enum.Enum):
     """The state of a partition, as one broker knows it."""
 
     ELSEWHERE = "another broker leads it"
-    AWAITED = "the metadata names this broker, which has not restored it yet"
+    AWAITED = "the metadata names this broker, which has not yet restored it"
     SERVING = "this broker appends to it, publishes it, and answers its readers"
-    BLOCKED = "its table and log do not connect: it is read, and accepts no record"
-    RESIGNING = "it accepts no request any more, and its last appends become durable"
-    RESIGNED = "it is not served, and whether the metadata names its successor is not known yet"
+    BLOCKED = "its table and log do not connect: it can be read, but accepts no records"
+    RESIGNING = "it accepts no more requests, and its last appends become durable"
+    RESIGNED = "it is not served, and it is not yet known if the metadata names its successor"
 
 
 class PartitionEvent(enum.Enum):
@@ -31,12 +31,12 @@ class PartitionEvent(enum.Enum):
 
     ASSIGNED = "the metadata names this broker as the leader"
     RESTORED = "its records, producers and batches are found in the table and the logs"
-    DISCONNECTED = "its table is found not to continue its log"
-    RECONNECTED = "its table continues its log again"
-    MOVE_BEGAN = "another member is to lead it"
+    DISCONNECTED = "its log is found not to continue its table"
+    RECONNECTED = "its log continues its table again"
+    MOVE_BEGAN = "another member is about to lead it"
     MOVE_ABANDONED = "its last appends did not become durable"
-    DRAINED = "no append of it is under way"
-    REINSTATED = "a further version of the metadata does not name a successor"
+    DRAINED = "none of its appends is under way"
+    REINSTATED = "a later version of the metadata does not name a successor"
     SUCCEEDED = "the metadata names another broker"
 
 
@@ -59,10 +59,10 @@ TRANSITIONS: Final[Mapping[tuple[PartitionState, PartitionEvent], PartitionState
 """The state that follows an event. A deleted topic ends the life of its partitions in any state."""
 
 LED: Final = frozenset({_S.SERVING, _S.BLOCKED, _S.RESIGNING})
-"""States in which this broker has the records of the partition, and publishes them."""
+"""States in which this broker has the partition's records, and is the one to publish them."""
 
 MOVING: Final = frozenset({_S.AWAITED, _S.RESIGNING, _S.RESIGNED})
-"""States in which the metadata names this broker, as far as it knows, and it serves no request."""
+"""States in which the metadata names this broker, as far as it knows, but it serves no request."""
 
 
 def after(state: PartitionState, event: PartitionEvent) -> PartitionState:

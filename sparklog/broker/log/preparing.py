@@ -1,4 +1,4 @@
-"""Checks and encodes records for the log, in the thread of their client and without a lock."""
+"""Checks and encodes records for the log, in the client's thread and without a lock."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 KAFKA_QUICK_BYTES = 32 * limits.KIB  # of a compressed batch that is checked on the event loop
 KAFKA_QUICK_RECORDS_BYTES = 256 * limits.KIB  # the same, decompressed
-KAFKA_RECORD_ERRORS = 1_000  # invalid records of a batch that an error names
+KAFKA_RECORD_ERRORS = 1_000  # the maximum number of invalid records that an error names
 
 NO_TIMESTAMP: Final = -1
-"""In ms: the timestamp that Kafka clients give a record that has none."""
+"""The timestamp, in ms, that Kafka clients send with a record that has none."""
 _EXCESS_BYTES: Final = 64 * limits.KIB
-"""Memory that a batch may keep alive beyond twice its size; Flight messages have some."""
+"""Memory that a batch may keep alive beyond twice its size; Flight messages need some."""
 
 
 class WouldBlock(Exception):
@@ -70,7 +70,7 @@ class AppendPreparer:
                 reason=f"{producer_sequence} is invalid: epoch and sequence begin at 0"
             )
         try:
-            # A client's buffers may point anywhere; nothing after this checks them.
+            # A client's buffers may point anywhere; nothing later checks them.
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise errors.WrongSchema(reason=f"the batch is invalid Arrow data: {error}") from error
@@ -109,10 +109,10 @@ class AppendPreparer:
         """Checks a Kafka record batch, in the caller's thread, and keeps its bytes.
 
         The bytes change only if the topic uses LogAppendTime, if the batch's header has a wrong
-        maximum timestamp, or if the topic wants another codec.
+        maximum timestamp, or if the topic requires a different codec.
 
         Raises `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`, `KeylessRecord`, and the
-        errors of `record_batch.check`. If single records are refused, the error's `records` has
+        errors of `record_batch.check`. If individual records are refused, the error's `records` has
         (index in the batch, reason) for each.
 
         Args:
@@ -154,7 +154,7 @@ class AppendPreparer:
         if header.is_transactional:
             raise errors.BadBatch(reason="it is transactional, and transactions are not supported")
         if header.base_offset:
-            reason = f"a producer's batch begins at offset 0, and this one at {header.base_offset}"
+            reason = f"a producer's batch begins at offset 0, but this one at {header.base_offset}"
             raise errors.BadBatch(reason=reason)
         if found.largest_bytes > self._max_record_bytes:
             raise errors.RecordTooLarge(
@@ -208,7 +208,7 @@ class AppendPreparer:
         if size > self._max_batch_bytes:
             raise errors.BatchTooLarge(bytes=size, limit_bytes=self._max_batch_bytes)
         check_record_sizes(batch, self._max_record_bytes)
-        # Batching is our choice; in Kafka each record could come alone. So the topic's limit
+        # Batching is our choice; in Kafka each record could arrive alone. So the topic's limit
         # applies to each record.
         limit = topic.max_message_bytes
         if limit is not None:
@@ -250,7 +250,7 @@ def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: i
     """Checks a batch if that is quick. Raises `WouldBlock` and the errors of `record_batch.check`.
 
     The size of a compressed batch is known only after decompression, so it is decompressed up to a
-    small limit. An uncompressed batch is checked about as fast as it was read.
+    small limit. Checking an uncompressed batch takes about as long as reading it did.
     """
     from sparklog.formats import record_batch
 
@@ -298,7 +298,7 @@ def _refuse_keyless(topic: Topic, partition: int, batch: CheckedBatch) -> NoRetu
     from sparklog.formats import record_batch
 
     _, has_key = record_batch.stamps_and_keys(batch)
-    reason = f"topic {topic.name} is compacted, and every record of it needs a key"
+    reason = f"topic {topic.name} is compacted, so every record needs a key"
     raise errors.KeylessRecord(
         topic=topic.name,
         partition=partition,

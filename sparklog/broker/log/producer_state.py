@@ -1,24 +1,24 @@
 """Idempotent producers: recognises the retry of a batch that is already in a partition.
 
 The rules are Kafka's (KIP-98, KIP-360; `ProducerAppendInfo.checkSequence`). A batch carries the
-producer id, the producer epoch and the sequence of its first record. Sequences rise by one per
-record and wrap after 2**31 - 1. For each producer, the last five batches are kept:
+producer id, the producer epoch and the sequence of its first record. Sequences increase by one per
+record and wrap after 2**31 - 1. For each producer, the last five batches are remembered:
 
 - A batch that is already in the log is acked with its first offset.
 - A gap in the sequences is refused, and a lower epoch is fenced.
 - A new epoch of a known producer begins at sequence 0.
 - A producer that the partition does not know may begin with any sequence: it is new, its state has
-  expired, or the topic was created again.
+  expired, or the topic was recreated.
 
-The last rule leaves a gap, which Kafka has too: if an unknown producer has two batches in flight
-and the first is refused for now, the second would be accepted, and the retry of the first would
-then be out of order. `Refusals` closes the gap for as long as clients retry.
+The last rule leaves a loophole, which Kafka has too: if an unknown producer has two batches in
+flight and the first is temporarily refused, the second would be accepted, and the retry of the
+first would then be out of order. `Refusals` closes it for as long as clients retry.
 
-A partition that moves, or that another broker has created, leaves another one: its leader may
-refuse a batch that comes too early, and get the next one when it serves the partition. For some
-time after that, a batch whose predecessor is missing is to be sent again (`skips`), also one of an
-unknown producer. An error about its sequence would make librdkafka begin a new epoch, in which
-batches that are in the log already are not recognised.
+A partition that moves, or that another broker has created, leaves another loophole: its leader may
+refuse a batch that arrives too early, and receive the next one once it serves the partition. For
+some time after that, a batch whose predecessor is missing must be sent again (`skips`), even if its
+producer is unknown. An out-of-order error would make librdkafka begin a new epoch, in which batches
+that are already in the log are not recognised.
 
 States are immutable: a flush works on new states, which are kept only if it becomes durable.
 """
@@ -33,8 +33,8 @@ import msgspec
 
 from sparklog import errors, limits
 
-PRODUCERS_PER_BLOCK = 256  # of neighbouring ids, that a checkpoint encodes together
-PRODUCER_REFUSAL_SECONDS = 120.0  # of repeats of a refused batch: Kafka's delivery.timeout.ms
+PRODUCERS_PER_BLOCK = 256  # with adjacent ids, encoded together in a checkpoint
+PRODUCER_REFUSAL_SECONDS = 120.0  # in which clients retry a batch: Kafka's delivery.timeout.ms
 PRODUCER_REFUSALS = 10_000  # refused batches that are remembered
 
 NO_PRODUCER: Final = -1
@@ -50,7 +50,7 @@ class ProducerSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch that is in the partition."""
+    """A batch in the partition."""
 
     base_sequence: int
     count: int
@@ -63,12 +63,12 @@ class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerState(msgspec.Struct, frozen=True, array_like=True):
-    """State of one producer in one partition; `recent` is in order, the newest last."""
+    """State of one producer in one partition; `recent` is in order, newest last."""
 
     epoch: int
     recent: tuple[SequencedBatch, ...]
     seen_ms: int = 0
-    """When its newest batch came, on the broker's monotonic clock, because wall clocks may jump."""
+    """When its newest batch arrived, by the broker's monotonic clock: wall clocks can jump."""
 
     @property
     def last_us(self) -> int:
@@ -123,7 +123,7 @@ def skips(state: ProducerState | None, producer_sequence: ProducerSequence) -> b
 def advance(
     state: ProducerState | None, epoch: int, written: SequencedBatch, *, seen_ms: int = 0
 ) -> ProducerState:
-    """Returns the state after `written` is appended."""
+    """Returns the state after appending `written`."""
     recent = state.recent if state is not None and state.epoch == epoch else ()
     return ProducerState(epoch, (*recent, written)[-limits.PRODUCER_WINDOW :], seen_ms)
 
@@ -144,10 +144,10 @@ def _out_of_order(
 
 
 class Producers:
-    """The producers of one partition, the longest silent first.
+    """The producers of one partition, least recently active first.
 
-    Producers are kept in blocks of neighbouring ids. A block that `changed` or `blocks` has
-    returned is copied before it changes, so a snapshot costs one reference per block.
+    Producers are stored in blocks of adjacent ids. A block that `changed` or `blocks` has returned
+    is copied before it changes, so a snapshot costs one reference per block.
     """
 
     __slots__ = ("_blocks", "_changed", "_order", "_unshared")
@@ -182,7 +182,7 @@ class Producers:
             del self._writable(producer_id)[producer_id]
 
     def oldest(self) -> int | None:
-        """Returns the id of the producer that has been silent for longest."""
+        """Returns the id of the least recently active producer."""
         return next(iter(self._order), None)
 
     def _writable(self, producer_id: int) -> dict[int, ProducerState]:
@@ -199,7 +199,7 @@ class Producers:
         return list(self._blocks.values())
 
     def changed(self) -> dict[int, Mapping[int, ProducerState]]:
-        """Returns blocks by number that changed since the last call; an empty block was removed."""
+        """Returns the blocks changed since the last call, by number; an empty one was removed."""
         numbers, self._changed = self._changed, set()
         self._unshared -= numbers
         found: dict[int, Mapping[int, ProducerState]] = {}
@@ -214,11 +214,11 @@ class Producers:
 
 
 class Refusals:
-    """First batches of unknown producers that were refused, and that their clients will retry.
+    """Refused first batches of unknown producers, which their clients will retry.
 
-    A client has several batches in flight, and each is judged when it comes. Later batches of such
-    a producer are refused until the refused one comes again, for as long as clients retry by
-    default (`delivery.timeout.ms`). After that, any sequence is accepted. Not thread-safe.
+    A client has several batches in flight, and each is checked on arrival. Later batches of such a
+    producer are refused until the refused one is retried, for as long as clients retry by default
+    (`delivery.timeout.ms`). After that, any sequence is accepted. Not thread-safe.
     """
 
     __slots__ = ("_refused",)
@@ -256,7 +256,7 @@ class Refusals:
     ) -> None:
         """Raises `OutOfOrderSequence` for an unknown producer's batch that follows a refused one.
 
-        The refused batch itself ends its refusal.
+        A retry of the refused batch itself clears its record.
         """
         if not self._refused:
             return

@@ -1,8 +1,8 @@
 """Publish loop: publishes each topic when it is due, independently of failures in other topics.
 
 Any error in a topic's table, files or records holds back that topic: its name and the reason are
-logged, and it is tried again at growing intervals. Only the end of the broker's epoch, and a disk
-that failed to flush, end the broker.
+logged, and it is retried at increasing intervals. Only the end of the broker's epoch, or a disk
+that has failed to flush, ends the broker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sparklog.clock import Clock
 from sparklog.settings import PublisherSettings
 from sparklog.storage.objects import PutUnresolved
 
-_PUBLISH_TOPICS_TOGETHER = 64  # that are published together
-_PUBLISH_SHARE_PROCESS = 0.5  # of the time, for a process of its own, which shares only the disk
+_PUBLISH_TOPICS_TOGETHER = 64  # the maximum published together
+_PUBLISH_SHARE_PROCESS = 0.5  # of the time, for a separate process, which shares only the disk
 
 _log = structlog.get_logger("sparklog.broker")
 
@@ -30,9 +30,9 @@ _log = structlog.get_logger("sparklog.broker")
 class PublishPace:
     """The interval at which topics are published.
 
-    It is the given one while publishing takes little of the time. With many busy topics or
-    partitions it stretches, up to a bound: there are then fewer and larger files, and producers
-    have more of the processor.
+    The configured one while publishing takes a small share of the time. With many busy topics or
+    partitions it is stretched, up to a bound: files are then fewer and larger, and producers get
+    more CPU time.
     """
 
     def __init__(self, interval_seconds: float) -> None:
@@ -40,14 +40,14 @@ class PublishPace:
         self._seconds_per_object = 0.0
 
     def note(self, objects: int, seconds: float) -> None:
-        """Records that putting so many files and commits together took so long."""
+        """Records how long it took to put this many files and commits together."""
         share = min(objects / limits.PUBLISH_PARTITIONS_TOGETHER, 1.0)
         self._seconds_per_object += (seconds / objects - self._seconds_per_object) * share / 2
 
     def interval_seconds(self, waiting: int, share: float) -> float:
-        """Returns the interval while so many files and commits wait.
+        """Returns the interval while this many files and commits are waiting.
 
-        `share`: of the time that publishing may take before the interval stretches.
+        `share`: the share of the time that publishing may take before the interval is stretched.
         """
         wanted = waiting * self._seconds_per_object / share
         longest = self._interval_seconds * limits.PUBLISH_STRETCH
@@ -57,8 +57,8 @@ class PublishPace:
 class PublishLoop:
     """Publishes the topics that are due. One caller at a time.
 
-    Topics with few records are published together. One with many, or that has failed, is published
-    alongside them, so that it holds up no other.
+    Topics with few records are published together. A topic with many, or one that has failed, is
+    published alongside them, so that it delays no other.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PublishLoop:
         """`check_leadership` raises `BrokerFenced` if a newer broker has taken over.
 
         `on_published` is called after every commit. `workers` publish the topics with many records;
-        without them the caller does. `share` is as in `PublishPace`, without a publishing process.
+        without them the caller does. `share` is that of `PublishPace` without a publishing process.
         """
         self._publisher = publisher
         self._led_partitions = led_partitions
@@ -90,11 +90,11 @@ class PublishLoop:
         self._pace = PublishPace(settings.interval_seconds)
         self._share = share
         self._beside: dict[str, Future[None]] = {}
-        """Topics that are published alongside the others, by topic id."""
+        """Topics that are being published alongside the others, by topic id."""
         self._failure: BaseException | None = None
 
     def tick(self) -> None:
-        """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
+        """Makes one commit for every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
         self._publisher.warm_up()
         waiting = self._led_partitions.backlog.waiting_objects
         share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
@@ -105,7 +105,7 @@ class PublishLoop:
         self._publish_all(due)
 
     def publish_everything(self, deadline: float) -> None:
-        """Publishes all topics, until nothing is left, or only what fails, or the deadline.
+        """Publishes all topics until only failing ones, if any, are left, or until the deadline.
 
         `deadline` is in monotonic seconds. Raises `BrokerFenced` and `SyncFailed`.
         """
@@ -126,7 +126,7 @@ class PublishLoop:
             failed |= {topic.topic_id for topic in left if topic.held_back is not None}
 
     def wait(self) -> None:
-        """Waits for the topics that are published alongside the others. Raises what ended one."""
+        """Waits for the topics published alongside the others. Raises their error, if fatal."""
         for each in list(self._beside.values()):
             each.result()
         self._forget_ended()
@@ -169,7 +169,7 @@ class PublishLoop:
 
         try:
             self._beside[topic.topic_id] = self._workers.submit(self._run_beside, topic)
-        except RuntimeError:  # the interpreter ends, and starts no more threads
+        except RuntimeError:  # the interpreter is shutting down, and starts no more threads
             self.publish(topic)
 
     def _run_beside(self, topic: Topic) -> None:
@@ -183,7 +183,7 @@ class PublishLoop:
             del self._beside[topic_id]
 
     def publish(self, topic: Topic) -> bool:
-        """Makes one commit. Returns False if it failed and should be tried again later."""
+        """Makes one commit. Returns False if it failed and should be retried later."""
         error: Exception | None = None
         try:
             self._publisher.publish(topic)
@@ -211,7 +211,7 @@ class PublishLoop:
             self._backoff.failed(topic.topic_id)
             self._backoff.retain({each.topic_id for each in self._led_partitions.backlog.waiting()})
             return False
-        if not self._publisher.is_writing(topic):  # else nothing is committed yet
+        if not self._publisher.is_writing(topic):  # otherwise nothing has been committed
             self._backoff.succeeded(topic.topic_id)
         if topic.held_back is not None:
             _log.info("the topic is published again", topic=topic.name)
@@ -219,7 +219,7 @@ class PublishLoop:
         return True
 
     def _explain(self, topic: Topic, error: Exception) -> None:
-        """Raises the error, or what it means for the topic or this broker."""
+        """Raises the error, or the one that it implies for the topic or this broker."""
         if not isinstance(error, errors.PublisherFenced):
             raise error
         # A newer broker is in the metadata before it writes a table. If there is none, another
@@ -238,7 +238,7 @@ class PublishLoop:
 
 
 def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
-    """Divides topics into those that are published together: a bounded number of partitions."""
+    """Divides topics into groups to publish together, with a bounded number of partitions each."""
     some: list[Topic] = []
     count = 0
     for topic in topics:
@@ -254,5 +254,5 @@ def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
 
 
 def _partitions(topic: Topic) -> int:
-    """Returns the number of partitions that the topic's next commit adds files of."""
+    """Returns the number of partitions that the topic's next commit adds files to."""
     return min(len(topic.waiting_partitions), limits.PUBLISH_PARTITIONS_TOGETHER)

@@ -1,13 +1,13 @@
-"""The broker's side of the publishing process: starts it, gives it work, and does without it.
+"""The broker's side of the publishing process: starts it, sends it work, and copes without it.
 
-Python runs one thread at a time, so publishing many topics would take the time that acks need. The
-data files and commits of light topics are therefore encoded and put by a process of its own, once
-many of them wait, or the broker leads so many partitions that they may at any time. Everything that
-is decided, and the tables as they are known, stay in the broker.
+Because of the GIL, publishing many topics would take the time that acks need. The data files and
+commits of light topics are therefore encoded and put by a separate process, once many of them are
+waiting, or once the broker leads so many partitions that this may happen at any time. All decisions
+are made, and the known states of the tables kept, in the broker.
 
-The process may end or hang at any moment. The broker then kills it, writes the files again under
-other names, and claims the commits as after any put without an answer: a commit that lands late has
-the same bytes. Until another process has started, the broker does all by itself.
+The process may exit or hang at any moment. The broker then kills it, writes the files again under
+different names, and claims the commits as after any put without an answer: a commit that lands late
+has the same bytes. Until another process has started, the broker does everything itself.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from sparklog.storage.objects import Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
 from sparklog.version import VERSION
 
-_WANTED_OBJECTS = 160  # files and commits that wait, from which on a process is started
-_WANTED_PARTITIONS = 1_000  # of a broker, from which on it has a process before they wait
-_WANTED_AFTER_SECONDS = 5.0  # for which it has so many of either, before it is started
+_WANTED_OBJECTS = 160  # waiting files and commits at which a process is started
+_WANTED_PARTITIONS = 1_000  # led by the broker, at which it is started before any wait
+_WANTED_AFTER_SECONDS = 5.0  # for which there must be this many of either before it is started
 _START_SECONDS = 60.0
 REQUEST_SECONDS = 20.0  # for one request
-REQUEST_RUNS = 512  # that one request writes; each is a file or more
-_REQUEST_BYTES = 16 * limits.MIB  # of Kafka's batches in one request; others are read by it
-_END_SECONDS = 1.0  # in which it may end by itself, before it is killed
-STDERR_BYTES = 64 * limits.KIB  # the last ones are logged; a pipe has as many
+REQUEST_RUNS = 512  # written per request; each is one or more files
+_REQUEST_BYTES = 16 * limits.MIB  # of Kafka batches in one request; the process reads the others
+_END_SECONDS = 1.0  # in which it can exit on its own before it is killed
+STDERR_BYTES = 64 * limits.KIB  # of its last output, for the log; the capacity of a pipe
 RETRY_MAX_SECONDS = 600.0  # the longest pause before another process is started
-_STEADY_SECONDS = 60.0  # after which a lost process counts as the first one
+_STEADY_SECONDS = 60.0  # after which the loss of a process counts as the first one
 
 _log = structlog.get_logger("sparklog.publisher")
 _MODULE: Final = "sparklog.broker.log.publish_worker"
 
 
 class PublishingWorker(Protocol):
-    """A worker in a process of its own."""
+    """A worker in a separate process."""
 
     def is_ready(self) -> bool:
-        """Returns whether it takes requests; raises `WorkerLost` if it will not."""
+        """Returns whether it accepts requests; raises `WorkerLost` if it never will."""
         ...
 
     def ask(self, request: WriteTogether | PutAll) -> Answer:
@@ -75,12 +75,12 @@ class PublishingWorker(Protocol):
         ...
 
     def end(self) -> None:
-        """Has it end, kills it if it does not, and returns once it has ended."""
+        """Asks it to exit, kills it if it does not, and returns once it has exited."""
         ...
 
 
 class WorkerProcess:
-    """A worker as a child of this process."""
+    """A worker in a child process."""
 
     def __init__(self, root: str) -> None:
         self._connection, theirs = socket.socketpair()
@@ -89,18 +89,18 @@ class WorkerProcess:
             os.set_blocking(end, False)  # neither process waits for the other
         self._stderr = os.fdopen(stderr, "rb", buffering=0)
         self._written = b""
-        """The end of what it has written to its standard error."""
+        """The end of its output to standard error."""
         try:
             self._process = subprocess.Popen(
-                # Modules come from where ours do, and not from the working directory (`-P`).
+                # Modules are loaded from where ours are, not from the working directory (`-P`).
                 [sys.executable, "-P", "-m", _MODULE, root, str(theirs.fileno()), VERSION],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=their_stderr,  # ours may be a log file, which is replaced once it is large
+                stderr=their_stderr,  # ours may be a log file, which is rotated
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-                # The terminal's signals are for the broker. In a session of its own, the process
-                # would get as much of the processor as all brokers of a session together.
+                # The terminal's signals are for the broker. In its own session, the process would
+                # get as much CPU time as all brokers of a session together.
                 process_group=0,
             )
         except OSError:
@@ -110,7 +110,7 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(their_stderr)
-        self._readable = select.poll()  # `select` itself knows the first 1,024 descriptors only
+        self._readable = select.poll()  # `select.select` supports descriptors below 1,024 only
         self._readable.register(self._connection, select.POLLIN)
         self._is_ready = False
         self._ready_by = time.monotonic() + _START_SECONDS
@@ -144,13 +144,13 @@ class WorkerProcess:
         self._process.kill()
         try:
             self._process.wait(REQUEST_SECONDS)
-        except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
+        except subprocess.TimeoutExpired:  # it is waiting for a disk that does not respond
             _log.warning("the publishing process does not end", pid=self._process.pid)
         self._read_stderr()
         self._stderr.close()
         if self._written:
             text = self._written.decode("utf-8", "replace")
-            _log.warning("the publishing process has written", pid=self._process.pid, text=text)
+            _log.warning("the publishing process wrote to stderr", pid=self._process.pid, text=text)
 
     def _read_stderr(self) -> None:
         data = self._stderr.read(STDERR_BYTES) or b""
@@ -158,7 +158,7 @@ class WorkerProcess:
 
 
 class PublishProcess:
-    """Writes files and commits of several topics together, in a process of its own if there is one.
+    """Writes files and commits of several topics together, in a separate process if there is one.
 
     One caller at a time.
     """
@@ -174,11 +174,11 @@ class PublishProcess:
         after_seconds: float = _WANTED_AFTER_SECONDS,
         interval_seconds: float = limits.PUBLISH_INTERVAL_SECONDS,
     ) -> None:
-        """Starts a process once `objects` files and commits have waited for `after_seconds`.
+        """Starts a process once `objects` files and commits have been waiting for `after_seconds`.
 
-        Also once the broker has led `partitions` for as long. Sooner if there are more of either:
-        after half of the time for twice as many.
-        `interval_seconds` is the time between two publications of a topic, without its stretch.
+        Also once the broker has led `partitions` for that long. Sooner if there are more of either:
+        after half the time for twice as many.
+        `interval_seconds` is the time between two publications of a topic, before it is stretched.
         """
         self._hot = hot
         self._start = start
@@ -186,34 +186,34 @@ class PublishProcess:
         self._partitions = partitions
         self._after_seconds = after_seconds
         self._again_seconds = max(after_seconds, 2 * limits.PUBLISH_STRETCH * interval_seconds)
-        """The longest pause within lasting work: files wait for an interval before each look."""
+        """The longest pause in sustained load: files wait for an interval before each check."""
         self._busy_since = self._busy_at = -float("inf")
-        """When there were so many, first and last, in monotonic seconds."""
+        """When there were this many, first and last, in monotonic seconds."""
         self._worker: PublishingWorker | None = None
         self._is_closed = False
         self._lock = threading.Lock()
-        """Held while the process begins or ends: a broker that fails ends it in another thread."""
+        """Held to start or forbid a process: a failing broker calls `close` in another thread."""
         self._clock = clock
         self._started_at = 0.0
-        """When the present process was started, in monotonic seconds."""
+        """When the current process was started, in monotonic seconds."""
         self._backoff = RetrySchedule(clock, first_seconds=1.0, most_seconds=RETRY_MAX_SECONDS)
         self.starts = 0
-        """The number of times that a process was started."""
+        """The number of processes that have been started."""
         self._ended_cpu_seconds = self._cpu_seconds = 0.0
-        """Processor time of the processes that have ended, and of the present one."""
+        """CPU time of the processes that have ended, and of the current one."""
         self.requests = Counter[str]()
-        """Operations on the storage of all processes, by kind."""
+        """Storage operations of all processes, by kind."""
         self.resident_bytes = 0
-        """Memory of the present process after its last answer; 0 without one."""
+        """Memory of the current process after its last answer; 0 without one."""
 
     def look(self, waiting: int = 0, *, partitions: int = 0) -> None:
-        """Starts the process if it is worth its price, again and again.
+        """Starts the process once the load has justified it for long enough.
 
-        `waiting`: the number of files and commits that wait; `partitions`: that the broker leads.
+        `waiting`: the number of waiting files and commits; `partitions`: of led partitions.
 
-        A start takes a second of the processor. A broker that has just got partitions of another
-        one has many files to write for a moment, and clients that wait for it. One that leads
-        very many has the process before they are busy.
+        A start takes a second of CPU time. A broker that has just taken over partitions has many
+        files to write for a moment, and clients that wait for it. One that leads very many has the
+        process before they are busy.
         """
         worth = max(waiting / self._objects, partitions / self._partitions)
         if self._worker is not None or worth < 1 or self._backoff.is_waiting(""):
@@ -236,17 +236,17 @@ class PublishProcess:
 
     @property
     def cpu_seconds(self) -> float:
-        """The processor time of all processes that were started, as of their last answers."""
+        """The CPU time of all processes that have been started, as of their last answers."""
         return self._ended_cpu_seconds + self._cpu_seconds
 
     @property
     def is_started(self) -> bool:
-        """True if the process takes work, or soon will."""
+        """True if the process accepts work, or soon will."""
         return self._worker is not None
 
     @property
     def is_ready(self) -> bool:
-        """True if the process takes work."""
+        """True if the process accepts work."""
         worker = self._worker
         try:
             return worker is not None and worker.is_ready()
@@ -257,7 +257,7 @@ class PublishProcess:
     def write_together(
         self, topics: Sequence[Sequence[WrittenRun]], alone: RunWriter
     ) -> list[Exception | None]:
-        """See `RunWriter.write_together`; `alone` writes where there is no process."""
+        """See `RunWriter.write_together`; `alone` writes if there is no process."""
         outcomes: list[Exception | None] = []
         for some in _for_requests(topics):
             outcomes += self._write_some(some, alone)
@@ -282,7 +282,7 @@ class PublishProcess:
         ]
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
-        """See `Store.put_all_new`. If the process is lost, each put is without an answer."""
+        """See `Store.put_all_new`. If the process is lost, each put counts as unanswered."""
         answer = self._ask(PutAll([(path, b"".join(pieces(data))) for path, data in objects]))
         if answer is None:
             return [PutUnresolved(path, "the publishing process was lost") for path, _ in objects]
@@ -317,7 +317,7 @@ class PublishProcess:
         self._cpu_seconds, self.resident_bytes = answer.cpu_seconds, answer.resident_bytes
         self.requests.update(answer.requests)
         if answer.sync_failed is not None:
-            # The system reports a failed flush once, to the process that asked for it.
+            # The system reports a failed flush only once, to the process that requested it.
             raise SyncFailed(*answer.sync_failed)
         return answer
 
@@ -336,7 +336,7 @@ class PublishProcess:
         )
 
     def close(self) -> None:
-        """Ends the process, and starts no other. May be called in any thread."""
+        """Ends the process, and starts no other. May be called from any thread."""
         with self._lock:
             self._is_closed = True
         self._end()
@@ -352,7 +352,7 @@ class PublishProcess:
 def _for_requests(
     topics: Sequence[Sequence[WrittenRun]],
 ) -> Iterator[Sequence[Sequence[WrittenRun]]]:
-    """Divides topics into requests that a slow disk answers in time too, at least one in each."""
+    """Divides topics into requests that even a slow disk answers in time, at least one in each."""
     some: list[Sequence[WrittenRun]] = []
     count = size = 0
     for runs in topics:

@@ -1,9 +1,9 @@
 """The publishing process: `python -m sparklog.broker.log.publish_worker ROOT DESCRIPTOR VERSION`.
 
-It serves one broker, over a socket that it inherits: it writes the data files of topics, and puts
-their commits. It knows no tables and decides nothing, so it is at no time needed: the broker can do
-the same work by itself, and nothing but objects under the root survives a job. It ends when the
-broker closes the socket, or ends in any way.
+It serves one broker over a socket that it inherits: it writes the data files of topics, and puts
+their commits. It has no state of the tables and decides nothing, so it can be lost at any time: the
+broker can do the same work itself, and a job leaves nothing behind but objects under the root. It
+exits when the broker closes the socket, or ends in any way.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ Described: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class WriteTogether(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request for the data files of runs, by topic."""
+    """A request to write the data files of runs, by topic."""
 
     topics: Sequence[Sequence[Run]]
     batches: Sequence[bytes | None]
-    """For each entry of all runs its Kafka batch; None: it is to be read."""
+    """The Kafka batch of each entry of all runs; None: the entry must be read."""
 
 
 class PutAll(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request for a put of new objects that are made durable together."""
+    """A request to put new objects, which are made durable together."""
 
     objects: Sequence[tuple[str, bytes]]
 
@@ -64,16 +64,16 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The answer to a request."""
 
     outcomes: Sequence[Described | None] = ()
-    """Why a topic has no files, or an object was not put; None where it was."""
+    """Why a topic has no files, or an object was not put; None on success."""
     files: Sequence[Sequence[Sequence[TableFile]]] = ()
     """By topic and run."""
     sync_failed: tuple[str, str] | None = None
-    """The path and the reason, where the disk failed to flush."""
+    """The path and the reason, if the disk failed to flush."""
     cpu_seconds: float = 0.0
-    """The processor time of the process since it has started."""
+    """The CPU time of the process since its start."""
     resident_bytes: int = 0
     requests: dict[str, int] = {}
-    """Operations on the storage since the last answer, by kind."""
+    """Storage operations since the last answer, by kind."""
 
 
 class WorkerLost(Exception):
@@ -84,7 +84,7 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """Serves requests; the same in a process of its own and in a test."""
+    """Serves requests, both in a separate process and in tests."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
@@ -92,7 +92,7 @@ class Worker:
         self._memory = DecodeMemory(limits.PUBLISH_MAX_BYTES)
 
     def serve(self, request: WriteTogether | PutAll) -> Answer:
-        """Returns the answer to a request. A failure concerns one topic, or one object."""
+        """Returns the answer to a request. A failure affects only one topic, or one object."""
         try:
             if isinstance(request, PutAll):
                 answer = Answer(outcomes=_described(self._store.put_all_new(request.objects)))
@@ -127,7 +127,7 @@ class Worker:
         for number, runs in enumerate(topics):
             unreadable = next((each.error for each in runs if each.error is not None), None)
             if unreadable is not None and outcomes[number] is None:
-                # The broker publishes the entries before it, and says which one it is.
+                # The broker publishes the entries before the unreadable one, and reports that one.
                 writer.discard(runs)
                 outcomes[number] = PutUnresolved(runs[0].run.topic, str(unreadable))
         return Answer(
@@ -146,7 +146,7 @@ def _described(outcomes: Sequence[Exception | None]) -> list[Described | None]:
                 found.append((_EXISTS, {"path": each.path}))
             case errors.SparklogError():
                 found.append((each.code, each.facts))
-            case _:  # also `PutUnresolved`: the broker finds out
+            case _:  # also `PutUnresolved`: the broker resolves it
                 found.append((_UNRESOLVED, {"reason": str(each) or repr(each)}))
     return found
 
@@ -154,7 +154,7 @@ def _described(outcomes: Sequence[Exception | None]) -> list[Described | None]:
 def outcome_of(described: Described | None, path: str) -> Exception | None:
     """Returns the error of a topic or an object, which `path` names; None if there is none.
 
-    `PutUnresolved` stands for everything that the broker finds out better by itself.
+    `PutUnresolved` covers everything that the broker is better able to find out itself.
     """
     if described is None:
         return None
@@ -174,7 +174,7 @@ _answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: WriteTogether | PutAll | Answer) -> bytes:
-    """Encodes a message with its length before it."""
+    """Encodes a message, preceded by its length."""
     data = _encoder.encode(message)
     return _LENGTH.pack(len(data)) + data
 
@@ -220,12 +220,12 @@ def _receive(connection: socket.socket, length: int, deadline: float | None) -> 
 
 def main() -> None:
     """Serves until the broker closes the socket."""
-    # The terminal and systemd send these to the broker too, which still publishes before it ends.
+    # The terminal and systemd send these to the broker too, which still publishes before it exits.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     pandas_import.block()
-    if sys.argv[3] != VERSION:  # their messages, and what they write, may differ
-        sys.exit(f"sparklog {VERSION} was installed while {sys.argv[3]} runs: restart the broker")
+    if sys.argv[3] != VERSION:  # their messages, and the files that they write, may differ
+        sys.exit(f"sparklog {VERSION} was installed while {sys.argv[3]} ran: restart the broker")
     with socket.socket(fileno=int(sys.argv[2])) as connection:
         try:
             _serve(sys.argv[1], connection)
@@ -235,7 +235,7 @@ def main() -> None:
 
 def _serve(root: str, connection: socket.socket) -> None:
     store = open_store(root)
-    # The store then makes the folders of the first files durable together, not one by one.
+    # The store then makes the folders of the first files durable together, not one at a time.
     store.sync_folder("topics")
     worker = Worker(store, clock=SystemClock())
     from sparklog.formats import record_batch
@@ -261,7 +261,7 @@ def _send(connection: socket.socket, answer: Answer) -> None:
 
 
 def _resident_bytes() -> int:
-    """Returns the resident memory; 0 where the system does not say."""
+    """Returns the resident memory; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
     except OSError:

@@ -1,18 +1,18 @@
 """Publisher: moves durable entries from the WAL into the topics' Delta tables.
 
 The WAL determines the rows of a commit, so it does not matter which broker writes them: a commit of
-a fenced predecessor that lands late is as good as ours. At the version right before it, a commit
+a fenced predecessor that lands late is as good as ours. In the version right before it, a commit
 must find the topic's id, and every partition's `txn` where its run of entries begins. Otherwise it
-is not made, and a new run is chosen from the table's present end.
+is not made, and a new run is chosen from the table's current end.
 
 Several topics are published together: the files of all of them are encoded, then put with a few
-rounds of parallel flushes, then all commits likewise. A topic that fails affects no other. Where
-much waits, a process of its own does so for the broker (`publish_process`). A topic of many
-partitions has several commits, each of some of them, with turns of other topics in between.
+rounds of parallel flushes, then all commits likewise. A topic that fails affects no other. If much
+is waiting, a separate process does this for the broker (`publish_process`). A topic with many
+partitions has several commits, each for some of them, with turns of other topics in between.
 
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
-`storage/maintenance/sweeping.py` says how the sweeper spares the files of such a *preparation*.
+`storage/maintenance/sweeping.py` explains how the sweeper spares the files of such a *preparation*.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from sparklog.storage.table.names import (
 )
 from sparklog.storage.table.together import commit_all
 
-PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
+PUBLISH_MAX_ENTRIES = 65_536  # per partition, in one commit
 PUBLISH_IN_PARALLEL_BYTES = 4 * limits.MIB
 PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * limits.GIB
@@ -75,7 +75,7 @@ class _Turn:
 
     topic: Topic
     pending: TableCommit | None = None
-    """Its next commit; None if there is nothing to commit, or no more."""
+    """Its next commit; None if there is nothing, or nothing more, to commit."""
     error: Exception | None = None
 
 
@@ -107,21 +107,20 @@ class Publisher:
         self._memory = DecodeMemory(commit_bytes)
         self._runs = RunWriter(store, hot, clock=clock, memory=self._memory, file_bytes=file_bytes)
         self.process = process
-        """The publishing process, where there may be one."""
+        """The publishing process; None if there cannot be one."""
         self._rounds: dict[str, int] = {}
-        """The number of partitions that a topic's present round has still to publish, by topic id.
-        """
+        """The number of partitions left to publish in a topic's current round, by topic id."""
         self._pending: dict[str, TableCommit] = {}
         """By topic id."""
         self._refused: dict[str, Exception] = {}
         """Why a topic is not published at present, by topic id."""
         self._unreadable: dict[str, dict[int, WrittenRun]] = {}
         """Entries that could not be read, and so kept batches out of a table, by topic id and
-        partition. Until they can be, no file is written that could not be committed.
+        partition. Until they can be read, no file is written that could not be committed.
         """
 
     def budgets(self) -> list[Budget]:
-        """Returns the memory for rows, and for files of them, that are written to tables."""
+        """Returns the memory for rows that are being written to tables, and for their files."""
         rows, files = self._memory, self._runs.putting
         return [
             Budget("publishing", rows.held_bytes, rows.limit_bytes),
@@ -134,7 +133,7 @@ class Publisher:
         return self.process is not None and self.process.is_started
 
     def warm_up(self) -> None:
-        """Starts the publishing process, where there may be one, if it may get work at any time."""
+        """Starts the publishing process, if there can be one, when it may get work at any time."""
         if self.process is not None and not self.process.is_started:
             self.process.look(partitions=self._led_partitions.partition_count)
 
@@ -150,7 +149,7 @@ class Publisher:
     def publish(self, topic: Topic) -> PublishResult:
         """Commits the oldest entries of `topic`; does nothing if none are unpublished.
 
-        For a large batch, a call writes some files, and the last one commits. Raises
+        For a large batch, each call writes some files, and the last one commits. Raises
         `PublisherFenced` if the table is ahead of all known entries, `ForeignTable`,
         `CorruptObject` and the reason of a blocked partition (after the entries before it are
         published), and the errors of the store.
@@ -159,8 +158,8 @@ class Publisher:
         self._begin_turn(topic)
         has_unreadable = topic.topic_id in self._unreadable
         if topic.held_back is not None or has_unreadable:
-            # First check the table: a table that cannot be written costs no files and no long work.
-            # One that could not be read at the takeover has its log start from here on.
+            # Check the table first, so that one that cannot be written costs no files and no time.
+            # If it could not be read at the takeover, its log start is known from here on.
             self._apply_snapshot(topic, topic.table.refresh())
         if has_unreadable:
             self._read_again(topic)
@@ -169,14 +168,14 @@ class Publisher:
         return published
 
     def _begin_turn(self, topic: Topic) -> None:
-        """Raises why the topic is not published at present, if it is not."""
+        """Raises the reason the topic is not published at present, if there is one."""
         self._backlog.begin_turn(topic, restarts_wait=topic.topic_id not in self._rounds)
         refusal = self._refused.get(topic.topic_id)
         if refusal is not None:
             raise refusal.with_traceback(None)
 
     def _read_again(self, topic: Topic) -> None:
-        """Forgets unreadable entries of a topic that can be read by now, or are published."""
+        """Forgets unreadable entries of a topic that can now be read, or have been published."""
         found: dict[int, WrittenRun] = {}
         for number, each in self._unreadable.get(topic.topic_id, {}).items():
             partition, first = topic.partitions.get(number), each.first_unreadable
@@ -194,7 +193,7 @@ class Publisher:
             self._unreadable.pop(topic.topic_id, None)  # a deletion may have been faster
 
     def _check_stopped(self, topic: Topic) -> None:
-        """Raises why some records of a topic cannot be published, if that is known."""
+        """Raises the reason some records of a topic cannot be published, if one is known."""
         for unreadable in self._unreadable.get(topic.topic_id, {}).values():
             _check_readable(topic, unreadable)
         for each in topic.partitions.values():
@@ -202,11 +201,11 @@ class Publisher:
                 raise each.blocked.with_traceback(None)
 
     def publish_together(self, topics: Sequence[Topic]) -> list[Exception | None]:
-        """Makes one commit of each topic, as `publish` does, but all of them durable together.
+        """Makes one commit for each topic, as `publish` does, but all of them durable together.
 
-        Returns for each what `publish` would have raised, or None. `PutUnresolved`: a file was
-        refused, or got no answer; `publish` tries again. A topic whose commit is large, or
-        that was held back, is published by itself. Raises `SyncFailed`.
+        Returns for each topic the error that `publish` would have raised, or None. `PutUnresolved`:
+        a file was refused, or got no answer; `publish` retries. A topic whose commit is large, or
+        that was held back, is published separately. Raises `SyncFailed`.
         """
         turns = [_Turn(topic) for topic in topics]
         for turn in turns:
@@ -235,8 +234,9 @@ class Publisher:
     def _begin_light(self, topic: Topic) -> TableCommit | None:
         """Returns the next commit of a topic; publishes a topic that needs more, and returns None.
 
-        Nothing of the commit is written. Partitions that wait are committed some at a time, and the
-        topic is requested until all that waited when the round began had their turn.
+        None of the commit's files are written yet. Waiting partitions are committed some at a time,
+        and the topic is requested until all that were waiting when the round began have had their
+        turn.
         """
         needs_more = topic.topic_id in self._pending or topic.topic_id in self._unreadable
         if topic.held_back is not None or needs_more:
@@ -258,7 +258,7 @@ class Publisher:
         return pending
 
     def _commit_all(self, turns: Sequence[_Turn]) -> None:
-        """Commits the files of several topics, which are in the store."""
+        """Commits the files of several topics, which are already in the store."""
         commits: list[tuple[_Turn, TableCommit]] = []
         for turn in turns:
             with _failing(turn):
@@ -292,14 +292,14 @@ class Publisher:
             if isinstance(outcome, Exception):
                 raise outcome
             if not commit.has_landed:
-                # A commit of these files that got no answer may have landed.
+                # An earlier commit of these files that got no answer may have landed.
                 unneeded = [
                     file for file in commit.files if not topic.table.is_named(unquote(file.path))
                 ]
                 self._store.delete(data_path(topic.name, file) for file in unneeded)
         except errors.SparklogError as error:
-            # After a `Retriable` no commit has the files. They are removed, because the next try
-            # writes others, and they would fill the disk.
+            # After a `Retriable` no commit has the files. They are removed, because the next
+            # attempt writes others, and they would fill the disk.
             commit.may_have_landed |= not isinstance(error, errors.Retriable)
             if commit.survives(error) or isinstance(error, errors.Retriable):
                 self._suspend(commit, keep=commit.survives(error))
@@ -311,7 +311,7 @@ class Publisher:
             _check_readable(topic, each)
 
     def _publish_some(self, pending: TableCommit | None) -> PublishResult:
-        """Writes files of a commit, and makes it once all are written."""
+        """Writes files of a commit, and makes the commit once all are written."""
         if pending is None:
             return PublishResult()
         try:
@@ -342,7 +342,7 @@ class Publisher:
         )
 
     def _publish_before_unreadable(self, pending: TableCommit) -> PublishResult:
-        """Publishes again without the batches of which a part is unreadable."""
+        """Publishes again, without the batches that are partly unreadable."""
         topic = pending.topic
         self._discard(pending)
         self._unreadable.setdefault(topic.topic_id, {}).update(
@@ -352,7 +352,7 @@ class Publisher:
         )
         before = self._begin(topic)
         if before is None:
-            # The batches may be published already.
+            # The batches may already be published.
             self._apply_snapshot(topic, topic.table.refresh())
         return self._publish_some(before)
 
@@ -392,7 +392,7 @@ class Publisher:
         return pending
 
     def _relocate_entries(self, pending: TableCommit) -> bool:
-        """Updates the runs to carried copies. Returns whether they still continue the table."""
+        """Updates the runs to use carried copies. Returns whether they still continue the table."""
         for each in pending.written:
             run, partition = each.run, pending.topic.partitions.get(each.run.partition)
             if partition is None:
@@ -421,24 +421,24 @@ class Publisher:
         topic = pending.topic
         if keep and self._led_partitions.by_id(topic.topic_id) is topic:
             self._pending[topic.topic_id] = pending
-            self._backlog.request(topic)  # its next turn needs no interval
+            self._backlog.request(topic)  # its next turn need not wait for the interval
         else:
             self._discard(pending)
 
     def set_refusal(self, topic: Topic, error: Exception | None) -> None:
-        """Stops publishing the topic with `error`, unless it is deleted; None allows it again."""
+        """Stops publishing the topic due to `error`, unless it is deleted; None allows it again."""
         if error is None or self._led_partitions.by_id(topic.topic_id) is not topic:
             self._refused.pop(topic.topic_id, None)
         else:
             self._refused[topic.topic_id] = error
 
     def retain_refusals(self, topic_ids: Collection[str]) -> None:
-        """Allows all topics but these again that were refused."""
+        """Allows all refused topics again, except these."""
         for gone in self._refused.keys() - set(topic_ids):
             self._refused.pop(gone, None)
 
     def is_writing(self, topic: Topic) -> bool:
-        """Returns whether files of a large commit are written, which later turns will make."""
+        """Returns whether files are being written for a large commit that a later turn makes."""
         return topic.topic_id in self._pending
 
     def rewrite(
@@ -462,11 +462,11 @@ class Publisher:
     # -------------------------------------------------------------------------- choosing
 
     def _choose(self, topic: Topic, most_partitions: int | None = None) -> list[Run]:
-        """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
+        """Chooses the next run of each partition, about `commit_bytes` in total, batches whole.
 
-        No run has an entry that is known as unreadable or is in a blocked partition, nor a part of
-        a batch with such an entry. `most_partitions`: of those that have waited longest, unless a
-        Spark batch may be in more of them.
+        No run contains an entry that is known to be unreadable or is in a blocked partition, nor a
+        part of a batch with such an entry. `most_partitions`: the maximum number, those that have
+        waited longest; ignored if a Spark batch may span more of them.
         """
         unreadable = self._unreadable.get(topic.topic_id, {})
         blocked = [each for each in topic.partitions.values() if each.blocked is not None]
@@ -497,7 +497,7 @@ class Publisher:
     # -------------------------------------------------------------------------- writing
 
     def _write_all(self, pending: TableCommit) -> None:
-        """Writes all files of a commit; of a preparation, one file of some partitions."""
+        """Writes all files of a commit; for a preparation, one file each of some partitions."""
         topic = pending.topic
         written = [each for each in pending.written if not each.is_complete]
         if pending.preparation is not None:
@@ -535,10 +535,10 @@ class Publisher:
             put_together(self._store, objects, clock=self._clock)
 
     def _is_worth_a_pool(self, topic: Topic, written: Sequence[WrittenRun]) -> bool:
-        """Returns whether to write in parallel. On a local root, not a few rows, nor in a burst.
+        """Returns whether to write in parallel: on a local root, not for few rows nor in a burst.
 
         In a burst producers need the cores more, until so much is unpublished that they would soon
-        be slowed down.
+        be throttled.
         """
         if not self._store.is_local:
             return True
@@ -552,7 +552,7 @@ class Publisher:
         return is_quiet or self._led_partitions.backlog.unpublished_bytes > PUBLISH_PRESSED_BYTES
 
     def _discard(self, pending: TableCommit) -> None:
-        """Removes files that no commit has or will have.
+        """Removes files that no commit contains or will contain.
 
         If that is unknown, leaves them to the sweeper, which waits until no commit can land.
         """
@@ -564,9 +564,9 @@ class Publisher:
     def _apply_snapshot(self, topic: Topic, snapshot: TableSnapshot) -> None:
         """Advances the topic's partitions to the table's version, whichever broker committed it."""
         if self._led_partitions.by_id(topic.topic_id) is not topic:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         if snapshot.partitions < topic.count:
-            snapshot = topic.table.refresh()  # partitions were added since
+            snapshot = topic.table.refresh()  # partitions have been added since
         if snapshot.topic_id != topic.topic_id or snapshot.partitions < topic.count:
             raise errors.ForeignTable(
                 topic=topic.name,
@@ -578,7 +578,7 @@ class Publisher:
         moved = [
             (partition, end)
             for partition in topic.partitions.values()
-            # A partition that came from another broker meanwhile may be ahead of this version.
+            # A partition that has since arrived from another broker may be ahead of this version.
             if partition.since_version <= snapshot.version
             and (
                 (end := snapshot.ends[partition.number]) != partition.published
@@ -624,7 +624,7 @@ def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located,
 
 
 def _check_readable(topic: Topic, written: WrittenRun) -> None:
-    """Raises the error of the first unreadable entry, unless it is published by now."""
+    """Raises the error of the first unreadable entry, unless it has been published by now."""
     partition = topic.partitions.get(written.run.partition)
     published = partition.published if partition is not None else written.run.end
     if written.error is not None and published < written.run.entries[written.count].entry.end:
@@ -633,7 +633,7 @@ def _check_readable(topic: Topic, written: WrittenRun) -> None:
 
 @contextlib.contextmanager
 def _failing(turn: _Turn) -> Iterator[None]:
-    """Keeps an error as that of the topic. Its pending commit is then over."""
+    """Records an error as the topic's, and drops its pending commit."""
     try:
         yield
     except SyncFailed:

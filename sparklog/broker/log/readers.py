@@ -1,9 +1,9 @@
 """Reads records for a broker's clients: from the hot tail, else from WAL and table by a plan.
 
 A planned file may be compacted, or a planned object trimmed, before it is read; the same offsets
-are then planned again. Where another engine has left a table that cannot be read, or that has lost
-records, the last version that was published or planned with serves, because later records are in
-the WAL.
+are then planned again. If another engine has left a table that cannot be read, or that has lost
+records, reads use the last version that was published or planned with, because later records are
+in the WAL.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class LogReader:
     ) -> Iterator[ReadBatch]:
         """Reads every record of the range, in order. Checks the range before the first batch.
 
-        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`; the last also
-        during the read, if the log start moves beyond the next offset.
+        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`; the last one
+        also during the read, if the log start moves beyond the next offset.
         """
         topic = self._topic(name, topic_id)
         led_partition = topic.partition(partition)
@@ -99,10 +99,10 @@ class LogReader:
     def read_together(
         self, places: Sequence[tuple[str, int, int]], *, columns: Sequence[str]
     ) -> list[ReadBatch]:
-        """Returns the next rows of several partitions, of those in small files of their tables.
+        """Returns the next rows of several partitions, if they are in small files of their tables.
 
-        It takes less time than reading each of them. Errors and other partitions are left to
-        `read`, and so are those beyond the bytes of one small file.
+        Takes less time than reading each separately. Errors and other partitions are left to
+        `read`, as are those beyond the size of one small file in total.
 
         Args:
             places: topic, partition, and the first offset of each.
@@ -129,7 +129,7 @@ class LogReader:
         for (topic, partition, start), rows in zip(planned, read, strict=True):
             if rows is not None:
                 end = rows.column("offset")[-1].as_py() + 1
-                with contextlib.suppress(errors.SparklogError):  # records may be deleted meanwhile
+                with contextlib.suppress(errors.SparklogError):  # records may have been deleted
                     check_range(topic, partition, start, end)
                     found.append(_batch(topic, partition, start, end, projection.select(rows)))
         return found
@@ -137,7 +137,7 @@ class LogReader:
     def _next_files(
         self, topic: Topic, partition: Partition, start: int, projection: _Projection
     ) -> list[Slice]:
-        """Returns the slices of files that a read from `start` on begins with, if it does."""
+        """Returns the slices of files that a read from `start` on begins with, if any."""
         end = partition.end
         check_range(topic, partition, start, end)
         if start == end or self._hot_run(topic, partition, start, end, projection):
@@ -158,7 +158,7 @@ class LogReader:
     ) -> Iterator[ReadBatch]:
         while start < end:
             for batch in self._next_batches(topic, partition, start, end, projection):
-                check_range(topic, partition, start, end)  # records may be deleted meanwhile
+                check_range(topic, partition, start, end)  # records may have been deleted
                 yield batch
                 start = batch.end
 
@@ -234,7 +234,7 @@ class LogReader:
                         break
             except ObjectMissing as missing:
                 gone = missing.path
-                # The versions so far may name other files.
+                # A newer version may name other files.
                 with contextlib.suppress(errors.Corrupt):
                     topic.table.refresh()
                 continue
@@ -282,10 +282,10 @@ class LogReader:
         end: int,
         projection: _Projection,
     ) -> pa.RecordBatch:
-        """Decodes the first rows from `first` on of an entry that is large when decoded.
+        """Decodes the first rows, from `first` on, of an entry that is large when decoded.
 
         The whole entry is in memory only while the rows are copied from it, because a reader may
-        be slow, and many may read at once. So each batch decodes the entry again.
+        be slow, and many may read concurrently. So each batch decodes the entry again.
         """
         with self._decoding.hold(2 * entry.memory_bytes):
             payload = load().slice(
@@ -308,8 +308,8 @@ class LogReader:
         """Plans slices from `start` on. Returns them and their end: `enough` or later, up to `end`.
 
         Copies only the entries up to `enough`, because a backlog may have very many. Copies them
-        before it looks at the table: entries that leave the backlog are in the table then. Raises
-        the reason of a blocked partition if its records from `start` on are known nowhere.
+        before it reads the table: entries that have left the backlog are then in the table. Raises
+        the reason why a partition is blocked if its records from `start` on are known nowhere.
         """
         number = partition.number
         tail, published, blocked = self._led_partitions.backlog.view(partition, start, enough)
@@ -330,7 +330,7 @@ class LogReader:
     def _snapshot(self, topic: Topic, number: int, published: int) -> TableSnapshot:
         """Returns the newest version of the table that has the published records of a partition.
 
-        Raises `ForeignTable` and `CorruptObject` if none is known that has them.
+        Raises `ForeignTable` or `CorruptObject` if no known version has them.
         """
         snapshot = topic.table.snapshot
         failure: errors.Corrupt | None = None
@@ -360,7 +360,7 @@ class LogReader:
         columns: Sequence[str] | None = None,
         batch_rows: int = limits.SCAN_BATCH_ROWS,
     ) -> Tail:
-        """Reads records of all `positions` as they are appended, without end.
+        """Reads records from all `positions` as they are appended, indefinitely.
 
         Args:
             notify: called when a partition has grown; see `Tail`.
@@ -400,7 +400,7 @@ class LogReader:
     ) -> flight_messages.Offsets:
         """Returns per partition the first offset whose timestamp is at or after the given one.
 
-        -1 if no record is that late. As in Kafka's `ListOffsets`, the least *offset* counts.
+        -1 if no record is that late. As in Kafka's `ListOffsets`, the lowest *offset* counts.
         """
         topic = self._led_partitions.topic(request.topic)
         return flight_messages.Offsets(
@@ -456,7 +456,7 @@ class LogReader:
 
 
 def _from_start(partition: Partition, look: Callable[[int, int], _Found]) -> _Found:
-    """Applies `look` to the whole partition; repeats it if the log start moves meanwhile."""
+    """Applies `look` to the whole partition; repeats it if the log start moves in between."""
     start = partition.start
     while True:
         try:
@@ -506,7 +506,7 @@ def _light_rows(batch: pa.RecordBatch) -> int:
 
 
 def _is_packed(entry: Entry) -> bool:
-    """Returns whether the entry must be decoded, and is too large to keep while it is read.
+    """Returns whether the entry must be decoded, and is too large to stay decoded during a read.
 
     False for Arrow batches, which are in the hot tail as they are.
     """

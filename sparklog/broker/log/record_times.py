@@ -1,8 +1,8 @@
-"""Timestamps of single records, for the time by which consumers are behind.
+"""Timestamps of individual records, for measuring consumer lag in time.
 
-A record's timestamp never changes, so each one is remembered. A record that is not
-published yet is looked up in the statistics of its batch, if all records of the batch have one
-timestamp; any other is read, from memory or from the table.
+A record's timestamp never changes, so each one is cached. That of an unpublished record is in the
+statistics of its batch, if all records of the batch have the same timestamp; any other record is
+read, from memory or from the table.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _COLUMNS: Final = ("offset", "timestamp")
 
 
 class RecordTimes:
-    """Looks up when the first record at or after an offset was made. One caller at a time."""
+    """Looks up the timestamp of the first record from an offset on. One caller at a time."""
 
     def __init__(self, reader: LogReader, led_partitions: LedPartitions) -> None:
         self._reader = reader
         self._led_partitions = led_partitions
         self._known: OrderedDict[RecordKey, int] = OrderedDict()
-        """In µs since the Unix epoch, the least recently used first."""
+        """In µs since the Unix epoch, least recently used first."""
 
     def known_us(self, key: RecordKey) -> int | None:
-        """Returns the record's timestamp if no records have to be read for it, else None."""
+        """Returns the record's timestamp if that requires no read, else None."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -55,7 +55,7 @@ class RecordTimes:
     def read_us(self, key: RecordKey) -> int | None:
         """Returns the timestamp of the first record from the offset on, and remembers it.
 
-        None where there is no such record, or it cannot be read now.
+        None if there is no such record, or if it cannot be read now.
         """
         topic, topic_id, number, offset = key
         with contextlib.suppress(errors.SparklogError, OSError, pa.ArrowException):

@@ -1,12 +1,12 @@
-"""Recovery: the state of every partition, from what earlier epochs left in logs and tables.
+"""Recovery: restores the state of every partition from earlier epochs' logs and the tables.
 
-The logs are read up to their fences first and the tables after, so that records that are published
-and trimmed meanwhile are found in the tables.
+The logs are read first, up to their fences, and the tables afterwards, so that records published
+and trimmed in the meantime are found in the tables.
 
 The producers of a partition, its Spark batches and the first offsets of its leader epochs come from
-one checkpoint: the one with the greatest (leader epoch, end) of that partition. Every later entry
-is added to them, in the order of offsets. The order in which the epochs of brokers were opened
-decides nothing, because another broker may have led the partition in between.
+one checkpoint: the one with the greatest (leader epoch, end) for that partition. Every later entry
+is applied to them, in the order of offsets. The order in which brokers opened their epochs does not
+matter, because another broker may have led the partition in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from sparklog.storage.table.topic_table import OpenTable, TopicTable
 def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> LedPartitions:
     """Returns the state of every partition that this broker leads.
 
-    Reads the table of every topic, and raises, as `restore` does.
+    Reads the table of every topic. Raises like `restore`.
     """
     metadata, broker = taken.metadata, taken.leadership.broker
     led_partitions = LedPartitions(broker, clock=clock)
@@ -72,14 +72,14 @@ def restore(
     *,
     now_seconds: float = -math.inf,
 ) -> list[Located]:
-    """Adds partitions of known topics, all at once, and returns their unpublished entries.
+    """Adds partitions of known topics, all together, and returns their unpublished entries.
 
     Reads the tables of these topics. A topic whose table cannot be written is held back. A
-    partition is blocked, and accepts no record, if its end is unknown or if acked records are
+    partition is blocked, and accepts no records, if its end is unknown or if acked records are
     missing from both table and logs. Raises the errors of the store.
 
-    `wanted`: the numbers of the partitions that this broker has got, by topic. `now_seconds`: the
-    monotonic time, if it serves clients already.
+    `wanted`: the numbers of the partitions assigned to this broker, by topic. `now_seconds`: the
+    monotonic time, if it already serves clients.
     """
     metadata, logs = taken.metadata, _Logs()
     for epoch, (checkpoint, flushes) in zip(
@@ -93,7 +93,7 @@ def restore(
     topics = {
         name: topic
         for name in wanted
-        # One that was created again under the name is another one.
+        # A topic that was recreated under the name is a different one.
         if (topic := led_partitions.by_id(metadata.topics[name].topic_id)) is not None
     }
     refusals = refresh_all(store, [topic.table for topic in topics.values()])
@@ -151,9 +151,9 @@ class _Past:
     """A partition in the logs of earlier epochs."""
 
     state: int
-    """The checkpoint with the partition's state, by its number in `_Logs`; -1 if there is none."""
+    """The number in `_Logs` of the checkpoint with the partition's state; -1 if there is none."""
     bounds: Bounds | None
-    """The partition in that checkpoint; None if its end is unknown."""
+    """The partition's bounds in that checkpoint; None if its end is unknown."""
     epochs: tuple[tuple[int, int], ...]
     """(leader epoch, its first offset), as of that checkpoint."""
     found: Sequence[Located]
@@ -163,7 +163,7 @@ class _Past:
 
 
 class _Logs:
-    """Entries and checkpoints of the epochs that were fenced."""
+    """Entries and checkpoints of the inherited epochs."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], list[Located]] = {}
@@ -175,7 +175,7 @@ class _Logs:
     def add(
         self, epoch: Epoch, flushes: Sequence[wal.WalObject], checkpoint: wal.Checkpoint | None
     ) -> None:
-        """Adds an epoch that was opened after those before it."""
+        """Adds an epoch. Epochs must be added in the order in which they were opened."""
         self._opened[epoch.broker, epoch.epoch] = len(self._opened)
         if checkpoint is not None:
             self._checkpoints.append((epoch, checkpoint))
@@ -186,10 +186,10 @@ class _Logs:
                     self._entries.setdefault(key, []).append(each)
 
     def past_of(self, topic_id: str, partition: int) -> _Past:
-        """Returns the partition as the logs have it.
+        """Returns the partition as found in the logs.
 
         A partition that no checkpoint names was created later, or no epoch was ever closed. In both
-        cases the logs hold it from offset 0 on.
+        cases the logs contain it from offset 0 on.
         """
         found = self._entries.get((topic_id, partition), [])
         state, newest = -1, Bounds(0, 0, 0)
@@ -201,8 +201,8 @@ class _Logs:
             start, published = max(start, bounds.start), max(published, bounds.published)
             if state < 0 or _age(newest) <= _age(bounds):
                 state, newest = number, bounds
-        # A leader that could not read the table knew less of it than those before, whose logs have
-        # dropped what they had published.
+        # A leader that could not read the table knew less about it than its predecessors, whose
+        # logs have dropped what they had published.
         newest = msgspec.structs.replace(newest, start=start, published=published)
         if newest.end >= 0:
             later = [each.entry for each in found if each.entry.base_offset >= newest.end]
@@ -217,7 +217,7 @@ class _Logs:
         )
 
     def _follows(self, located: Located, state: int) -> bool:
-        """Returns whether an entry was written after a checkpoint, which does not say its end."""
+        """Returns whether an entry was written after a checkpoint without the partition's end."""
         epoch, checkpoint = self._checkpoints[state]
         at = located.at
         written = self._opened[at.broker, at.epoch], at.sequence
@@ -226,7 +226,7 @@ class _Logs:
     def states(
         self, metadata: ClusterMetadata, pasts: Mapping[str, Mapping[int, _Past]]
     ) -> Iterator[tuple[bytes, Container[tuple[str, int]]]]:
-        """Yields the state of each checkpoint, and the (topic id, partition) to take from it."""
+        """Yields each checkpoint's state, with the (topic id, partition) pairs to use from it."""
         wanted: dict[int, set[tuple[str, int]]] = {}
         for name, of_topic in pasts.items():
             topic_id = metadata.topics[name].topic_id
@@ -238,7 +238,7 @@ class _Logs:
 
 
 def _bounds_in(checkpoint: wal.Checkpoint, topic_id: str, partition: int) -> Bounds | None:
-    """Returns the partition in a checkpoint, with an end of -1 if that is unknown; None: absent."""
+    """Returns a partition's bounds in a checkpoint, with an end of -1 if unknown; None: absent."""
     if checkpoint.bounds is None:
         return Bounds(0, 0, -1)
     of_topic = checkpoint.bounds.get(topic_id, ())
@@ -247,7 +247,7 @@ def _bounds_in(checkpoint: wal.Checkpoint, topic_id: str, partition: int) -> Bou
 
 
 def _age(bounds: Bounds) -> tuple[int, int]:
-    """Orders the checkpoints of one partition. No two leader epochs have the same leader."""
+    """Orders the checkpoints of one partition. Each leader epoch belongs to a single leader."""
     return bounds.leader_epoch, bounds.end
 
 
@@ -260,7 +260,7 @@ class _Table:
 
     snapshot: TableSnapshot
     refusal: Exception | None
-    """Why the table cannot be written, if so."""
+    """The reason the table cannot be written; None if it can."""
     is_known: bool
     """True if `snapshot` has the ends of its partitions."""
     batches: Sequence[tuple[BatchId, BatchKind, int]]
@@ -270,7 +270,7 @@ class _Table:
 def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Exception | None]:
     """Reads tables, and makes their state durable.
 
-    Returns by topic why its table cannot be written; None where it can be, as far as is known.
+    Returns, by topic, why its table cannot be written; None if it can be, as far as is known.
     """
     refusals = dict(in_parallel(store, _refresh, tables))
     sync_all(store, [table for table in tables if refusals[table.topic] is None])
@@ -278,16 +278,16 @@ def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Excepti
 
 
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
-    """Reads a table. Returns the topic, and why the table cannot be written, if so."""
+    """Reads a table. Returns the topic, and the reason the table cannot be written, or None."""
     return table.topic, refusal_of(table.store, table.refresh)
 
 
 def refusal_of(store: Store, use: Callable[[], object]) -> Exception | None:
-    """Uses a table, and returns why that is not possible, if so.
+    """Uses a table, and returns the error if that fails, else None.
 
-    An error in one table does not stop the work with others, be it a store that refuses one folder
-    (EIO, or a bucket's 503 for one prefix). Raises those that are not the table's: of a store that
-    does not return the root's identity either, or whose syncs fail.
+    An error in one table does not stop the work on others, even if the store refuses one folder
+    (EIO, or a bucket's 503 for one prefix). Raises errors that are not specific to the table: of a
+    store that does not return the root's identity either, or whose syncs fail.
     """
     try:
         use()
@@ -307,15 +307,15 @@ def _read_table(
     checkpointed: Mapping[int, Bounds | None],
     refusal: Exception | None,
 ) -> _Table:
-    """Reads what a table says that was refreshed.
+    """Reads the bounds and batches in a table that has been refreshed.
 
-    The `txn` actions of a readable table say where its partitions end; if the table is unreadable,
-    the WAL's checkpoint does. `refusal`: why it cannot be written, as far as it is known.
+    The `txn` actions of a readable table record where its partitions end; if the table is
+    unreadable, the WAL's checkpoint does. `refusal`: why it cannot be written, as far as is known.
     """
     snapshot = table.snapshot
     if refusal is None:
         refusal = refusal_of(table.store, table.sync)
-    # An earlier read of it may lack records that the logs do not have any more.
+    # An earlier read of it may lack records that the logs no longer have.
     is_stale = isinstance(refusal, errors.Retriable)
     is_same = snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count
     if is_same and not is_stale:
@@ -345,7 +345,7 @@ def _read_table(
 def _connected(
     topic: Topic, partition: Partition, table: _Table, past: _Past
 ) -> InheritedPartition:
-    """Returns a partition with the entries that continue the table, or why it is blocked."""
+    """Returns a partition with the entries that continue the table, or with its block."""
     published, found, bounds = partition.published, past.found, past.bounds
     if bounds is None and not table.is_known:
         block = _unknown_end(topic, partition, found, table.refusal)
@@ -369,7 +369,7 @@ def _connected(
             epochs=past.epochs,
             later=past.later,
         )
-    # A published file may be lost before it was confirmed; the logs still have its rows then. They
+    # A published file may be lost before it is confirmed; the logs then still have its rows. They
     # are needed from the checkpoint's offset on; older entries may be gone with their closed epoch.
     kept_from = bounds.published if bounds else 0
     return InheritedPartition(
@@ -384,7 +384,7 @@ def _connected(
 def _unknown_end(
     topic: Topic, partition: Partition, found: Sequence[Located], refusal: Exception | None
 ) -> Block:
-    """Returns the block of a partition whose end neither a checkpoint nor its table says."""
+    """Returns the block of a partition whose end is in neither a checkpoint nor its table."""
     assert refusal is not None
     unknown = errors.MissingObject(
         path=f"the end of {topic.name}-{partition.number}",

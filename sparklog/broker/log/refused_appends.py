@@ -1,4 +1,4 @@
-"""Appends that were refused and may be sent again: their counts, and their producers' sequences."""
+"""Refused appends, which may be sent again: their counts, and their producers' sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RefusedAppends:
         """Guarded by the lock of the led partitions."""
 
     def count(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
-        """Counts appends that failed, by their topics."""
+        """Counts failed appends by topic."""
         for each in appends:
             if isinstance(each, Append):
                 topic = self._led_partitions.by_id(each.topic_id)
@@ -28,7 +28,7 @@ class RefusedAppends:
                     topic.counts.failed_produces += 1
 
     def record(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
-        """Keeps back later batches of unknown producers whose refused batch will be retried."""
+        """Has later batches of unknown producers refused until the refused one is retried."""
         self._led_partitions.exclusively(self._record, appends)
 
     def _record(self, append: Append | CarriedEntry | EmptyObject) -> None:

@@ -1,7 +1,7 @@
 """Partitions that this broker resigns, so that another member leads them.
 
 The state of a resigned partition stays in our checkpoints, and its entries in our log, until its
-next leader has both in its own (`handover` has the whole procedure).
+next leader has both in its own (`handover` describes the whole procedure).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog.clock import Clock
 
 
 class Resignations:
-    """The partitions that move away from this broker, and those that its log retains."""
+    """The partitions that are moving away from this broker, and those that its log retains."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Resignations:
         *,
         clock: Clock,
     ) -> None:
-        """`lock`: the one of the `LedPartitions`; `find`: returns a topic by its id."""
+        """`lock`: the lock of the `LedPartitions`; `find`: returns a topic by its id."""
         self._lock = lock
         self._changes = changes
         self._backlog = backlog
@@ -45,17 +45,17 @@ class Resignations:
     # -------------------------------------------------------------------------- a move
 
     def begin(self, topic: Topic, number: int) -> None:
-        """Admits no further request for a partition, unless it is blocked just now."""
+        """Stops accepting requests for a partition, unless it is blocked at present."""
         with self._lock:
             partition = topic.partitions[number]
             if partition.state is PartitionState.SERVING:
                 partition.move(PartitionEvent.MOVE_BEGAN)
 
     def abandon(self, topic: Topic, number: int) -> None:
-        """Serves a partition as before `begin`."""
+        """Resumes serving a partition, as before `begin`."""
         with self._lock:
             partition = topic.partitions[number]
-            # Batches were refused meanwhile, and come again after later ones.
+            # Batches refused in the meantime may be retried after later ones.
             partition.taken_seconds = self._clock.monotonic()
             if partition.state is PartitionState.RESIGNING:
                 partition.move(PartitionEvent.MOVE_ABANDONED)
@@ -63,8 +63,8 @@ class Resignations:
     def complete(self, topic: Topic, number: int) -> bool:
         """Stops serving a drained partition, from which its next leader continues.
 
-        No append of it may be under way. Returns False if the topic was deleted, or the partition
-        blocked meanwhile, which is served on then.
+        No append to it may be under way. Returns False if the topic was deleted in the meantime, or
+        the partition blocked; a blocked one is still served here.
         """
         with self._lock:
             partition = topic.partitions[number]
@@ -74,7 +74,7 @@ class Resignations:
             topic.partitions = {n: each for n, each in topic.partitions.items() if n != number}
             self._backlog.leave(topic, partition)
             self._duplicates.leave(partition)
-            # The next checkpoint has its last state and bounds.
+            # The next checkpoint includes its last state and bounds.
             self._changes.note_state(topic.topic_id, partition)
             self._changes.note_bounds(topic, partition)
             partition.move(PartitionEvent.DRAINED)
@@ -83,7 +83,7 @@ class Resignations:
             return True
 
     def revoke(self, topic_id: str, number: int) -> bool:
-        """Serves a resigned partition again, because no other broker has led it since.
+        """Resumes serving a resigned partition, because no other broker has led it since.
 
         Returns False if its topic was deleted.
         """
@@ -111,7 +111,7 @@ class Resignations:
     # -------------------------------------------------------------------------- afterwards
 
     def note_leaders(self, topic: Topic) -> None:
-        """Ends the doubt about partitions of which the topic's leaders are the next ones.
+        """Marks resigned partitions as succeeded once the topic has their next leaders.
 
         Requires the lock.
         """
@@ -121,7 +121,7 @@ class Resignations:
                 partition.move(PartitionEvent.SUCCEEDED)
 
     def retained(self) -> list[tuple[str, int]]:
-        """Returns (topic id, number) of what our log retains for leaders that are known."""
+        """Returns (topic id, number) of partitions that our log retains for known leaders."""
         return [
             (topic_id, each.number)
             for topic_id, each in self._all()
@@ -129,11 +129,11 @@ class Resignations:
         ]
 
     def is_retained(self, topic: Topic, number: int) -> bool:
-        """Returns whether this broker has led a partition lately, and knows its next leader."""
+        """Returns whether this broker has recently led a partition, and knows its next leader."""
         return self._state(topic, number) is PartitionState.ELSEWHERE
 
     def release(self, topic_id: str, number: int) -> None:
-        """Forgets a retained partition, if it is one: no other broker needs our log for it."""
+        """Forgets a partition, if it is retained: no other broker needs our log for it."""
         with self._lock:
             if number in self._retained.get(topic_id, {}):
                 self._drop(topic_id, self._take(topic_id, number))

@@ -1,6 +1,7 @@
-"""Which entries of a topic's partitions go into its next commit. Pure.
+"""Chooses the entries of a topic's partitions that go into its next commit. Pure.
 
-A commit takes about as much as it may of each partition, and a Spark batch whole or not at all.
+A commit takes entries from each partition up to roughly its budget, and includes a Spark batch
+entirely or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def cut(entries: Sequence[Located], budget_bytes: int) -> int:
 def keep_batches_whole(
     batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
 ) -> None:
-    """Raises `ends` until every Spark batch that has begun is contained whole.
+    """Raises `ends` until every Spark batch with an included part is included entirely.
 
     `batches`: (first offset, end) of the unpublished batches, per partition.
     """
@@ -45,7 +46,7 @@ def keep_batches_whole(
 def leave_out_cut_batches(
     batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
 ) -> None:
-    """Lowers `ends` until no Spark batch is contained in part; see `keep_batches_whole`."""
+    """Lowers `ends` until no Spark batch is included only in part; see `keep_batches_whole`."""
     spans = _spans(batches)
     changed = bool(spans)
     while changed:

@@ -1,7 +1,7 @@
-"""Writes the rows of log entries to data files of a topic's table, which a commit has still to add.
+"""Writes the rows of log entries to data files of a topic's table, for a later commit to add.
 
-The write-ahead log determines the rows, so any process may write them. An entry that is in the hot
-tail is taken from there; any other is read from the log, or from the files that Spark staged.
+The write-ahead log determines the rows, so any process may write them. An entry in the hot tail is
+taken from there; any other is read from the log, or from the files that Spark staged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PUBLISH_TOGETHER_BYTES = 1 * limits.MIB  # of Kafka's batches that are decoded t
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Entries of one partition for the next commit. `first`: the end of its table now."""
+    """Entries of one partition for the next commit. `first`: the current end of its table."""
 
     topic: str
     topic_id: str
@@ -44,12 +44,12 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of its rows, as far as its entries tell."""
+        """The memory of its rows, according to its entries."""
         return sum(each.entry.memory_bytes for each in self.entries)
 
     @property
     def is_small(self) -> bool:
-        """Returns whether its rows are a small file."""
+        """True if its rows make a small file."""
         return self.memory_bytes <= limits.PUBLISH_SMALL_BYTES
 
 
@@ -77,7 +77,7 @@ class WrittenRun:
 
     @property
     def unreadable(self) -> WrittenRun:
-        """The entry with `error`, as a run of its own."""
+        """The entry with `error`, as a separate run."""
         assert self.error is not None
         entry = self.run.entries[self.count : self.count + 1]
         error = self.error.with_traceback(None)  # its frames keep other entries in memory
@@ -91,7 +91,7 @@ class WrittenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncodedRun:
-    """The next entries of a run, as a file that is still to be put."""
+    """The next entries of a run, as a file yet to be put."""
 
     count: int
     encoded: Encoded | None
@@ -99,14 +99,14 @@ class _EncodedRun:
 
 
 class RunWriter:
-    """Writes runs of several topics. Thread-safe, for different runs."""
+    """Writes runs of several topics. Thread-safe for different runs."""
 
     def __init__(
         self, store: Store, hot: HotTail, *, clock: Clock, memory: DecodeMemory, file_bytes: int
     ) -> None:
-        """`memory`: for decoded rows. `file_bytes`: of rows from which on a further file begins."""
+        """`memory`: for decoded rows. `file_bytes`: the size of rows at which a file ends."""
         self.putting = DecodeMemory(memory.limit_bytes)
-        """For encoded files while they are put. Files that are put together have another bound."""
+        """For encoded files while they are put. Files put together have a separate bound."""
         self._store = store
         self._hot = hot
         self._clock = clock
@@ -158,7 +158,7 @@ class RunWriter:
             for run in runs:
                 run.encoded = None
             if failed:
-                # Reading back and trying again may take long, and the others would wait for it.
+                # Reading back and retrying can take a long time, and the others would wait for it.
                 error = failed[0]
                 if isinstance(error, ObjectExists):
                     error = PutUnresolved(error.path, "an object exists there")
@@ -166,7 +166,7 @@ class RunWriter:
                 outcomes[number] = error
 
     def discard(self, runs: Iterable[WrittenRun]) -> None:
-        """Removes files that no commit has or will have."""
+        """Removes files that no commit contains or will contain."""
         with contextlib.suppress(Exception):  # the sweeper removes them as orphans
             self._store.delete(
                 data_path(each.run.topic, file) for each in runs for file in each.files
@@ -175,8 +175,8 @@ class RunWriter:
     def write(self, written: WrittenRun, preparation: int | None = None) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read.
 
-        Of a preparation, writes one file. A put may take a minute, so no memory that others need to
-        decode their rows is held during it.
+        For a preparation, writes one file. A put can take a minute, so no memory that others need
+        to decode their rows is held during it.
         """
         entries = [each.entry for each in written.run.entries[written.count :]]
         sizes = [each.memory_bytes for each in entries]
@@ -196,20 +196,20 @@ class RunWriter:
             written.count += made.count
             if written.is_complete or (preparation is not None and made.encoded is not None):
                 break
-            del made  # its bytes, before the next file is decoded
+            del made  # frees its bytes before the next file is decoded
         if largest > limits.LARGE_BYTES:
-            pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
+            pa.default_memory_pool().release_unused()  # the pool retains memory per thread
 
     def read(self, written: WrittenRun) -> None:
-        """Reads a run of one entry, and writes nothing."""
+        """Reads a run of one entry without writing anything."""
         (located,) = written.run.entries
         with self._memory.hold(2 * located.entry.memory_bytes), _noting_error(written):
             self._payload(located, ReadAhead(self._store, [located]))
 
     def _files(self, written: WrittenRun) -> Iterator[_EncodedRun]:
-        """Yields the files of a run, which are decoded and encoded when they are asked for.
+        """Yields the files of a run, each decoded and encoded on demand.
 
-        Between two files nothing decoded is kept.
+        Nothing decoded is kept between two files.
         """
         run = written.run
         size = count = 0
@@ -278,8 +278,8 @@ class RunWriter:
     ) -> Iterator[tuple[Sequence[Located], Sequence[bytes | bytearray]]]:
         """Groups entries to be decoded together, with their batches.
 
-        A group consists of small Kafka batches in the hot tail. Any other entry comes alone and
-        without its batch.
+        A group consists of small Kafka batches in the hot tail. Any other entry is yielded alone
+        and without its batch.
         """
         at = 0
         while at < len(entries):
@@ -308,7 +308,7 @@ class RunWriter:
     def _decoded(
         self, group: Sequence[Located], batches: Sequence[bytes | bytearray], ahead: ReadAhead
     ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
-        """Decodes a group together, or one by one if a batch in it is corrupt."""
+        """Decodes a group together, or one entry at a time if a batch in it is corrupt."""
         if len(batches) > 1:
             with contextlib.suppress(errors.CorruptObject):
                 yield group, wal.decode_kafka([each.entry for each in group], batches)
@@ -325,7 +325,7 @@ class RunWriter:
 
 @contextlib.contextmanager
 def _noting_error(written: WrittenRun) -> Iterator[None]:
-    """Keeps the error of an entry that cannot be read as that of its run."""
+    """Records the error of an unreadable entry as that of its run."""
     try:
         yield
     except errors.CorruptObject as error:

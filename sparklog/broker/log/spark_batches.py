@@ -1,19 +1,19 @@
-"""Spark batches that a topic holds, so that a repeated commit is recognised.
+"""Spark batches that a topic contains, so that a repeated commit is recognised.
 
-- The newest numbered batch of a query is known for as long as its topic lives: each commit that
+- The newest numbered batch of a query is known for as long as its topic exists: each commit that
   publishes a batch records it in the topic's table (`storage.table.query_app_id`), and the
-  write-ahead log has the batches that are not published. Numbers rise, so the newest is enough.
+  write-ahead log has the unpublished batches. Numbers increase, so the newest is enough.
 - A write with an idempotency key is known for `BATCH_MEMORY_SECONDS` from its publication; a topic
-  keeps only the newest `KEYS_REMEMBERED` keys.
+  retains only the newest `KEYS_REMEMBERED` keys.
 - Any other write has a name that only its own driver knows. The driver may repeat the commit, so
-  the write is known for a day; each partition keeps only the newest ones.
-- A write without a batch number is refused if it comes so long after its manifest that an earlier
-  commit of it may be forgotten.
-- The offsets of a batch in each partition are kept for the latest batches only. They answer a
-  repeated commit and decide nothing, if one broker has appended the whole batch.
-- A batch of several leaders is appended in parts, and each partition speaks for itself: what it
-  remembers decides. So parts are forgotten by their age alone, and a partition that remembers too
-  many refuses new ones. A part is refused if its manifest is so old that it may be forgotten.
+  the write is known for a day; each partition retains only the newest ones.
+- A write without a batch number is refused if it arrives so long after its manifest that an earlier
+  commit of it may have been forgotten.
+- The offsets of a batch in each partition are retained for the latest batches only. If one broker
+  has appended the whole batch, they only serve to answer a repeated commit, and decide nothing.
+- A batch for several leaders is appended in parts, and each partition decides by what it remembers.
+  So parts are forgotten by age alone, and a partition that remembers too many refuses new ones. A
+  part is refused if its manifest is so old that an earlier commit of it may have been forgotten.
 
 The lock of the led partitions guards all of it.
 """
@@ -30,10 +30,10 @@ import msgspec
 from sparklog import limits
 from sparklog.storage.snapshot import BatchId, BatchKind, Entry
 
-BATCHES_REMEMBERED = 16  # of a query, with their offsets
-QUERIES_REMEMBERED = 1_000  # of a partition
-SINGLES_REMEMBERED = 256  # published writes of a partition outside queries
-PARTS_REMEMBERED = 4_096  # of a partition, of writes outside queries to several leaders
+BATCHES_REMEMBERED = 16  # per query, with their offsets
+QUERIES_REMEMBERED = 1_000  # per partition
+SINGLES_REMEMBERED = 256  # published writes outside queries, per partition
+PARTS_REMEMBERED = 4_096  # of writes outside queries to several leaders, per partition
 SINGLE_MEMORY_SECONDS = 24 * 3600.0  # a driver repeats within a minute, unless it was suspended
 APPEND_STAGED_SECONDS = limits.BATCH_MEMORY_SECONDS - 24 * 3600.0  # a write with a key
 SINGLE_APPEND_STAGED_SECONDS = SINGLE_MEMORY_SECONDS - 12 * 3600.0  # a write without a name
@@ -51,7 +51,7 @@ def memory_seconds(kind: BatchKind) -> float:
 def append_within_seconds(kind: BatchKind) -> float:
     """Returns how old a manifest may be when its batch is appended.
 
-    The rest of the time for which the batch is known allows for clocks that differ.
+    The rest of the time for which the batch is known allows for clock skew.
     """
     if kind in (BatchKind.UNNAMED, BatchKind.UNNAMED_PART, BatchKind.NAMED_PART):
         return SINGLE_APPEND_STAGED_SECONDS
@@ -94,7 +94,7 @@ class PartitionSparkBatches:
         return bool(self._numbered or self._single or self._parts)
 
     def remember(self, entry: Entry, *, published: int) -> None:
-        """Records rows of a batch. Entries come in the order of their offsets.
+        """Records rows of a batch. Call it with entries in the order of offsets.
 
         `published`: the end of the partition's table. Batches beyond it are never forgotten.
         """
@@ -122,7 +122,7 @@ class PartitionSparkBatches:
             del self._single[oldest.batch_id.query]
 
     def _drop_queries(self) -> None:
-        """Forgets the longest silent queries, if there are too many, except those in parts."""
+        """If there are too many queries, forgets the least recently active one without parts."""
         if len(self._numbered) > QUERIES_REMEMBERED:
             for query, batches in self._numbered.items():
                 if not batches[-1].kind.is_part:
@@ -138,7 +138,7 @@ class PartitionSparkBatches:
         return single if single is not None and single.batch_id == batch_id else None
 
     def has_space(self, batch_id: BatchId, kind: BatchKind) -> bool:
-        """Returns whether a part may be appended: it must not be forgotten before its time."""
+        """Returns whether there is space to remember a further part for the required time."""
         if kind.is_numbered:
             if batch_id.query in self._numbered:
                 return True
@@ -185,7 +185,7 @@ class PartitionSparkBatches:
 
 
 class TopicSparkBatches:
-    """The batches that one topic holds, in any partition."""
+    """The batches that one topic contains, in any partition."""
 
     __slots__ = ("_begun", "_keys", "_newest", "is_known")
 
@@ -199,7 +199,7 @@ class TopicSparkBatches:
         """When each key was last written, in µs; oldest first."""
 
     def record(self, batch_id: BatchId, kind: BatchKind, at_us: int) -> None:
-        """Records that the topic holds a batch."""
+        """Records that the topic contains a batch."""
         query = batch_id.query
         if kind is BatchKind.NUMBERED:
             self._newest[query] = max(self._newest.get(query, -1), batch_id.batch)
@@ -225,13 +225,13 @@ class TopicSparkBatches:
         return max(self._begun.get(query, -1), self.newest(query))
 
     def has(self, batch_id: BatchId) -> bool:
-        """Returns whether the topic surely holds the batch; of older ones, nothing is known."""
+        """Returns whether the topic surely contains the batch; nothing is known of older ones."""
         if batch_id.query in self._keys and batch_id.batch == 0:
             return True
         return self._newest.get(batch_id.query) == batch_id.batch
 
     def is_past(self, batch_id: BatchId) -> bool:
-        """Returns whether the topic holds the batch or a later one of its query."""
+        """Returns whether the topic contains the batch or a later one of its query."""
         return self.has(batch_id) or self.newest(batch_id.query) > batch_id.batch
 
     def expire(self, now_us: int) -> None:

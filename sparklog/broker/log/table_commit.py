@@ -26,7 +26,7 @@ class TableCommit:
     """The number in its files' names, if they are written in several turns."""
     renewed_at: float = 0.0
     may_have_landed: bool = False
-    """True if a commit of these files got no answer: then they may be in the table."""
+    """True if a commit of these files got no answer: they may be in the table."""
     has_landed: bool = False
     """True if the table had the version that `decide` returned a change for."""
 
@@ -60,7 +60,7 @@ class TableCommit:
 
     @property
     def splits_batch(self) -> bool:
-        """True if a part of a Spark batch is written, and another one cannot be read."""
+        """True if part of a Spark batch has been written, and another part cannot be read."""
         unreadable = {
             located.entry.batch_id
             for each in self.written
@@ -79,7 +79,7 @@ class TableCommit:
         return (
             self.preparation is not None
             and isinstance(error, errors.SparklogError | ObjectMissing)
-            # After these, all is written again: it took too long, or must free its space.
+            # After these, everything is written again: it took too long, or must free its space.
             and not isinstance(error, errors.TimedOut | errors.StorageFull | errors.Fenced)
         )
 

@@ -1,7 +1,7 @@
-"""Follows partitions: the records that exist from some offsets on, and those that are appended.
+"""Follows partitions: the records that exist from some offsets on, and those appended later.
 
 A tail costs nothing while it waits. Each of its partitions notifies it when records are appended,
-so the cost of a flush is in the tails of its partitions, and not in all others.
+so the cost of a flush depends on the tails of its partitions, not on all tails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.broker.log.topic import Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """Rows of one partition for a reader; `end` is the next offset to ask for."""
+    """Rows of one partition for a reader; `end` is the next offset to read."""
 
     topic: str
     partition: int
@@ -33,7 +33,7 @@ class ReadBatch:
 
 NextBatches = Callable[[Topic, Partition, int, int], tuple[Iterator[ReadBatch], bool]]
 """Returns batches of a partition from an offset up to an end, and whether they are few rows in
-memory, so that reading them neither waits nor takes long."""
+memory, so that reading them neither blocks nor takes a long time."""
 
 
 class Place(NamedTuple):
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 class Tail:
-    """The records of some partitions as they are appended, without end.
+    """The records of some partitions as they are appended, indefinitely.
 
-    One thread at a time uses it. `notify` is called in any thread, under the lock of
-    the led partitions, when a partition of a tail that is at its end has grown, or its topic is
+    Used by one thread at a time. `notify` is called from any thread, under the lock of the led
+    partitions, when a partition of a tail that has reached its end has grown, or its topic was
     deleted: it must not block. It may be called more than once for the same growth.
     """
 
@@ -77,22 +77,22 @@ class Tail:
         self._end = 0
         """The end of the partition that is being read, when its turn began."""
         self.read: Place | None = None
-        """The place of the batch that `next` has returned last."""
+        """The place of the batch that `next` returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
         self._growths = led_partitions.growths.follow(
             [partition for _, partition in partitions], self._followers
         )
 
     def close(self) -> None:
-        """Follows the partitions no longer."""
+        """Stops following the partitions."""
         self._led_partitions.growths.unfollow(self._growths, self._followers)
         self._batches = None
 
     def place(self) -> Place | None:
-        """Returns the offsets that are read next; None: all partitions are read to their ends.
+        """Returns the offsets to read next; None: all partitions have been read to their ends.
 
         Raises `UnknownTopic` if a topic was deleted, `NotLeader` if another broker leads a
-        partition now, and `MetadataChanged` if a partition was away meanwhile.
+        partition now, and `MetadataChanged` if a partition was away in the meantime.
         """
         if self._index is not None and self._offsets[self._index] >= self._end:
             self._leave()
@@ -108,7 +108,7 @@ class Tail:
                 topic.partition(partition.number)  # raises `NotLeader`, unless it is back
                 raise errors.MetadataChanged
             if partition.growth is not self._growths[index]:
-                raise errors.MetadataChanged  # it was away for a moment, and notifies us no more
+                raise errors.MetadataChanged  # it was away for a moment, and no longer notifies us
             self._end = partition.end
             if self._offsets[index] < self._end:
                 self._index = index
@@ -116,19 +116,19 @@ class Tail:
         return Place(topic.topic_id, partition.number, self._offsets[self._index], self._end)
 
     def is_quick(self) -> bool:
-        """Returns whether `next` takes little time, and waits for nothing.
+        """Returns whether `next` takes little time and does not block.
 
-        Raises what `place` raises, and `OffsetOutOfRange`.
+        Raises like `place`, and `OffsetOutOfRange`.
         """
         return self._begin() is None or self._is_quick
 
     def next(self, *, only_quick: bool = False) -> ReadBatch | None:
-        """Returns the next batch; None: all partitions are read to their ends.
+        """Returns the next batch; None: all partitions have been read to their ends.
 
-        Raises what `is_quick` raises, and the errors of reading.
+        Raises like `is_quick`, and the errors of reading.
 
         Args:
-            only_quick: also returns None before a partition whose reading may wait.
+            only_quick: also returns None before a partition whose reading may block.
         """
         while (batches := self._begin()) is not None:
             if only_quick and not self._is_quick:
@@ -152,24 +152,24 @@ class Tail:
         return self.next()
 
     def count(self, size_bytes: int) -> None:
-        """Counts the bytes of records of the partition of `place` that are sent."""
+        """Counts bytes of records that were sent from the partition of `place`."""
         assert self._index is not None
         self._partitions[self._index][0].counts.bytes_out += size_bytes
 
     def again(self) -> None:
-        """Returns to the place of the batch that `next` has returned last."""
+        """Returns to the place of the batch that `next` returned last."""
         assert self._index is not None
         assert self.read is not None
         self._offsets[self._index] = self.read.offset
         self._batches = None
 
     def rest(self) -> None:
-        """Keeps no records in memory but a few, because the next ones may be wanted much later."""
+        """Keeps only a few records in memory, because the next may be requested much later."""
         if not self._is_quick:
             self._batches = None
 
     def skip(self, end: int) -> None:
-        """Continues at `end` in the partition of `place`, whose records the caller has."""
+        """Continues at `end` in the partition of `place`, whose records the caller already has."""
         assert self._index is not None
         self._offsets[self._index] = end
         self._leave()
@@ -188,7 +188,7 @@ class Tail:
         return self._batches
 
     def _leave(self) -> None:
-        """Ends the turn of a partition; the next one is after the turns of the others."""
+        """Ends the turn of a partition; its next one follows the turns of the others."""
         assert self._index is not None
         self._grown(self._index)
         self._index = self._batches = None

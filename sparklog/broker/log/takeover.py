@@ -1,36 +1,39 @@
 """Takeover of a root: the right to write, in the next epoch of a broker id.
 
-Heartbeats only decide when to try (`storage/metadata/liveness.py`). The fence in the WAL of each
-open epoch makes the takeover safe: after it, no other broker can ack a record of our partitions.
+Heartbeats only decide when to try (`storage/metadata/liveness.py`). The fences in the WALs of all
+open epochs make the takeover safe: once they are put, no other broker can ack a record of our
+partitions.
 
 A live leader refuses every other broker, with two exceptions: a standing broker replaces embedded
 and detached ones, because their programs continue as its clients, and `take_over` replaces any
 leader. The steps are:
 
 1. Register the new epoch in the metadata. It leads nothing yet (`acquire`).
-2. Fence every other epoch that may still write, and read its log. Then take, in one change of the
-   metadata, the partitions of all of them, and become the heir of their epochs (`take`). A member
-   of a cluster takes only those of its own id, and of brokers that lead the root alone.
+2. Fence every other epoch that may still write, and read its log. Then, in one metadata change,
+   take over the partitions of all of them and become the heir of their epochs (`take`). A member of
+   a cluster takes over only those of its own id, and of brokers that lead the root alone.
 3. Connect each partition's WAL entries to its table, and take over the producers' states
    (`recovery`).
 4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
    broker may serve.
 
-So no partition has a new leader before its old one can write no more
-(`storage/metadata/leadership.py`). A broker that crashes between two steps leaves the partitions to
-the old leader, whose log may have a fence already, or takes them to its grave; the next start does
-the same again.
+So no partition gets a new leader before its old one can no longer write
+(`storage/metadata/leadership.py`). If a broker crashes between two steps, the partitions remain
+with the old leader, whose log may already have a fence, or with the crashed broker; the next start
+repeats the steps.
 
-Of two brokers that start at once, the one that registered last takes over: it fences the other one,
+If two brokers start concurrently, the one that registered last takes over: it fences the other one,
 which gives up as soon as it finds the later registration, and never fences a later one itself. If
-each fenced the other, none would serve.
+each fenced the other, neither would serve.
 
-Members of a cluster lead a root together. While it serves, a member may get partitions of another
-one that has died: the controller has fenced that one's log (`broker/failover/controller.py`), and
-each successor reads the log once the metadata names it as the leader (`read_inherited`).
+Members of a cluster lead a root together. While it serves, a member may be assigned partitions of
+another one that has died: the controller has fenced the log of the dead member
+(`broker/failover/controller.py`), and each successor reads that log once the metadata names it as
+the leader (`read_inherited`).
 
-A broker leaves an older epoch later (`leave_epochs`), when all its entries are published and the
-new WAL has a checkpoint of the states that were taken over. The epoch is closed with that.
+A broker leaves an older epoch later (`leave_epochs`), once all entries of the epoch are published
+and the new WAL has a checkpoint of the states that were taken over. An epoch without heirs is
+closed.
 """
 
 from __future__ import annotations
@@ -91,11 +94,11 @@ class Leadership:
     broker: int
     epoch: int
     inherited: tuple[Epoch, ...] = ()
-    """Fenced epochs that this broker is heir of, oldest first; none before `take`."""
+    """Epochs that this broker is heir of, oldest first; none before `take`."""
     log: WalKind = WalKind.OBJECTS
     """Storage of the epoch's write-ahead log."""
     is_member: bool = False
-    """True if it shares the root with other brokers; False if it leads all partitions."""
+    """True if the broker shares the root with others; False if it leads all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class Taken:
     metadata: ClusterMetadata
     """The version that names the broker as their leader."""
     histories: Sequence[History]
-    """Contents of the logs of the inherited epochs, in their order."""
+    """Contents of the logs of the inherited epochs, in the same order."""
 
 
 def acquire(
@@ -128,7 +131,7 @@ def acquire(
     A member is refused by a live broker of the same id, and by one that leads the root alone; any
     other broker by the live leader of the root, and by live members. Raises `BrokerAlive`, the
     errors of `open_cluster`, and `FormatTooNew` if the root has a feature level that this release
-    does not know.
+    does not support.
 
     Args:
         store: the store of the root.
@@ -136,11 +139,11 @@ def acquire(
         broker: the broker id.
         registration: the broker's addresses, kind, process and `dead_after_seconds`, after which a
             silent leader counts as dead here too. Its epoch, time and level are set here.
-        clock: gives the wall time of the registration; its monotonic time watches a live leader.
+        clock: its wall time is recorded in the registration; its monotonic time watches a leader.
         take_over: replace a live leader of any kind.
-        allow_non_empty: create a root even in a folder that holds other programs' files.
+        allow_non_empty: create a root even in a folder that contains other programs' files.
         watch: earlier observations of the leader, or of a member's own id; None: none.
-        watch_of: returns a watch over another broker; None: one for which silence is death.
+        watch_of: returns a watch over another broker; None: one that treats silence as death.
         check_alive: False skips the check whether the leader is alive.
         choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
@@ -166,7 +169,7 @@ def acquire(
     watch = watch or silent_watch(broker if is_member else None)
     watch_other = functools.cache(watch_of or silent_watch)
     tried: list[BrokerRegistration] = []
-    """Our registrations of which it may be unknown whether they were made."""
+    """Our attempted registrations; it may be unknown which of them were made."""
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if metadata.level > limits.LEVEL:
@@ -178,7 +181,7 @@ def acquire(
             watches = [watch, *(watch_other(other) for other in others)]
             if others:
                 for each in watches:
-                    each.poll(metadata)  # so that the silence of all of them begins now
+                    each.poll(metadata)  # so that the silence of all of them counts from now on
             for each in watches:
                 _check_leader(store, each, metadata, broker, registration.kind, clock, tried)
         registered = register(metadata, broker, registration, log)
@@ -199,7 +202,7 @@ def _lone_leader(metadata: ClusterMetadata) -> list[int]:
 
 
 def _has_controller(metadata: ClusterMetadata, broker: int) -> bool:
-    """Returns whether another member is the controller: others judge if it is alive."""
+    """Returns whether another member is the controller: others judge whether it is alive."""
     known = metadata.brokers.get(metadata.controller)
     return known is not None and known.is_member and metadata.controller != broker
 
@@ -215,8 +218,8 @@ def _check_leader(
 ) -> None:
     """Raises `BrokerAlive` if the watched broker is alive and does not give way to `kind`.
 
-    `broker`: the id of the broker that starts.
-    `ours`: the registrations of this start, which is alive itself.
+    `broker`: the id of the starting broker.
+    `ours`: the registrations of this start, which is itself alive.
     """
 
     def log_wait(leader: Leader, seconds: float) -> None:
@@ -227,13 +230,13 @@ def _check_leader(
         )
 
     leader = Leader.of(metadata, store, broker=watch.broker)
-    # A broker whose epoch is fenced was replaced, and can write nothing more, though it may run.
+    # A broker whose epoch is fenced was replaced: it can no longer write, but may still be running.
     is_fenced = leader is not None and not is_open(metadata, (leader.broker, leader.epoch))
     if leader is None or is_fenced or leader.known in ours or gives_way(leader.known, kind):
         return
     found = watch.wait_for_state(metadata, on_wait=log_wait)
-    # The leader may have changed meanwhile. If the new one gives way, `MetadataStore.change`
-    # calls this function again with the newest metadata.
+    # The leader may have changed in the meantime. If the new one gives way,
+    # `MetadataStore.change` calls this function again with the newest metadata.
     if (
         found is not None
         and found.state is LeaderState.ALIVE
@@ -250,7 +253,7 @@ def _check_leader(
 
 
 def gives_way(known: BrokerRegistration, kind: str) -> bool:
-    """Returns whether a registered broker, though it lives, gives way to one of `kind`."""
+    """Returns whether a registered broker, even if alive, gives way to one of `kind`."""
     return kind == BrokerKind.STANDING and known.kind in _ON_DEMAND
 
 
@@ -258,8 +261,8 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
     """Fences all other epochs, and makes the broker the leader of every partition.
 
     A member leaves the epochs and partitions of other members to them. Raises `BrokerFenced`,
-    naming the successor, if another broker has replaced this one since, and `CorruptObject` and
-    `MissingObject` if a write-ahead log cannot be read: an operator must look.
+    naming the successor, if another broker has since replaced this one, and `CorruptObject` or
+    `MissingObject` if a write-ahead log cannot be read: an operator must intervene.
     """
     broker, own = leadership.broker, (leadership.broker, leadership.epoch)
     histories, read = Histories(store, clock=clock), set[tuple[int, int]]()
@@ -291,7 +294,7 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
 
     is_alone = not read and _led(known).keys() <= {broker}
     metadata = known if is_alone else _change(meta, decide)
-    # No other broker could leave an epoch since the fences: see `leave_epochs`.
+    # Since the fences, no other broker can have left an epoch: see `leave_epochs`.
     return read_inherited(histories, leadership, metadata)
 
 
@@ -300,10 +303,10 @@ def read_inherited(
 ) -> Taken:
     """Reads the logs of all epochs that the broker is heir of in `metadata`.
 
-    A member reads an epoch only after the change that has made it an heir, or after it was fenced:
-    until then the broker of that epoch may put a checkpoint and leave. Raises as `take`.
+    A member reads an epoch only after the change that made it an heir, or after the epoch was
+    fenced: until then that epoch's broker may put a checkpoint and leave. Raises like `take`.
 
-    A leader that lives writes its log on; none of it is of the partitions that it has given.
+    A live leader keeps writing its log, but no entries of the partitions that it has handed over.
     """
     inherited = inherited_by(metadata, leadership.broker)
     return Taken(
@@ -316,7 +319,7 @@ def read_inherited(
 def _change(
     meta: MetadataStore, decide: Callable[[ClusterMetadata], ClusterMetadata | None]
 ) -> ClusterMetadata:
-    """Makes a change of a start, once more if its outcome is unknown.
+    """Makes a metadata change during a start; repeats it once if its outcome is unknown.
 
     A registration that was made twice leaves one more epoch of ours to fence.
     """
@@ -328,7 +331,7 @@ def _change(
 
 
 def _led(metadata: ClusterMetadata) -> dict[int, list[tuple[str, int]]]:
-    """Returns for each leader the (topic, partition) of what it leads."""
+    """Returns the (topic, partition) pairs that each leader leads."""
     found: dict[int, list[tuple[str, int]]] = {}
     for name, topic in metadata.topics.items():
         for partition, leader in enumerate(topic.leaders):
@@ -363,8 +366,8 @@ def replaced(metadata: ClusterMetadata, leadership: Leadership) -> errors.Broker
 def explained(error: BaseException, store: MetadataStore, leadership: Leadership) -> BaseException:
     """Returns `BrokerFenced` with the successor, if another broker has replaced this one.
 
-    The metadata names it, and a fence does not. A broker that was suspended for long enough finds
-    no fence either: the successor has deleted its log, and `SyncFailed` says so.
+    The metadata names the successor; a fence does not. A broker that was suspended for long enough
+    does not even find a fence: its successor has deleted its log, which causes `SyncFailed`.
     """
     if isinstance(error, ENDS_THE_BROKER):
         with contextlib.suppress(Exception):  # the broker must stop in any case
@@ -391,10 +394,10 @@ def _check_newest(metadata: ClusterMetadata, leadership: Leadership) -> None:
 
 
 def check_opened(meta: MetadataStore, leadership: Leadership) -> None:
-    """Checks, after the first flush of our epoch, that no successor has closed it before.
+    """Checks, after the first flush of our epoch, that no successor had already closed it.
 
-    The folder of a closed epoch in segments is removed, with its fence. So a broker that was
-    suspended before its first flush could begin the log again. A successor that takes over from now
+    The folder of a closed epoch in segments is removed, including its fence. So a broker that was
+    suspended before its first flush could start the log again. A successor that takes over from now
     on finds our segment, and puts its fence there. Raises `BrokerFenced`.
     """
     if leadership.log is WalKind.SEGMENTS:
@@ -410,8 +413,8 @@ def leave_epochs(
 ) -> list[Epoch]:
     """Leaves inherited epochs that no entry needs; those without other heirs are closed.
 
-    Returns the epochs that the broker is still heir of: all of them if it leads a partition that
-    `covered` does not have. Raises `BrokerFenced` if a successor has registered: it will need their
+    Returns the epochs that the broker is still heir of: all of them if it leads a partition that is
+    not in `covered`. Raises `BrokerFenced` if a successor has registered: it will need their
     entries and states.
 
     `covered`: the leader epoch of each partition whose state is in a checkpoint of our own epoch,

@@ -53,55 +53,55 @@ class Topic:
         self.table = table
         """The broker's only view of the topic's table: publisher, janitor and readers share it.
 
-        So a commit of one is known to all without a request. No thread holds the lock
-        of the led partitions while it waits for the table.
+        So a commit by one is known to all without a request. No thread holds the lock of the led
+        partitions while it waits for the table.
         """
         self.version = 0
-        """The version of the metadata that `leaders` are of: an older one says nothing about it."""
+        """The metadata version of `leaders`: an older version does not change them."""
         self.last_read = NO_TABLE
-        """The last version that was published or planned with. The next one may be spoilt."""
+        """The last version that was published or planned with. The next one may be damaged."""
         self.leaders: tuple[int, ...] = ()
-        """Broker ids, one per partition, as the metadata has them."""
+        """Broker ids, one per partition, as in the metadata."""
         self.leader_epochs: tuple[int, ...] = ()
         """One per partition, like `leaders`."""
         self.partitions: dict[int, Partition] = {}
-        """The partitions in a state of `LED`, by number, in order.
+        """The partitions in a `LED` state, by number, in order.
 
-        It is replaced, and never changed, because threads iterate over it without a lock.
+        Replaced, never modified, because threads iterate over it without a lock.
         """
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()
         self.unpublished_bytes = 0
-        """Memory and WAL space of the records that wait for the table, without staged ones."""
+        """Memory and WAL space of the records waiting for the table, excluding staged ones."""
         self.staged_bytes = 0
-        """Bytes of the records that wait for the table in staged files."""
+        """Bytes of the records waiting for the table in staged files."""
         self.waiting = 0
         """The number of unpublished entries."""
         self.waiting_partitions: dict[int, Partition] = {}
         """The partitions with unpublished entries, by number.
 
-        In the order in which they wait for a commit.
+        In the order in which they began to wait for a commit.
         """
         self.waiting_since = -math.inf
-        """Since when its oldest unpublished entry waits, in monotonic seconds, or longer.
+        """When the oldest unpublished entry began to wait, or later, in monotonic seconds.
 
-        Entries of predecessors have waited forever, because their clocks may have been wrong.
+        Predecessors' entries count as having waited forever: their clocks may have been wrong.
         """
         self.unconfirmed = 0
-        """The number of entries that are published and not confirmed."""
+        """The number of published but unconfirmed entries."""
         self.held_back: str | None = None
         """Why the topic's table cannot be written at present."""
         self.in_doubt: str | None = None
-        """Why it is unknown if the topic still exists; it accepts no record until that is known."""
+        """Why it is unknown if the topic still exists. Until it is known, records are refused."""
 
     @property
     def refusal(self) -> str | None:
-        """Why this broker cannot write the topic's table; None also where others lead all of it."""
+        """Why this broker cannot write the topic's table; None also if others lead all of it."""
         return self.in_doubt or (self.held_back if self.partitions else None)
 
     @property
     def deletion_refusal(self) -> str | None:
-        """Why records stay that retention or key compaction should remove; None if none should."""
+        """Why retention or key compaction cannot remove records; None if it can, or need not."""
         is_append_only = self.table.snapshot.append_only
         return APPEND_ONLY_REASON if is_append_only and removes_records(self.config) else None
 
@@ -112,7 +112,7 @@ class Topic:
 
     @property
     def is_compacted(self) -> bool:
-        """Returns whether only the last record of each key is kept, so that keys are required."""
+        """True if only the last record of each key is retained, so that keys are required."""
         return topic_config.is_compacted(self.config)
 
     @property
@@ -161,12 +161,12 @@ class Topic:
 
     @property
     def is_shared(self) -> bool:
-        """True if other brokers lead partitions of it too."""
+        """True if other brokers also lead partitions of it."""
         return len(self.partitions) < self.count
 
     @property
     def has_blocked(self) -> bool:
-        """Returns whether a partition accepts no record, because its table and log differ."""
+        """True if a partition accepts no records, because its table and log do not connect."""
         return any(each.blocked is not None for each in self.partitions.values())
 
     def partition(self, number: int) -> Partition:

@@ -3,17 +3,17 @@
 The order of the steps makes them safe. An object is needed until the data files with its rows have
 been seen after their commit and, on an object store, the commit has been read back. A checkpoint
 records which objects are still needed, the producer and batch states of all others, and where each
-partition begins and ends. Only after the checkpoint, and a grace, are the other objects deleted. An
-inherited epoch is closed when all its entries are published and seen, or carried, and a checkpoint
-of our own epoch holds its producer states.
+partition begins and ends. Only after the checkpoint and a grace period are the other objects
+deleted. An inherited epoch is closed once all its entries are published and seen, or carried, and a
+checkpoint of our own epoch contains its producer states.
 
-A checkpoint has the sequence of our newest object, so each object has one checkpoint at most. If
-the newest checkpoint was put before everything below it was published, and no more records come,
+A checkpoint has the sequence of our newest object, so each object has at most one checkpoint. If
+the newest checkpoint was put before everything below it was published, and no more records arrive,
 the writer appends an object without records; the checkpoint after it frees the older objects.
 
-Brokers that live for seconds never reach the time of a checkpoint or of a deletion. So one that
-inherits several epochs puts its first checkpoint at once, and of many closed epochs the older ones
-are deleted at the start.
+Brokers that live only for seconds never reach the time of a checkpoint or of a deletion. So one
+that inherits several epochs puts its first checkpoint at once, and if there are many closed epochs,
+the older ones are deleted at the start.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import EntryKind, Located, WalPosition
 
 _CHECKPOINT_EVERY_OBJECTS = 1_000
-INHERITED_EPOCHS = 4  # from which on a new broker puts its first checkpoint at once
-CLOSED_EPOCHS = 8  # whose files stay for the grace; those of older ones go at the start
+INHERITED_EPOCHS = 4  # at which a new broker puts its first checkpoint at once
+CLOSED_EPOCHS = 8  # retained for the grace period; older ones are deleted at the start
 _CARRY_AFTER_SECONDS = 300.0
 
 _log = structlog.get_logger("sparklog.wal")
 _OBJECTS_AT_ONCE = 256
-"""The cleaner searches at most so many of our oldest objects for entries to carry."""
+"""The maximum number of our oldest objects searched at a time for entries to carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def _carried_bytes(located: Located) -> int:
 
 
 class WalCleaner:
-    """Keeps one epoch's WAL short. One caller at a time, except of `checkpoint` and `inherit`."""
+    """Keeps one epoch's WAL short. One caller at a time, except for `checkpoint` and `inherit`."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class WalCleaner:
         bounds: WalCleanerLimits,
         is_controller: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`confirm` removes the entries whose data files are seen from the backlog.
+        """`confirm` removes entries from the backlog once their data files have been seen.
 
         `is_controller`: whether this broker deletes the epochs that any broker has closed.
         """
@@ -116,13 +116,13 @@ class WalCleaner:
         self._covered: Mapping[str, Mapping[int, int]] = {}
         """The leader epoch of each partition in our newest checkpoint, by topic id and number."""
         self._damaged: set[int] = set()
-        """Our objects with an entry that cannot be read; they remain for an operator to look at."""
+        """Our objects with an unreadable entry; they are retained for an operator to inspect."""
         self._queue = deque(
             sorted(led_partitions.backlog.unpublished(), key=lambda each: each.entry.arrival_us)
         )
         """Entries of predecessors, oldest first."""
         self._handed: deque[tuple[Sequence[Epoch], Sequence[Located]]] = deque()
-        """All inherited epochs, and entries of partitions that this broker has got since."""
+        """All inherited epochs, and entries of partitions that this broker has since received."""
         self._carrying: tuple[PendingAppend, list[Located]] | None = None
         """The last append that was submitted to the writer, and the inherited entries in it."""
         self._ages: deque[tuple[float, int]] = deque()
@@ -130,11 +130,11 @@ class WalCleaner:
         self._aged_sequence = -1
         """Our objects up to this sequence are older than `carry_after_seconds`."""
         self._began_at = clock.monotonic()
-        # Objects of closed epochs are deleted after a grace, whichever broker closed the epochs.
+        # Closed epochs' objects are deleted after a grace period, whichever broker closed them.
         self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
         self._is_first_tick = True
         self._known_open: set[tuple[int, int]] | None = None
-        """The open epochs of the last tick as controller; None if this broker was not it."""
+        """The open epochs at the last tick; None if this broker was not the controller then."""
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
         self._encoder = StateEncoder()
@@ -142,9 +142,9 @@ class WalCleaner:
         self._checkpoint_at = self._confirmed_at = self._idle_checked_at = clock.monotonic()
 
     def inherit(self, epochs: Sequence[Epoch], located: Sequence[Located]) -> None:
-        """Adds entries of predecessors, whose partitions this broker has got. From any thread.
+        """Adds entries of predecessors whose partitions this broker has received. From any thread.
 
-        `epochs`: all that this broker is heir of since.
+        `epochs`: all that this broker is now heir of.
         """
         self._handed.append((epochs, located))
 
@@ -198,11 +198,11 @@ class WalCleaner:
         self._confirm()
 
     def checkpoint(self, *, confirms: bool = True) -> int:
-        """Puts a checkpoint of our WAL; objects whose entries are all confirmed are not needed.
+        """Puts a checkpoint of our WAL. Objects whose entries are all confirmed are not needed.
 
-        Does nothing if no object follows the newest one. Returns the newest one's sequence.
+        Does nothing if no object follows the newest checkpoint. Returns the sequence of the newest.
 
-        `confirms`: check data files before, as far as that is due.
+        `confirms`: first check data files, as far as that is due.
         """
         with self._checkpointing:
             if confirms:
@@ -219,7 +219,7 @@ class WalCleaner:
         )
         if content is None:
             return
-        state = self._encoder.encode(content.states)  # slow; appends continue meanwhile
+        state = self._encoder.encode(content.states)  # slow; appends continue in the meantime
         sequence, needed = content.sequence, content.needed
         self._appender.checkpoint(sequence, needed, state, content.bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
@@ -237,7 +237,7 @@ class WalCleaner:
             self._appender.trim(checkpoint)
 
     def _note_closed(self) -> None:
-        """As controller, has the objects deleted of epochs that any broker has closed."""
+        """As controller, schedules deleting the objects of epochs that any broker has closed."""
         if not self._is_controller():
             self._known_open = None
             return
@@ -257,7 +257,7 @@ class WalCleaner:
             self._delete_closed_at = None
 
     def _delete(self, *, keep_newest: int = 0) -> None:
-        """Deletes the objects of closed epochs, but for so many of each broker's newest ones."""
+        """Deletes the objects of closed epochs, except the `keep_newest` newest of each broker."""
         found: dict[str, dict[str, list[str]]] = {}
         for path in self._wal.retired(self._open_epochs):
             folder = path.rpartition("/")[0]
@@ -293,10 +293,10 @@ class WalCleaner:
     # -------------------------------------------------------------------------- carrying
 
     def carry(self) -> PendingAppend | None:
-        """Submits entries again that have long waited for their table, so their objects can go.
+        """Resubmits entries that have waited long for their table, to free their old objects.
 
-        Returns the append to wait for; None if no entry has waited too long. Looks at no more
-        entries than it carries. A carried entry then stays in its new object for as long again.
+        Returns the append to wait for; None if no entry has waited too long. Reads no more entries
+        than it carries. A carried entry then stays in its new object for the same time.
         """
         if self._carrying is not None:
             pending, entries = self._carrying
@@ -313,7 +313,7 @@ class WalCleaner:
             self._choose_own(batch)
             if not batch.entries and not self._needs_empty_object():
                 return None
-            # Unbounded: carrying frees space in a full log, and takes none.
+            # Unbounded: carrying frees space in a full log, and uses none.
             pending = self._writer.submit(batch.entries or [EmptyObject()], is_bounded=False)
         except BaseException:
             self._queue.extendleft(reversed(inherited))
@@ -331,7 +331,7 @@ class WalCleaner:
         self._began_at = self._clock.monotonic()
 
     def _needs_empty_object(self) -> bool:
-        """Returns whether no more records come, and the next checkpoint would free objects."""
+        """Returns whether no more records arrive, and the next checkpoint would free objects."""
         now, newest = self._clock.monotonic(), self._newest
         if newest is None or not newest.needed:
             return False
@@ -349,8 +349,8 @@ class WalCleaner:
     def _choose_inherited(self, batch: _CarryBatch, taken: list[Located]) -> None:
         """Moves entries that keep an older epoch open from the queue to `batch` and `taken`.
 
-        An entry has waited too long by its own arrival time, or by the time since the last ones
-        came: at the start, or with partitions of another broker.
+        An entry has waited too long by its own arrival time, or by the time since entries were last
+        inherited: at the start, or with partitions of another broker.
         """
         now_us = self._clock.now_us()
         waited_seconds = self._clock.monotonic() - self._began_at
@@ -368,7 +368,7 @@ class WalCleaner:
             self._queue.popleft()
 
     def _choose_own(self, batch: _CarryBatch) -> None:
-        """Adds entries of our own old objects that lie far below our newest checkpoint."""
+        """Adds entries of our own old objects that are far below our newest checkpoint."""
         newest = self._newest.sequence if self._newest else -1
         old = self._appender.carried_up_to(newest, objects=self._bounds.checkpoint_every_objects)
         last = min(old, self._aged_sequence)
@@ -397,7 +397,7 @@ class WalCleaner:
                         self._damaged.add(sequence)
 
     def _add(self, batch: _CarryBatch, located: Located) -> bool:
-        """Returns False for an entry that cannot be read: it remains for an operator to look at."""
+        """Adds an entry. Returns False if it is unreadable, and so retained for an operator."""
         try:
             batch.add(CarriedEntry(located=located, payload=self._payload(located)))
         except (errors.CorruptObject, ObjectMissing) as error:

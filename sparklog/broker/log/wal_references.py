@@ -27,7 +27,7 @@ class WalReferences:
             self._batches[batch_id] = self._batches.get(batch_id, 0) + 1
 
     def remove(self, located: Located) -> None:
-        """Uncounts an entry that was added before."""
+        """Uncounts an entry that was previously added."""
         at, batch_id = located.at, located.entry.batch_id
         of_epoch = self._objects[at.broker, at.epoch]
         _decrement(of_epoch, at.sequence)
@@ -37,11 +37,11 @@ class WalReferences:
             _decrement(self._batches, batch_id)
 
     def sequences(self, broker: int, epoch: int) -> set[int]:
-        """Returns the objects of that epoch that are needed."""
+        """Returns the sequences of that epoch's needed objects."""
         return set(self._objects.get((broker, epoch), ()))
 
     def oldest(self, broker: int, epoch: int) -> Iterator[int]:
-        """Iterates the needed objects, first needed first: in our own epoch, rising."""
+        """Iterates over the needed objects, first needed first: in our own epoch, ascending."""
         return iter(self._objects.get((broker, epoch), ()))
 
     def has_epoch(self, broker: int, epoch: int) -> bool:

@@ -2,17 +2,18 @@
 
 Appends queue while a flush is under way. The next flush takes the queued appends, assigns offsets,
 puts one WAL object, and only then answers. If no flush is under way, the thread that waits for an
-append leads one itself, so a lone producer pays no hand-over between threads, and many share a put.
+append leads one itself, so a lone producer needs no hand-over between threads, and many share a
+put.
 
 - Offsets are assigned in the order of the queue.
-- A flush is applied only after its object is durable. So a refused flush has no effect, and its
+- A flush is applied only once its object is durable. So a refused flush has no effect, and its
   appends may be sent again.
-- On an object store several flushes are under way at the same time. Threads of the broker lead them
-  alongside those that wait, because a listener may have one thread that waits for all its clients.
-- Each of these flushes is judged on the state that those before it leave, and is applied and
-  answered after them, in order. Once a flush was planned, the one before it is not refused any
-  more: it is put until it is durable or fenced. If it is fenced, so are all after it, whatever
-  became of their objects.
+- On an object store several flushes are under way concurrently. Broker threads lead them, as do
+  those that wait, because a listener may have only one thread that waits for all its clients.
+- Each of these flushes is validated against the state that those before it leave, and is applied
+  and answered after them, in order. Once a flush has been planned, the one before it can no longer
+  be refused: its put is retried until it is durable or fenced. If it is fenced, so are all after
+  it, whatever became of their objects.
 - A fenced put, or a failed local fsync, ends the writer for good.
 """
 
@@ -96,7 +97,7 @@ class Writer:
         """The flush that was planned last, until it is done."""
         self._planned_at = -float("inf")
         self._pace = FlushPace()
-        """Written by the leader of a flush only, as the next field."""
+        """Updated only by the leader of a flush, like the next field."""
         self.space = FreeSpace(store, clock, reserve_bytes=bounds.free_space_reserve_bytes)
         self._refusals = RefusedAppends(led_partitions, clock)
         self._closed: errors.SparklogError | None = None
@@ -120,7 +121,7 @@ class Writer:
         ]
 
     def open(self) -> None:
-        """Puts the first object of the epoch; no append is accepted before it.
+        """Puts the first object of the epoch; no append is accepted before that.
 
         Raises `BrokerFenced` if a successor has fenced the epoch, and the errors of the store.
         """
@@ -163,7 +164,7 @@ class Writer:
                 refused = not leads and (left_seconds <= 0 or not self._not_full.wait(left_seconds))
             if refused:
                 assert full is not None
-                if timeout_seconds > 0:  # a caller that does not wait here tries again
+                if timeout_seconds > 0:  # a caller that does not wait here retries
                     self._refused.note(Work.WRITES, str(full))
                 self._refusals.record(appends)
                 raise full
@@ -213,7 +214,7 @@ class Writer:
     def leaders(self) -> int:
         """The number of threads to run `lead_flushes`; 0 if the waiting threads lead all flushes.
 
-        With several flushes under way a hand-over between threads costs little alongside a put.
+        With several flushes under way, a hand-over between threads costs little compared to a put.
         """
         return self._at_once if self._at_once > 1 else 0
 
@@ -228,7 +229,7 @@ class Writer:
             self._lead()
 
     def notify_published(self) -> None:
-        """Wakes the threads that wait for space, after the publisher freed some."""
+        """Wakes the threads that wait for space, after the publisher has freed some."""
         with self._not_full:
             self._not_full.notify_all()
 
@@ -239,7 +240,7 @@ class Writer:
                 if pending.done:
                     break
                 pending.waiting = True
-                # To lead a later flush would delay the answer.
+                # Leading a later flush would delay the answer.
                 leads = pending.is_queued and self._takes_lead()
             if leads:
                 self._lead()
@@ -250,8 +251,8 @@ class Writer:
     def flush_if_quick(self) -> None:
         """Writes the queued appends if that delays the caller, an event loop, by very little.
 
-        Does nothing if they are many bytes, if flushes have been slow or linger, or while another
-        thread leads a flush. Appends that are not done afterwards need a `wait`. Never raises.
+        Does nothing if they are large, if flushes have been slow or linger, or while another thread
+        leads a flush. Appends that are not done afterwards need a `wait`. Never raises.
         """
         with self._mutex:
             if (
@@ -265,7 +266,7 @@ class Writer:
         self._lead()
 
     def _lead(self) -> None:
-        """Runs one flush, and wakes the next waiting thread to lead as soon as one may."""
+        """Runs one flush, and wakes the next waiting thread once it may lead another."""
         is_leading = True
         try:
             wait_seconds = self._bounds.linger_seconds
@@ -285,7 +286,7 @@ class Writer:
             self._end_lead(is_leading=is_leading)
 
     def _end_lead(self, *, is_leading: bool) -> None:
-        """Wakes a thread that waits for an append to lead the next flush, if it may."""
+        """Has a thread that is waiting for an append lead the next flush, if one may begin."""
         with self._not_full:
             if is_leading:
                 self._leading = False
@@ -312,7 +313,7 @@ class Writer:
         return len(flush.entries)
 
     def _plan(self) -> Flush | None:
-        """Chooses the next flush. Returns None if nothing is queued, or if all was refused."""
+        """Chooses the next flush. Returns None if nothing is queued, or if the flush failed."""
         pending_appends = self._take_queued()
         if not pending_appends:
             return None
@@ -348,7 +349,7 @@ class Writer:
         return flush
 
     def _finish(self, flush: Flush) -> None:
-        """Writes a flush, and applies and answers it after those before it."""
+        """Writes a flush, and applies and answers it after the earlier ones."""
         failure: BaseException | None = None
         try:
             began = self._clock.monotonic()
@@ -360,7 +361,7 @@ class Writer:
             ended = self._clock.monotonic()
             failure = self._wait_for_previous(flush)
             if failure is not None:
-                # It was judged on a state that never was, refused appends too.
+                # Its appends, even refused ones, were checked against a state that never existed.
                 for pending in flush.pending_appends:
                     pending.error = failure
             elif written is not None:
@@ -388,10 +389,11 @@ class Writer:
         return previous.failure
 
     def _gives_up(self, flush: Flush) -> bool:
-        """Returns whether a flush that surely was not put may be refused.
+        """Returns whether a flush that was certainly not put may be refused.
 
-        It may not once an object was planned on its state. If it may, its sequence is free. Flushes
-        of nothing but duplicates and refused appends have no object; they fail with it.
+        It may not once another object has been planned on its state. If it may, its sequence is
+        free again. Later flushes of only duplicates and refused appends have no object; they fail
+        with it.
         """
         with self._mutex:
             last = self._last
@@ -405,16 +407,16 @@ class Writer:
             previous = flush.previous
             self._last = None if previous is None or previous.is_done else previous
             for pending in flush.pending_appends:
-                if pending.error is None:  # before the next flush is judged
+                if pending.error is None:  # before the next flush is validated
                     self._refusals.record(pending.appends)
             return True
 
     def _failure_of(self, error: BaseException) -> BaseException:
-        """Returns the outcome of the appends of a flush that failed; may end the writer."""
+        """Returns the outcome of a failed flush's appends; may end the writer."""
         if isinstance(error, errors.Retriable):
             return error
         if isinstance(error, errors.RootNotWritable):
-            # It surely had no effect, and may pass: a store's 403 can be temporary.
+            # It certainly had no effect, and may be temporary, as a store's 403 can be.
             return errors.StorageUnavailable(operation="append", path="wal", reason=str(error))
         self.fail(error)
         return error

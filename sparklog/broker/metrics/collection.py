@@ -1,8 +1,8 @@
-"""Collects the figures of a broker: reads counts and states that exist anyway.
+"""Collects the figures of a broker from counts and states that exist anyway.
 
-A collection runs in a thread of its own while the broker serves. It takes a lock only for the time
-of one topic or one group, asks the storage for nothing but the records whose age it needs, and
-pauses after every few hundred values, so that no other thread waits for long.
+A collection runs in its own thread while the broker serves. It holds a lock only for one topic or
+one group at a time, reads nothing from the storage but the records whose age it needs, and pauses
+after every few thousand values, so that no other thread waits for long.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
 
-LAG_SECONDS = 1.0  # of one collection, to read timestamps of records in tables
-LINES_AT_ONCE = 4_096  # lines that are made at once, before other threads may run
-_PAUSE_SECONDS = 1e-4  # after which the next lines are made
+LAG_SECONDS = 1.0  # per collection, to read timestamps of records in tables
+LINES_AT_ONCE = 4_096  # lines written in succession before other threads may run
+_PAUSE_SECONDS = 1e-4  # after which the next lines are written
 
 
 class KafkaFigures(Protocol):
@@ -81,7 +81,7 @@ class FlushCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Everything that figures are read from."""
+    """Everything that the figures are read from."""
 
     broker: Broker
     led_partitions: LedPartitions
@@ -90,24 +90,24 @@ class Sources:
     flushes: FlushCounts
     upkeep: UpkeepCounts
     budgets: Callable[[], Iterable[Budget]]
-    """Returns the budgets of memory, with the bytes that are held."""
+    """Returns the memory budgets, with the bytes held."""
     store: Store
     kafka: KafkaFigures | None
     flight: FlightFigures
     cluster_id: str
     epoch: int
     small_file_bytes: int
-    """Data files below are small: a compaction would merge them."""
+    """Data files below this size are small: a compaction would merge them."""
     compact_files: int
-    """Small files of a partition from which on they are merged."""
+    """The number of small files in a partition from which they are merged."""
     clock: Clock
     ask: Ask | None = None
-    """Asks another broker for the lag in its partitions; None: it stays unknown."""
+    """Asks another broker for the lag in its partitions; if None, it stays unknown."""
     dead: Callable[[], Mapping[int, int]] = dict
-    """Returns the brokers that this one as controller knows to be dead, with their epochs."""
+    """Returns the brokers that this one, as controller, considers dead, with their epochs."""
 
     def requests(self) -> dict[str, int]:
-        """Returns the operations on the storage by kind; empty where they are not counted."""
+        """Returns the storage operations by kind; empty if they are not counted."""
         found = Counter(self.store.requests if isinstance(self.store, CountsRequests) else {})
         if self.publisher.process is not None:
             found.update(dict(self.publisher.process.requests))
@@ -115,19 +115,19 @@ class Sources:
 
 
 def age_seconds(since_us: int | None, now_us: int) -> float:
-    """Returns the time since a moment; 0 for None, and for a moment that is still to come."""
+    """Returns the time since a moment; 0 for None, and for a moment in the future."""
     return 0.0 if since_us is None else max(now_us - since_us, 0) / 1e6
 
 
 class Pacer:
-    """Lets other threads run after every few hundred values."""
+    """Lets other threads run after every few thousand values."""
 
     def __init__(self, pause_seconds: float = _PAUSE_SECONDS) -> None:
         self._pause_seconds = pause_seconds
         self._left = LINES_AT_ONCE
 
     def spend(self, values: int) -> None:
-        """Counts values that were made, and pauses if they are enough."""
+        """Counts values that were produced, and pauses after every `LINES_AT_ONCE`."""
         self._left -= values
         if self._left <= 0:
             self._left = LINES_AT_ONCE
@@ -138,7 +138,7 @@ class Pacer:
 
 
 class TableFigures:
-    """Sizes of a table's data files at one version, of the partitions that a broker leads."""
+    """Sizes of a table's data files at one version, in the partitions that a broker leads."""
 
     __slots__ = (
         *("bytes", "debt_bytes", "files", "files_of", "numbers", "sizes"),
@@ -156,7 +156,7 @@ class TableFigures:
         self.files = self.bytes = self.small_files = self.debt_bytes = 0
 
     def count(self, at: int, files: Sequence[TableFile], small_bytes: int, enough: int) -> None:
-        """Counts the files of `numbers[at]`; `enough` small ones and more are to be merged."""
+        """Counts the files of `numbers[at]`; `enough` or more small ones will be merged."""
         small = [each.size_bytes for each in files if each.size_bytes < small_bytes]
         size = sum(each.size_bytes for each in files)
         self.sizes[at] = size
@@ -174,7 +174,7 @@ class TopicState:
     name: str
     topic_id: str
     labels: Sequence[str]
-    """The labels of each partition, as Prometheus's text format has them."""
+    """The labels of each partition, in Prometheus's text format."""
     starts: Sequence[int]
     ends: Sequence[int]
     published: Sequence[int]
@@ -189,7 +189,7 @@ class TopicState:
     offline: int
     """Partitions that accept no records."""
     stuck: int
-    """Partitions of another leader that were given to this broker, which cannot restore them."""
+    """Partitions moved here from another leader that this broker cannot restore."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,11 +201,11 @@ class GroupOffset:
     partition: int
     offset: int
     lag: int | None
-    """None where another broker leads the partition, and did not answer."""
+    """None if another broker leads the partition, and did not answer."""
     member: tuple[str, str, str]
     """Host, member id and client id of the member that reads it; empty if there is none."""
     lag_seconds: float | None
-    """None where the age of the first unread record is unknown, or has to be read first."""
+    """None if the age of the first unread record is unknown, or has to be read first."""
 
     @property
     def key(self) -> RecordKey:
@@ -224,7 +224,7 @@ class Sums:
     stuck: int = 0
     held_back: int = 0
     oldest_us: int | None = None
-    """When the oldest record arrived that is not in its table."""
+    """When the oldest record that is not in its table arrived."""
 
     def add(self, topic: TopicState) -> None:
         """Adds a topic."""
@@ -240,11 +240,11 @@ class Sums:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ClusterFigures:
-    """The cluster, as this broker knows it."""
+    """The cluster, as this broker sees it."""
 
     is_controller: bool
     brokers: int
-    """Those that are up."""
+    """Brokers that are up."""
     topics: int
     partitions: int
     leaderless: int
@@ -254,9 +254,9 @@ class ClusterFigures:
 class Collector:
     """Collects the figures of a broker. One caller at a time.
 
-    Topics and positions of groups are yielded one by one, and are to be dropped one by one: many
-    objects that live for the time of a collection make Python's garbage collector visit all objects
-    of the process, which stops every thread for a tenth of a second.
+    Topics and positions of groups are yielded one at a time, and must be dropped one at a time:
+    many objects that live as long as a collection make the garbage collector visit all objects of
+    the process, which stops every thread for a tenth of a second.
     """
 
     def __init__(self, sources: Sources, *, pacer: Pacer | None = None) -> None:
@@ -269,12 +269,12 @@ class Collector:
         self._loads: tuple[ClusterMetadata | None, Loads] = (None, Loads())
         """The number of partitions of each leader, as of a version of the metadata."""
         self._turn = 0
-        """The position where reading ages begins, so that every partition has its turn."""
+        """The position where reading ages begins, so that every partition gets its turn."""
 
     def recent(
         self, key: object, distribution: Distribution, quantiles: Sequence[float]
     ) -> list[float]:
-        """Returns quantiles of about the last minute; `key` names the distribution."""
+        """Returns quantiles over about the last minute; `key` names the distribution."""
         found = self._quantiles.get(key)
         if found is None:
             found = self._quantiles[key] = RecentQuantiles(distribution)
@@ -283,7 +283,7 @@ class Collector:
     def wal_bytes(self) -> int | None:
         """Returns the bytes of the files of all write-ahead logs below a local root.
 
-        None on an object store, where asking would cost requests, and if they cannot be listed.
+        None on an object store, where listing would cost requests, and if listing fails.
         """
         store = self.sources.store
         if not store.is_local:
@@ -309,7 +309,7 @@ class Collector:
             self._loads = metadata, Loads.of(metadata.topics.values())
         loads = self._loads[1]
         return ClusterFigures(
-            # Without sight of the metadata, another one may be the controller by now.
+            # Without sight of the metadata: another broker may be the controller by now.
             is_controller=metadata.controller == broker.broker_id and has_sight,
             brokers=len(members),
             topics=len(metadata.topics),
@@ -320,7 +320,7 @@ class Collector:
     # -------------------------------------------------------------------------- topics
 
     def topics(self) -> tuple[Iterator[TopicState], Sums]:
-        """Returns the topics, and their sums, which are complete once all topics were yielded."""
+        """Returns the topics and their sums, which are complete once all have been yielded."""
         table = self.sources.led_partitions
         sums = Sums(counts=TopicCounts())
         topics, removed = table.topics_and_removed()
@@ -345,7 +345,7 @@ class Collector:
         if topic.waiting:
             oldest_us = self.sources.led_partitions.backlog.oldest_arrival_us(partitions)
         table = self._table(topic, numbers)
-        # Positions before ends: an end that rises meanwhile cannot make them differ the wrong way.
+        # Positions before ends: an end that rises in between cannot make a difference negative.
         starts = [each.start for each in partitions]
         published = [each.published for each in partitions]
         ends = [each.end for each in partitions]
@@ -389,7 +389,7 @@ class Collector:
         return known[1]
 
     def _table(self, topic: Topic, numbers: tuple[int, ...]) -> TableFigures:
-        """Counts the files of the table's version that was last seen; each version once."""
+        """Counts the files of the last seen version of the table, once per version."""
         snapshot = topic.table.snapshot
         found = self._tables.get(topic.topic_id)
         if found is None or found.snapshot is not snapshot or found.numbers != numbers:
@@ -408,7 +408,7 @@ class Collector:
         """Yields the groups, each with its positions."""
         groups, others = self.sources.groups.figures(), dict[GroupPosition, PositionLag]()
         if self.sources.ask is not None and len(self.sources.broker.members.up()) > 1:
-            kept = list(groups)  # the offsets that leaders are asked about: members commit others
+            kept = list(groups)  # fixes the offsets that leaders are asked about
             groups, others = iter(kept), self._lags_elsewhere(kept, self.sources.ask)
         for each in groups:
             yield each.description, self._offsets(each, others)
@@ -429,7 +429,7 @@ class Collector:
         return elsewhere.lags(ask, positions)
 
     def _positions(self, figures: GroupFigures) -> Iterator[tuple[Topic, int, int]]:
-        """Yields the topic, the partition and the offset of positions in partitions that exist."""
+        """Yields topic, partition and offset of each position in a partition that exists."""
         for name, of_topic in figures.offsets.items():
             topic = self._find(name)
             if topic is None:
@@ -481,12 +481,12 @@ class Collector:
                 for each in consumer_offsets.assigned_partitions(member.assignment):
                     found[each] = reader
                     self.pacer.spend(1)
-            except errors.CorruptRecord:  # another protocol than that of consumers
+            except errors.CorruptRecord:  # not the protocol of consumers
                 continue
         return found
 
     def read_ages(self, offsets: Sequence[GroupOffset]) -> int:
-        """Reads the ages of positions that have none; returns how many were not read in time."""
+        """Reads missing ages of positions; returns how many could not be read in time."""
         deadline = time.monotonic() + LAG_SECONDS
         first = self._turn % len(offsets) if offsets else 0
         unread = 0

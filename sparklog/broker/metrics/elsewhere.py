@@ -1,4 +1,4 @@
-"""Lag in the partitions that other brokers lead, of the groups that this broker coordinates."""
+"""Lag of the groups that this broker coordinates in partitions that other brokers lead."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sparklog.formats.flight_messages import (
 )
 from sparklog.storage.metadata.identity import Ask
 
-_LAG_LEADERS = 16  # that are asked at the same time
-LAG_ASK_SECONDS = 0.5  # of one collection, to ask leaders
+_LAG_LEADERS = 16  # asked concurrently at most
+LAG_ASK_SECONDS = 0.5  # per collection, to ask leaders
 
 
 def lags(
     ask: Ask, positions: Mapping[str, Collection[GroupPosition]]
 ) -> dict[GroupPosition, PositionLag]:
-    """Asks leaders at the same time, for `LAG_ASK_SECONDS` at most.
+    """Asks leaders concurrently, for at most `LAG_ASK_SECONDS`.
 
     Args:
         ask: sends the requests.
         positions: by the Flight address of the leader.
 
     Returns:
-        The answers that came in time; none from a leader that is gone or silent.
+        The answers that arrived in time; none from a leader that is gone or silent.
     """
     deadline = time.monotonic() + LAG_ASK_SECONDS
 
@@ -49,7 +49,7 @@ def lags(
                 if len(reply.lags) == len(some):
                     found.update(zip(some, reply.lags, strict=True))
 
-        # The ends first: reading records for their age may take longer than there is time.
+        # The ends first: there may not be enough time to read records for their age.
         with contextlib.suppress(errors.SparklogError):
             ask_about([*positions[address]], ages=False)
             behind = [each for each, lag in found.items() if each.offset < lag.end]

@@ -1,8 +1,8 @@
-"""Prometheus's text format of the figures.
+"""The figures in Prometheus's text format.
 
 prometheus-client writes the families of the process and of the broker as a whole. It takes 4.4 µs
-for each sample, so the families with a series for each topic, partition or group are written here,
-in portions.
+per sample, so the families with a series per topic, partition or group are written here, in
+portions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.refused_work import Work
 from sparklog.version import VERSION
 
-_PARTITIONS_AT_ONCE = 64  # of one topic, whose lines are made at once
+_PARTITIONS_AT_ONCE = 64  # of one topic, whose lines are written in succession
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -39,7 +39,7 @@ _QUANTILES: Final = {
     0.99: "0.99",
     0.999: "0.999",
 }
-"""The quantiles that the JMX exporter has, as Strimzi's rules spell them."""
+"""The quantiles of the JMX exporter, as Strimzi's rules spell them."""
 _TIMES: Final = range(7, 26)
 """Powers of two that bound the buckets of durations in µs: 128 µs to 34 s."""
 _SIZES: Final = range(8, 28, 2)
@@ -57,7 +57,7 @@ _SUMS: Final[Mapping[str, Callable[[TopicCounts], int]]] = {
         "failedfetchrequests": lambda c: c.failed_fetches,
     }.items()
 }
-"""Families with a series for each topic, and one for the sum of all."""
+"""Families with a series per topic, and one for the sum of all topics."""
 
 
 def _of_counts(value_of: Callable[[TopicCounts], int]) -> Callable[[TopicState, int], float]:
@@ -120,7 +120,7 @@ class Exposition:
         prometheus_client.ProcessCollector(registry=self._registry)
 
     def text(self) -> list[bytes]:
-        """Returns the present figures, in portions."""
+        """Returns the current figures, in portions."""
         began = time.monotonic()
         sums, of_topics = self._topic_families()
         groups, of_groups = self._group_families()
@@ -147,7 +147,7 @@ class Exposition:
         for topic in topics:
             for name, value_of in _OF_TOPICS.items():
                 lines[name].append(f'{name}{{topic="{topic.name}"}} {value_of(topic, now_us)}\n')
-            # A portion of partitions at a time, because other threads wait meanwhile.
+            # A portion of partitions at a time, because other threads wait in the meantime.
             for first in range(0, len(topic.ends), _PARTITIONS_AT_ONCE):
                 span = slice(first, first + _PARTITIONS_AT_ONCE)
                 labels = topic.labels[span]
@@ -266,7 +266,7 @@ class _BrokerMetrics(PrometheusCollector):
         scale: float,
         powers: Iterable[int],
     ) -> None:
-        # The count first: it is the last to be raised, so no bucket exceeds it afterwards.
+        # The count is raised last, so it may lag behind: no bucket may exceed it.
         count, total = distribution.count, distribution.total
         buckets = [
             (
@@ -324,7 +324,7 @@ def _broker_samples(
 def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources, partitions, offline = collector.sources, sums.partitions, sums.offline
     cluster = collector.cluster()
-    # As in Kafka: the controller has the figures of the whole cluster, the others have zeros.
+    # As in Kafka, the controller reports the figures of the whole cluster, the others zeros.
     of_all = int(cluster.is_controller)
     replicas, controller = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
     broker = sources.broker
@@ -368,7 +368,7 @@ def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Se
 
 
 def _disk_bytes() -> dict[str, float]:
-    """Returns the bytes that the process moved to and from disks, where Linux says so."""
+    """Returns the bytes that the process moved to and from disks, if Linux reports them."""
     try:
         lines = Path("/proc/self/io").read_text("ascii").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""The metric families that the broker exposes: name, type and meaning of each.
+"""The metric families that the broker exposes: the name, type and meaning of each.
 
-Names, labels and types of the `kafka_…` families are those that dashboards for Kafka use: the JMX
-exporter with Strimzi's rules (`examples/metrics/kafka-metrics.yaml`), kafka_exporter, and, for lag
-in seconds, kafka-lag-exporter. `docs/operations/metrics.md` has a line for each family.
+Names, labels and types of the `kafka_…` families are those that Kafka dashboards use: those of the
+JMX exporter with Strimzi's rules (`examples/metrics/kafka-metrics.yaml`), of kafka_exporter, and,
+for lag in seconds, of kafka-lag-exporter. `docs/operations/metrics.md` has a line for each family.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _GAUGES: Final = {
     f"{_REPLICAS}_underminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_atminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_offlinereplicacount": "Partitions that accept no records.",
-    f"{_REPLICAS}_reassigningpartitions": "Always 0: a partition moves at once.",
-    f"{_CONTROLLER}_activecontrollercount": "1 at the broker that is the controller.",
-    f"{_CONTROLLER}_activebrokercount": "Brokers that are up; 0 except at the controller.",
+    f"{_REPLICAS}_reassigningpartitions": "Always 0: a partition moves in one step.",
+    f"{_CONTROLLER}_activecontrollercount": "1 on the broker that is the controller.",
+    f"{_CONTROLLER}_activebrokercount": "Brokers that are up; 0 except on the controller.",
     f"{_CONTROLLER}_fencedbrokercount": "Always 0: brokers that are not up are not counted.",
     f"{_CONTROLLER}_offlinepartitionscount": (
-        "Partitions of this broker that accept no records; at the controller, those with a"
-        " dead leader as well."
+        "Partitions of this broker that accept no records; on the controller, also those with a"
+        " dead leader."
     ),
-    f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers; 0 except at the controller.",
-    f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics; 0 except at the controller.",
+    f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers; 0 except on the controller.",
+    f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics; 0 except on the controller.",
     f"{_CONTROLLER}_preferredreplicaimbalancecount": "Always 0: any broker may lead a partition.",
     "kafka_server_kafkaserver_brokerstate": "State of the broker: 3 is running.",
     "kafka_server_kafkaserver_linux_disk_read_bytes": "Bytes that the process read from disks.",
     "kafka_server_kafkaserver_linux_disk_write_bytes": "Bytes that the process wrote to disks.",
     "kafka_server_socket_server_metrics_connection_count": "Open connections of Kafka clients.",
     "kafka_network_socketserver_networkprocessoravgidle_percent": (
-        "Share of time, 0 to 1, in which the Kafka listener's thread is idle."
+        "Share of time, 0 to 1, during which the Kafka listener's thread is idle."
     ),
     "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent": (
         "The same share: one thread receives and handles requests."
@@ -59,7 +59,7 @@ _GAUGES: Final = {
     f"{_GROUPS}_numgroupspreparingrebalance": "Consumer groups that wait for members to join.",
     f"{_GROUPS}_numgroupscompletingrebalance": "Consumer groups that wait for assignments.",
     f"{_GROUPS}_numgroupsstable": "Consumer groups whose members have their assignments.",
-    f"{_GROUPS}_numgroupsdead": "Always 0: groups that are over are forgotten at once.",
+    f"{_GROUPS}_numgroupsdead": "Always 0: dead groups are removed immediately.",
     f"{_GROUPS}_numoffsets": "Committed offsets of all groups.",
     # The JMX exporter's, of each partition.
     f"{_PARTITION}_replicascount": "Always 1: the leader.",
@@ -73,7 +73,7 @@ _GAUGES: Final = {
     "kafka_log_log_logendoffset": "End offset of a partition: the next one to be written.",
     "kafka_log_log_numlogsegments": "Data files of a partition.",
     # kafka_exporter's.
-    "kafka_brokers": "Brokers that are up, for this one.",
+    "kafka_brokers": "Brokers that are up, as seen by this one.",
     "kafka_broker_info": "Information about the Kafka Broker.",
     "kafka_topic_partitions": "Number of partitions for this Topic, of those led by this broker",
     "kafka_topic_partition_current_offset": "Current Offset of a Broker at Topic/Partition",
@@ -98,59 +98,59 @@ _GAUGES: Final = {
     "kafka_consumergroup_group_lag_seconds": (
         "Age of the first record that a group has not read, by the record's own timestamp."
     ),
-    "kafka_consumergroup_group_max_lag_seconds": "The greatest lag in seconds of a group.",
+    "kafka_consumergroup_group_max_lag_seconds": "The maximum lag of a group in seconds.",
     # sparklog's own.
-    "sparklog_uptime_seconds": "Time since the broker began to serve.",
-    "sparklog_wal_unpublished_bytes": "Bytes of records that are not in their tables yet.",
+    "sparklog_uptime_seconds": "Time since the broker started serving.",
+    "sparklog_wal_unpublished_bytes": "Bytes of records that are not yet in their tables.",
     "sparklog_wal_oldest_unpublished_seconds": (
-        "Age of the oldest record that is not in its table yet."
+        "Age of the oldest record that is not yet in its table."
     ),
     "sparklog_wal_objects": (
-        "Objects of the write-ahead log from the oldest that is needed to the newest."
+        "Objects of the write-ahead log from the oldest still needed to the newest."
     ),
     "sparklog_wal_bytes": "Bytes of the files of all write-ahead logs below a local root.",
-    "sparklog_publish_lag_records": "Records of a topic that are not in its table yet.",
+    "sparklog_publish_lag_records": "Records of a topic that are not yet in its table.",
     "sparklog_publish_lag_seconds": (
-        "Age of the oldest record of a topic that is not in its table yet."
+        "Age of the oldest record of a topic that is not yet in its table."
     ),
     "sparklog_publish_process_resident_bytes": (
         "Resident memory of the publishing process; 0 without one."
     ),
-    "sparklog_work_refused": "1 while the broker refuses this work.",
+    "sparklog_work_refused": "1 while the broker refuses this kind of work.",
     "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
     "sparklog_topic_deletions_refused": (
-        "1 while the topic's table is append-only, and records stay that should be removed."
+        "1 while records that should be removed stay, because the topic's table is append-only."
     ),
     "sparklog_topics_held_back": "Topics whose table cannot be written.",
     "sparklog_partitions_blocked": "Partitions that accept no records.",
     "sparklog_table_files": "Data files of a topic's table.",
-    "sparklog_table_small_files": "Data files below half the size that compaction aims at.",
+    "sparklog_table_small_files": "Data files smaller than half the target size of compaction.",
     "sparklog_table_bytes": "Bytes of the data files of a topic's table.",
     "sparklog_compaction_debt_bytes": (
-        "Bytes of small files in partitions that have enough of them to be merged."
+        "Bytes of small files in partitions that have enough of them to merge."
     ),
     "sparklog_write_amplification": (
-        "Bytes written to tables for each byte published: 1 without compaction."
+        "Bytes written to tables per byte published: 1 without compaction."
     ),
-    "sparklog_store_free_bytes": "Free space below the root, where it is known.",
-    "sparklog_memory_held_bytes": "Memory that is held of a budget.",
-    "sparklog_memory_limit_bytes": "The bound of a budget of memory.",
+    "sparklog_store_free_bytes": "Free space below the root, if known.",
+    "sparklog_memory_held_bytes": "Memory in use, per budget.",
+    "sparklog_memory_limit_bytes": "Memory limit, per budget.",
     "sparklog_flight_streams": "Open streams of native clients.",
     "sparklog_lag_seconds_unresolved": (
         "Partitions of groups whose lag in seconds could not be read in time for this scrape."
     ),
-    "sparklog_scrape_seconds": "Time that it took to collect these figures.",
+    "sparklog_scrape_seconds": "Time taken to collect these figures.",
     "sparklog_build_info": "Always 1; the labels name the version and the broker.",
 }
 
 _COUNTERS: Final = {
-    f"{_TOPICS}_messagesin_total": "Records that were appended.",
-    f"{_TOPICS}_bytesin_total": "Bytes of records that were appended, as they are in the log.",
-    f"{_TOPICS}_bytesout_total": "Bytes of records that were sent to consumers.",
+    f"{_TOPICS}_messagesin_total": "Records appended.",
+    f"{_TOPICS}_bytesin_total": "Bytes of appended records, as stored in the log.",
+    f"{_TOPICS}_bytesout_total": "Bytes of records sent to consumers.",
     f"{_TOPICS}_totalproducerequests_total": "Batches in produce requests, refused ones included.",
     f"{_TOPICS}_failedproducerequests_total": "Batches in produce requests that were refused.",
     f"{_TOPICS}_totalfetchrequests_total": "Partitions in fetch requests.",
-    f"{_TOPICS}_failedfetchrequests_total": "Partitions in fetch requests that got an error.",
+    f"{_TOPICS}_failedfetchrequests_total": "Partitions in fetch requests that received an error.",
     "kafka_controller_controllerstats_uncleanleaderelections_total": (
         "Always 0: no leader is elected without the records of its predecessor."
     ),
@@ -158,25 +158,25 @@ _COUNTERS: Final = {
     f"{_REPLICAS}_isrexpands_total": "Always 0: the storage replicates.",
     "kafka_network_requestmetrics_requests_total": "Requests of Kafka clients.",
     "kafka_network_requestmetrics_errors_total": (
-        "Errors in responses to Kafka clients; of produce and fetch requests, of each partition."
+        "Errors in responses to Kafka clients; for produce and fetch requests, one per partition."
     ),
     "kafka_server_socket_server_metrics_connection_creation_total": (
-        "Connections of Kafka clients that were accepted."
+        "Accepted connections of Kafka clients."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
-    "sparklog_publish_files_total": "Data files that were written with records.",
-    "sparklog_publish_bytes_total": "Bytes of data files that were written with records.",
-    "sparklog_publish_process_cpu_seconds_total": "Processor time of publishing processes.",
-    "sparklog_publish_process_starts_total": "Publishing processes that were started.",
-    "sparklog_compaction_files_total": "Data files that were written in place of others.",
-    "sparklog_compaction_bytes_total": "Bytes of data files that were written in place of others.",
-    "sparklog_store_requests_total": "Operations on the storage, by kind.",
+    "sparklog_publish_files_total": "Data files written with new records.",
+    "sparklog_publish_bytes_total": "Bytes of data files written with new records.",
+    "sparklog_publish_process_cpu_seconds_total": "CPU time of publishing processes.",
+    "sparklog_publish_process_starts_total": "Publishing processes started.",
+    "sparklog_compaction_files_total": "Data files written to replace others.",
+    "sparklog_compaction_bytes_total": "Bytes of data files written to replace others.",
+    "sparklog_store_requests_total": "Storage operations, by kind.",
 }
 
 _OTHERS: Final = {
     "kafka_network_requestmetrics_totaltimems": (
         "summary",
-        "Time in ms until a request's response is written; quantiles of about the last minute.",
+        "Time in ms until a request's response is written; quantiles over about the last minute.",
     ),
     "sparklog_wal_flush_seconds": (
         "histogram",
@@ -185,7 +185,7 @@ _OTHERS: Final = {
     "sparklog_wal_flush_bytes": ("histogram", "Bytes of records in a flush."),
     "sparklog_event_loop_delay_seconds": (
         "histogram",
-        "How late timers of the Kafka listener's event loop are.",
+        "Delay of timers of the Kafka listener's event loop.",
     ),
 }
 

@@ -16,11 +16,11 @@ from sparklog.broker.metrics.collection import (
 )
 from sparklog.formats import flight_messages
 
-_FIGURES_KEPT_SECONDS = 0.5  # between two collections for `sparklog top`
+_FIGURES_KEPT_SECONDS = 0.5  # between two collections for `sparklog top`, at least
 
 
 class BrokerOverview:
-    """Collects the figures for clients, which share those of the same second. Thread-safe."""
+    """Collects the figures for clients, which share recent ones. Thread-safe."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -29,7 +29,7 @@ class BrokerOverview:
         self._kept: tuple[float, flight_messages.BrokerFigures] | None = None
 
     def figures(self) -> flight_messages.BrokerFigures:
-        """Returns the present figures."""
+        """Returns the current figures."""
         with self._lock:
             if self._kept is None or self._kept[0] <= time.monotonic():
                 began = time.monotonic()

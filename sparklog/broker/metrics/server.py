@@ -1,8 +1,8 @@
-"""The HTTP port with `/metrics`, `/healthz` and `/readyz`, in a thread with a loop of its own.
+"""The HTTP port with `/metrics`, `/healthz` and `/readyz`, in a thread with its own event loop.
 
-It cannot harm the broker: the number of connections and the time of each are bounded, a connection
-has one request, requests are small, and the figures are collected once for all scrapes that come
-within a second. An error while they are collected is a response with status 500 and a log line.
+It cannot harm the broker: the number and the duration of connections are bounded, each serves one
+request, requests are small, and the figures are collected once for all scrapes that arrive
+within a second. If collecting them fails, the response has status 500 and the log has a line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sparklog import limits
 from sparklog.broker.metrics.exposition import CONTENT_TYPE
 
-METRICS_CONNECTIONS = 32  # open at a time; further ones are closed at once
-METRICS_CONNECTION_SECONDS = 15.0  # from the connect until the response is read
+METRICS_CONNECTIONS = 32  # open at a time; further ones are closed immediately
+METRICS_CONNECTION_SECONDS = 15.0  # from connecting until the response is read
 _REQUEST_BYTES = 16 * limits.KIB
-_KEPT_SECONDS = 1.0  # the least time between two collections, however often it is scraped
+_KEPT_SECONDS = 1.0  # the minimum time between collections, however often it is scraped
 
 _log = structlog.get_logger("sparklog.metrics")
 _SHARE: Final = 0.1
-"""The greatest share of time in which figures are collected, however often they are scraped."""
+"""The maximum share of time spent collecting figures, however often they are scraped."""
 _CLOSE: Final = {"connection": "close"}
 _INDEX: Final = "sparklog: /metrics for Prometheus, /healthz, /readyz\n"
 
@@ -42,12 +42,12 @@ class MetricsServer:
     """Serves figures from `start` to `close`.
 
     Args:
-        listening: a socket that listens; the server takes it over.
+        listening: a listening socket, which the server takes ownership of.
         collect: returns the text of the figures, in portions, or None before there are any; called
             in one thread.
         is_healthy: returns whether the broker works.
         is_ready: returns whether it serves clients.
-        kept_seconds: how long collected figures are given to further scrapes.
+        kept_seconds: how long collected figures are served to further scrapes.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MetricsServer:
         self._collecting = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-collect")
         self._lock = asyncio.Lock()
         self._kept: tuple[float, Sequence[bytes] | None] = float("-inf"), None
-        """Until when the figures count as new, and the figures."""
+        """The time until which the figures count as new, and the figures."""
         self._has_failed = False
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -161,7 +161,7 @@ async def _each(portions: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 
 class _BoundedConnection(H11Protocol):
-    """A connection of bounded time, one of a bounded number."""
+    """One of a bounded number of connections, each of bounded duration."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= METRICS_CONNECTIONS:

@@ -1,1 +1,1 @@
-"""The consumer: records on their way in, alone or as a member of a group."""
+"""The consumer: reads records, standalone or as a member of a group."""

@@ -1,11 +1,11 @@
 """Assignment of partitions to the members of a group, and the bytes that members exchange.
 
-The leader of a group, whatever client it is, assigns for all, so this is Kafka's to the byte and to
-the order: `ConsumerProtocolSubscription.json` and `ConsumerProtocolAssignment.json` of
+The leader of a group, whichever client it is, assigns for all members, so bytes and order match
+Kafka's exactly: `ConsumerProtocolSubscription.json` and `ConsumerProtocolAssignment.json` of
 `clients/src/main/resources/common/message`, `RangeAssignor`, `RoundRobinAssignor` and
 `AbstractPartitionAssignor.MemberInfo`. All versions of both messages begin alike. Subscriptions are
 written in version 0, and in version 2 for cooperative members, which name the partitions that they
-own (KIP-429) and the generation that gave them (KIP-792).
+own (KIP-429) and the generation that assigned them (KIP-792).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COOPERATIVE_VERSION: Final = 2
 _NULL: Final = -1
 
 Assignment: TypeAlias = dict[str, list[TopicPartition]]
-"""The partitions of each member, by its id."""
+"""The partitions of each member, by member id."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +42,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     owned: tuple[TopicPartition, ...] = ()
     """The partitions that it keeps while it joins."""
     generation: int = NO_GENERATION
-    """The generation that gave them."""
+    """The generation that assigned them."""
 
     @property
     def rank(self) -> tuple[bool, str]:
-        """Static members come first, by their instance ids, which outlive their member ids."""
+        """Static members come first, by instance id, which outlives the member id."""
         if self.instance_id is None:
             return True, self.member_id
         return False, self.instance_id
@@ -56,10 +56,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_range(partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-    """Gives each member a range of each topic's partitions; the first members get one more.
+    """Assigns each member a range of each topic's partitions; the first members get any remainder.
 
     Args:
-        partitions: the number of partitions of each topic; a topic that is missing is not assigned.
+        partitions: the number of partitions of each topic; a missing topic is not assigned.
         members: all members of the group.
     """
     found: Assignment = {member.member_id: [] for member in members}
@@ -77,7 +77,7 @@ def by_range(partitions: Mapping[str, int], members: Sequence[Member]) -> Assign
 
 
 def by_round_robin(partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-    """Gives the partitions of all topics in turn to the members that want the topic.
+    """Assigns the partitions of all topics in turn to the members that subscribe to the topic.
 
     The arguments are those of `by_range`.
     """
@@ -97,8 +97,8 @@ def by_cooperative_stickiness(
 ) -> Assignment:
     """Spreads the partitions evenly, and moves as few as possible (`CooperativeStickyAssignor`).
 
-    A partition that moves is left out as long as its old owner names it: the owner gives it up
-    and joins again, and the next generation assigns it. The arguments are those of `by_range`.
+    A partition that moves is left out while its old owner claims it: the owner gives it up and
+    rejoins, and the next generation assigns it. The arguments are those of `by_range`.
     """
     owners = _owners(partitions, members)
     found: Assignment = {member.member_id: [] for member in members}
@@ -122,10 +122,10 @@ def by_cooperative_stickiness(
 
 
 def _owners(partitions: Mapping[str, int], members: Sequence[Member]) -> dict[TopicPartition, str]:
-    """Returns the owner of each partition: the claim of the latest generation, if only one has it.
+    """Returns the owner of each partition: the only claimant of the latest generation, if unique.
 
-    Claims of topics that the member does not want any more, and of partitions that do not exist,
-    do not count.
+    Claims do not count if the member no longer subscribes to the topic, or if the partition does
+    not exist.
     """
     claims: dict[TopicPartition, list[tuple[int, str]]] = defaultdict(list)
     for member in members:
@@ -142,9 +142,9 @@ def _owners(partitions: Mapping[str, int], members: Sequence[Member]) -> dict[To
 
 
 def _move_one_round(found: Assignment, by_topic: Mapping[str, Sequence[str]]) -> bool:
-    """Moves partitions from members to others that have at least two fewer; False: there are none.
+    """Moves partitions to members that have at least two fewer; returns False if there are none.
 
-    Each move makes the loads more even, so the rounds come to an end.
+    Each move makes the loads more even, so the rounds terminate.
     """
     has_moved = False
     for member_id in sorted(found, key=lambda each: (-len(found[each]), each)):
@@ -166,7 +166,7 @@ ASSIGNORS: Final[Mapping[str, Callable[[Mapping[str, int], Sequence[Member]], As
     "range": by_range,
     "roundrobin": by_round_robin,
 }
-"""By the names that Kafka's clients give them."""
+"""By their names in Kafka's clients."""
 
 
 # ------------------------------------------------------------------------------ bytes
@@ -182,9 +182,9 @@ def encode_subscription(
 
     Args:
         topics: their names.
-        owned: for a cooperative member, the partitions that it owns: version 2, with the generation
-            as user data too, where assignors for version 1 look for it. None: version 0.
-        generation: the generation that gave them.
+        owned: the partitions of a cooperative member, for version 2, which also has the generation
+            as user data, where assignors for version 1 expect it. None: version 0.
+        generation: the generation that assigned them.
     """
     names = list(topics)
     version = _VERSION if owned is None else _COOPERATIVE_VERSION
@@ -283,7 +283,7 @@ class _Reader:
             raise errors.CorruptRecord(what=self._what, reason=str(error)) from error
 
     def nullable(self) -> bytes:
-        """Returns nullable bytes; null is empty."""
+        """Returns nullable bytes; empty for null."""
         size = self.number(">i")
         return b"" if size < 0 else self._take(size)
 
@@ -298,7 +298,7 @@ class _Reader:
         data = self._data[self._at : self._at + max(size, 0)]
         if size < 0 or len(data) < size:
             raise errors.CorruptRecord(
-                what=self._what, reason=f"{size} bytes wanted at {self._at} of {len(self._data)}"
+                what=self._what, reason=f"{size} bytes expected at {self._at} of {len(self._data)}"
             )
         self._at += size
         return data

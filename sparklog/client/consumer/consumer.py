@@ -1,10 +1,10 @@
-"""The consumer: records of topics in order of their offsets within each partition, each once.
+"""The consumer: reads records of topics, in offset order within each partition, each once.
 
-It reads ahead in threads of its own (`fetcher`) and keeps its positions itself; when a connection
-breaks, it continues there over a new one. A consumer belongs to one thread.
+It reads ahead on its own threads (`fetcher`) and tracks its positions itself; when a connection
+breaks, it continues from them over a new one. A consumer must be used by one thread only.
 
-In a group it reads the partitions that it is assigned, from the committed offsets on
-(`group_fetcher`), and each record at least once.
+In a group it reads its assigned partitions from the committed offsets (`group_fetcher`), and each
+record at least once.
 """
 
 from __future__ import annotations
@@ -53,48 +53,50 @@ class Consumer:
 
     Args:
         connection: to the brokers; stays open when the consumer is closed.
-        topics: one name or several, which must exist; in a group also a compiled pattern, which
-            matches whole names. None: without a group, and `assign` names the partitions.
+        topics: one or more names, which must exist; in a group also a compiled pattern, which
+            matches whole names. None: only without a group; `assign` sets the partitions.
         start: where to begin: "earliest", "latest", an offset, a time (a datetime with a zone, or
-            ISO 8601: the first record that is not older), or one of these for each of some
-            partitions, as `{("t", 0): 12}` or `{"t": {0: 12}}`; others begin at the earliest. In a
-            group it counts only if no offset is committed, or the committed one does not exist any
-            more; "error" raises then.
-        follow: wait for new records, without end, also in new partitions. False: end at the offsets
-            that are the ends when the consumer is opened or, in a group, gets the partitions.
+            ISO 8601: the first record at that time or later), or one of these by partition, as
+            `{("t", 0): 12}` or `{"t": {0: 12}}`; partitions not listed begin at the earliest
+            offset. In a group it applies only if no offset is committed, or the committed one no
+            longer exists; "error" raises in this case.
+        follow: wait indefinitely for new records, including those of new partitions. False: stop at
+            the end offsets as of when the consumer is opened or, in a group, is assigned the
+            partitions.
         columns: the columns of `ROW_SCHEMA` to fetch; None: all. Records have None for the others.
-        max_poll_rows: the most records that `poll` returns.
-        buffer_bytes: the memory of records that are read ahead.
-        key_deserializer: makes keys from bytes; a null key stays None.
-        value_deserializer: makes values from bytes; a tombstone stays None.
-        metadata_age_seconds: how often it looks for new partitions, and for topics that match a
-            pattern.
-        group: shares the topics' partitions with all members of this group, Kafka's consumers
-            too; the first poll joins it.
-        auto_commit: commit positions periodically, and before partitions are given up; False: only
-            `commit` does.
-        auto_commit_seconds: the interval of these commits.
-        assignors: how the member that leads the group may assign partitions, the best first:
-            "range", "roundrobin" and "cooperative-sticky", as Kafka's consumers know them. With
-            "cooperative-sticky" alone, members keep reading the partitions that do not move
-            (KIP-429).
-        instance_id: makes it a static member (KIP-345): closed, it stays in the group, and has its
-            partitions again if it comes back within the session timeout.
+        max_poll_rows: maximum number of records that `poll` returns.
+        buffer_bytes: memory for records that are read ahead.
+        key_deserializer: converts bytes to a key; a null key stays None.
+        value_deserializer: converts bytes to a value; a tombstone stays None.
+        metadata_age_seconds: how often to check for new partitions and, with a pattern, for new
+            topics.
+        group: shares the topics' partitions with all members of this group, including Kafka's
+            consumers; the first poll joins it.
+        auto_commit: commit positions periodically, and before partitions are revoked; False: only
+            when `commit` is called.
+        auto_commit_seconds: the interval between these commits.
+        assignors: those that the leader of the group may use, in order of preference: "range",
+            "roundrobin" and "cooperative-sticky", as in Kafka's consumers. With only
+            "cooperative-sticky", members keep reading the partitions that do not move (KIP-429).
+        instance_id: makes it a static member (KIP-345): when closed, it stays in the group, and
+            keeps its partitions if it returns within the session timeout.
         client_id: its name in descriptions of the group.
-        session_timeout_seconds: the group removes a member without a heartbeat for so long; within
-            the bounds of the broker's settings.
-        heartbeat_seconds: the interval of heartbeats, however slow the consumer's user is.
-        max_poll_interval_seconds: it leaves the group if it is not polled for so long, and joins
-            again with the next poll. A rebalance waits so long for members to join.
-        on_assign: called with the partitions that it gets; it may seek there.
+        session_timeout_seconds: the group removes a member after this time without a heartbeat;
+            within the bounds of the broker's settings.
+        heartbeat_seconds: the interval between heartbeats, which continue however slowly records
+            are processed.
+        max_poll_interval_seconds: it leaves the group after this time without a poll, and rejoins
+            at the next one. A rebalance waits for that long for members to join.
+        on_assign: called with newly assigned partitions; it may `seek` in them.
         on_revoke: called with the partitions that it is about to lose; it may `commit`.
-        on_lost: called with the partitions of a consumer that its group has removed: other members
-            may read them already, and a commit raises `MemberFenced`. None: `on_revoke` is called.
+        on_lost: called with the partitions lost when the group has removed the consumer: other
+            members may already be reading them, and a commit raises `MemberFenced`. None:
+            `on_revoke` is called.
 
     Raises:
         errors.UnknownTopic, errors.UnknownPartition: a topic or partition does not exist.
-        errors.OffsetOutOfRange: a start beyond the end, if it does not follow.
-        errors.BadOption, errors.WrongSchema: a start or a column that is not valid.
+        errors.OffsetOutOfRange: a start beyond the end, without `follow`.
+        errors.BadOption, errors.WrongSchema: an invalid start, or an unknown column.
         errors.BadRequest: the connection is closed.
     """
 
@@ -144,11 +146,11 @@ class Consumer:
             "metadata_age_seconds", metadata_age_seconds, least=0, may_be_infinite=True
         )
         self._chunk: Chunk | None = None
-        """The chunk of `_records`; its end becomes the position after the last of them."""
+        """The chunk behind `_records`; its end becomes the position after the last of them."""
         self._records: Iterator[Record] = iter(())
         self._start: Start = start
         self._records_count = self._bytes_count = 0
-        """Handed out from chunks before `_chunk`."""
+        """Those handed out from chunks before `_chunk`."""
         self._last_poll_us: int | None = None
         self._is_closed = False
         self._group: GroupFetcher | None = None
@@ -205,7 +207,7 @@ class Consumer:
         return self
 
     def __next__(self) -> Record:
-        """Returns the next record; waits for it, or stops at the end if it does not follow.
+        """Returns the next record; waits for it, or stops at the end without `follow`.
 
         Raises as `poll` does.
         """
@@ -215,7 +217,7 @@ class Consumer:
             try:
                 record = next(self._records, None)
             except BaseException:
-                # Ctrl-C in a deserializer too: the chunk's other records would be lost.
+                # Even on Ctrl-C in a deserializer: the chunk's other records would be lost.
                 self._rewind()
                 raise
             if record is not None:
@@ -232,20 +234,20 @@ class Consumer:
     def poll(self, timeout: float | None = None) -> list[Record]:
         """Returns up to `max_poll_rows` records, as soon as there are any.
 
-        Returns an empty list if none came in time, or if the end was reached.
+        Returns an empty list if none arrived in time, or if the end was reached.
 
         Args:
-            timeout: seconds to wait for the first; None: as long as it takes.
+            timeout: seconds to wait for the first; None: no limit.
 
         Raises:
             errors.DeserializationFailed: a deserializer refused the next record; those before it
                 were returned. The position stays at the record, so each poll of its partition
                 raises again; `seek(error.topic, error.partition, error.offset + 1)` skips it.
             errors.OffsetOutOfRange: a position is outside the partition's offsets; `seek`.
-            errors.TopicChanged, errors.UnknownTopic: the topic was deleted, or created again.
+            errors.TopicChanged, errors.UnknownTopic: the topic was re-created, or deleted.
             errors.BadRequest: the consumer is closed.
-            errors.GroupRefused: the group does not accept the consumer, and says why.
-            errors.MemberFenced: another process has come as the same static member.
+            errors.GroupRefused: the group refuses the consumer; the error names the reason.
+            errors.MemberFenced: another process has joined as the same static member.
         """
         self._last_poll_us = self._clock.now_us()
         seconds = arguments.timeout("timeout", timeout)
@@ -260,10 +262,10 @@ class Consumer:
         return records
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows as Arrow batches of `ROW_SCHEMA`, or of the columns asked for.
+        """Yields the rows as Arrow batches of `ROW_SCHEMA`, or of the requested columns.
 
-        A batch has rows of one partition; the metadata of its schema name the topic, as `topic`.
-        Waits, ends and raises as iterating over records does.
+        A batch has rows of one partition; `topic` in its schema's metadata names the topic. Waits,
+        ends and raises like iteration over records.
         """
         while True:
             self._attend(None)
@@ -271,7 +273,7 @@ class Consumer:
                 return
             chunk = self._chunk
             assert chunk is not None
-            # Some rows may have been taken as records already.
+            # Some rows may already have been handed out as records.
             first = chunk.position.next_offset
             offsets = chunk.rows.column("offset").to_numpy()
             rows = chunk.rows.slice(int(np.searchsorted(offsets, first)))
@@ -307,7 +309,7 @@ class Consumer:
             self._group.handed = (position, first.offset)
 
     def _attend(self, deadline: float | None) -> bool:
-        """Does what its group calls for before more is handed out; False: not by `deadline`."""
+        """Does what the group requires before more is handed out; False: not by `deadline`."""
         group = self._group
         if group is None or group.is_ready():
             return True
@@ -318,7 +320,7 @@ class Consumer:
                 self._leave_chunk()
 
     def _rewind(self) -> None:
-        """Fetches again from the position, so a record that is not deserialized is not skipped."""
+        """Fetches again from the position, so a record that was not deserialized is not skipped."""
         assert self._chunk is not None
         position = self._chunk.position
         self._leave_chunk()
@@ -367,14 +369,14 @@ class Consumer:
     # -------------------------------------------------------------------------- positions
 
     def position(self, topic: str, partition: int = 0) -> int:
-        """Returns the offset after the last record that was taken."""
+        """Returns the offset after the last record handed out."""
         return self._position_of(topic, partition).next_offset
 
     def seek(self, topic: str, partition: int, offset: Point) -> None:
         """Continues at `offset`, which may also be "earliest", "latest" or a time.
 
-        An offset that does not exist is an error of the next poll, or raises `OffsetOutOfRange`
-        here if the consumer does not follow and the offset is beyond its end. Raises `BadOption`.
+        If the offset does not exist, the next poll raises; if it is beyond the end and the consumer
+        does not follow, `seek` itself raises `OffsetOutOfRange`. Raises `BadOption`.
         """
         position = self._position_of(topic, partition)
         offset = check_point("offset", offset)
@@ -385,7 +387,7 @@ class Consumer:
         self._fetcher.seek(position, offset)
 
     def pause(self, topic: str, *partitions: int) -> None:
-        """Returns no more records of these partitions, or of the whole topic; positions stay.
+        """Stops returning records of these partitions, or of the whole topic; positions stay.
 
         In a group this lasts until the partition is assigned again.
         """
@@ -396,7 +398,7 @@ class Consumer:
         self._pause(topic, partitions, is_paused=False)
 
     def beginning_offsets(self) -> dict[TopicPartition, int]:
-        """Returns the first offset that exists now, of each partition."""
+        """Returns the first offset that exists in each partition."""
         return {
             (info.topic, each.partition): each.start
             for info in self._describe()
@@ -404,7 +406,7 @@ class Consumer:
         }
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Returns the offset that the next record will get, of each partition."""
+        """Returns the offset of the next record to be written to each partition."""
         return {
             (info.topic, each.partition): each.end
             for info in self._describe()
@@ -412,7 +414,7 @@ class Consumer:
         }
 
     def offsets_for_times(self, when: datetime | str) -> dict[TopicPartition, int]:
-        """Returns the offset of the first record not older than `when`, or the end, by partition.
+        """Returns, by partition, the offset of the first record at `when` or later, or the end.
 
         Raises `BadOption` if `when` is neither a datetime with a zone nor a time in ISO 8601.
         """
@@ -446,7 +448,7 @@ class Consumer:
         self._fetcher.pause(positions, is_paused=is_paused)
 
     def _drop_chunk_of(self, positions: list[FetchPosition]) -> None:
-        # Records that were not taken from it are fetched again.
+        # Records that were not handed out from it are fetched again.
         if self._chunk is not None and self._chunk.position in positions:
             self._leave_chunk()
 
@@ -454,28 +456,29 @@ class Consumer:
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that it reads now, sorted; in a group none before the first poll."""
+        """The partitions being read, sorted; in a group none before the first poll."""
         return sorted(self._fetcher.positions)
 
     def assign(self, partitions: Iterable[TopicPartition], start: Start | None = None) -> None:
-        """Reads these partitions from now on, of any topics, and no others.
+        """From now on reads only these partitions, of any topics.
 
-        Partitions that it reads already keep their positions. Later partitions of the topics are
+        Partitions already being read keep their positions. Partitions added to the topics later are
         not read.
 
         Args:
             partitions: as `[("orders", 0), ("orders", 3)]`; empty: none.
-            start: where to begin in the others; None: as the consumer was opened with.
+            start: where to begin in the others; None: the `start` that the consumer was opened
+                with.
 
         Raises:
             errors.BadRequest: the consumer is in a group, which assigns its partitions.
             errors.UnknownTopic, errors.UnknownPartition: there is no such topic or partition.
-            errors.OffsetOutOfRange: a start beyond the end, if it does not follow.
+            errors.OffsetOutOfRange: a start beyond the end, without `follow`.
             errors.BadOption: an argument of the wrong type.
         """
         if self._group is not None:
             raise errors.BadRequest(
-                reason="assign() is for consumers without a group, which assigns its partitions"
+                reason="assign() is for consumers without a group: a group assigns its partitions"
             )
         what = "a list of (topic, partition)"
         wanted = set(arguments.each("partitions", partitions, arguments.topic_partition, what))
@@ -499,20 +502,20 @@ class Consumer:
         self,
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata | tuple[int, str]] | None = None,
     ) -> None:
-        """Commits offsets of its group; they are durable when it returns.
+        """Commits offsets for its group; they are durable when it returns.
 
         Args:
-            offsets: by (topic, partition), the next offset that the group is to read, or that and
-                a text, as `OffsetAndMetadata` or a pair; None: the positions after all records
-                handed out, of every partition that it reads.
+            offsets: by (topic, partition), the next offset for the group to read, optionally with a
+                string, as `OffsetAndMetadata` or a pair; None: the positions after all records
+                handed out, for every partition being read.
 
         Raises:
-            errors.MemberFenced: the group has removed the consumer; the next poll joins again.
-            errors.GroupRefused: a partition does not exist, or a text is too long.
-            errors.GroupBusy: the group is rebalancing; the next poll waits for that.
+            errors.MemberFenced: the group has removed the consumer; the next poll rejoins.
+            errors.GroupRefused: a partition does not exist, or a string is too long.
+            errors.GroupBusy: the group is rebalancing; the next poll waits for it to finish.
             errors.Retriable: no answer in time, and no effect.
             errors.OutcomeUnknown: an answer was lost, and the offsets may be committed.
-            errors.BadRequest: it is in no group, or was not polled yet, or is closed.
+            errors.BadRequest: the consumer has no group, has not been polled yet, or is closed.
         """
         group = self._in_group("commit")
         wanted: Mapping[TopicPartition, int | OffsetAndMetadata] = (
@@ -522,12 +525,12 @@ class Consumer:
             group.membership.commit(wanted)
 
     def committed(self) -> dict[TopicPartition, int]:
-        """Returns the offsets that its group has committed, of all topics."""
+        """Returns the offsets that its group has committed, for all topics."""
         found = self._in_group("committed").membership.fetch_committed()
         return {key: each.offset for key, each in found.items()}
 
     def committed_metadata(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the offsets that its group has committed, of all topics, with their texts."""
+        """Returns the offsets that its group has committed, for all topics, with their strings."""
         return self._in_group("committed_metadata").membership.fetch_committed()
 
     def _in_group(self, call: str) -> GroupFetcher:
@@ -538,7 +541,7 @@ class Consumer:
     # -------------------------------------------------------------------------- statistics
 
     def statistics(self) -> ConsumerStatistics:
-        """Returns counts of its work; asks no broker."""
+        """Returns counts of the consumer's work, without asking a broker."""
         records, size_bytes = self._taken()
         micros = self._last_poll_us
         return ConsumerStatistics(
@@ -567,10 +570,10 @@ class Consumer:
     # -------------------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """Ends the threads, and forgets the records that are read ahead.
+        """Stops the threads, and discards the records that were read ahead.
 
-        In a group it commits first, with `auto_commit`, and leaves. A failure of that commit is
-        logged: the group continues from the offsets that were committed before.
+        In a group it first commits, with `auto_commit`, and leaves. A failure of that commit is
+        logged: the group continues from the offsets committed previously.
         """
         self._close(is_processed=True)
 
@@ -592,7 +595,7 @@ class Consumer:
 
     def __del__(self) -> None:
         if sys.is_finalizing():
-            return  # the threads do not run any more, and nothing can be imported
+            return  # the threads no longer run, and nothing can be imported
         group: GroupFetcher | None = getattr(self, "_group", None)
         if group is not None:
             group.membership.abandon()
@@ -604,7 +607,7 @@ class Consumer:
 def _start_offsets(
     connection: Connection, infos: list[flight_messages.TopicInfo], start: Start
 ) -> dict[TopicPartition, int]:
-    """Returns the offset to begin at, of every partition of these topics."""
+    """Returns the offset to begin at in each partition of these topics."""
     points: dict[str, dict[int, Point]] = {
         info.topic: dict.fromkeys(range(len(info.partitions)), "earliest") for info in infos
     }
@@ -632,7 +635,7 @@ def _offsets_at(
     partitions: Iterable[TopicPartition],
     start: Start,
 ) -> dict[TopicPartition, int]:
-    """Returns the offset to begin at, of these partitions."""
+    """Returns the offset to begin at in each of these partitions."""
     start = check_start(start)
     named = points_by_partition(start) if isinstance(start, Mapping) else {}
     otherwise: Point = "earliest" if isinstance(start, Mapping) else start

@@ -1,12 +1,12 @@
 """Reads ahead for a consumer: threads that fetch, and a bounded buffer of batches.
 
-A *position* is a partition, and how far it is fetched and consumed. All threads together are a
-*reading*. A seek, a pause, a new partition or a new leader ends the reading and begins another from
-the current positions. Batches of a reading that is over are dropped, so no record comes twice;
-positions move only with the batches put into the buffer, so no record is left out.
+A *position* is a partition, and how far it has been fetched and consumed. All threads together are
+a *reading*. A seek, a pause, a new partition or a new leader ends the reading and starts a new one
+from the current positions. Batches of a reading that is over are dropped, so no record is returned
+twice; positions move only with the batches put into the buffer, so no record is skipped.
 
-A reading that follows has one thread and one DoExchange for each broker that leads; a bounded one
-has a few threads that read one position after the other to its end by DoGet.
+A reading that follows has one thread and one DoExchange per leading broker; a bounded one has a few
+threads, each of which reads one position at a time to its end with DoGet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _JOIN_SECONDS: Final = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FetchPosition:
-    """A partition, and the offsets up to which it is fetched and consumed."""
+    """A partition, and the offsets up to which it has been fetched and consumed."""
 
     topic: str
     partition: int
@@ -54,9 +54,9 @@ class FetchPosition:
     next_offset: int
     """The next offset to consume."""
     end: int | None
-    """The offset to stop at; None: there is none."""
+    """The offset to stop at, if any."""
     high_watermark: int
-    """The end of the partition, as far as is known."""
+    """The last known end of the partition."""
     is_paused: bool = False
 
     @property
@@ -71,7 +71,7 @@ class FetchPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows of one position; `end` is the offset after them, which may be beyond the last row's."""
+    """Rows of one position; `end` is the offset after them, maybe with a gap after the last row."""
 
     position: FetchPosition
     rows: pa.RecordBatch
@@ -87,7 +87,7 @@ class _Reading:
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
         self._streams: list[Any] = []
-        # Re-entrant, because a finalizer may call `end` in the middle of the others.
+        # Re-entrant, because a finalizer may call `end` in the middle of the other methods.
         self._lock = threading.RLock()
 
     def add(self, stream: Any) -> None:
@@ -109,7 +109,7 @@ class _Reading:
 
 
 class Fetcher:
-    """Batches of several partitions, in order within each. One thread takes them."""
+    """Fetches batches of several partitions, in order within each, for one thread to take."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class Fetcher:
     # -------------------------------------------------------------------------- for the consumer
 
     def take(self, deadline: float | None) -> Chunk | None:
-        """Returns the next chunk; None: none came by `deadline` (monotonic seconds), every
-        partition is read to its end, or `wake` was called.
+        """Returns the next chunk; None: none arrived by `deadline` (monotonic seconds), every
+        partition has been read to its end, or `wake` was called.
 
-        Raises the failure that ended the reading, after all chunks that were read before.
+        Raises the failure that ended the reading, once all chunks read before it were taken.
         """
         with self._changed:
             while self._closed is None and not self._chunks and not self._is_woken:
@@ -171,7 +171,7 @@ class Fetcher:
             return chunk
 
     def wake(self) -> None:
-        """Lets the current or next `take` return None. Any thread may call it."""
+        """Makes the current or next `take` return None. Any thread may call it."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
@@ -184,17 +184,17 @@ class Fetcher:
         keep: Collection[TopicPartition] = (),
         is_all_of_topics: bool | None = None,
     ) -> None:
-        """Reads these partitions from now on, those to `keep` from where they are, and no others.
+        """From now on reads only these partitions, and those to `keep` from where they are.
 
         `is_all_of_topics`: partitions added to the topics later are read too; None: as before.
-        Raises `OffsetOutOfRange` for an offset beyond the end of a consumer that does not follow;
-        nothing has changed then.
+        Raises `OffsetOutOfRange`, without changing anything, for an offset beyond the end if the
+        consumer does not follow.
         """
         with self._changed:
             before = self._topics
             kept = {key: at for key, at in self.positions.items() if key in keep}
             kept_topics = {name: before[name] for name, _ in kept}
-            # A topic that was created again is another one: kept positions keep the old id.
+            # A re-created topic is a different one: kept positions retain the old id.
             self._topics = kept_topics | {
                 info.topic: msgspec.structs.replace(
                     info, topic_id=kept_topics.get(info.topic, info).topic_id
@@ -213,7 +213,7 @@ class Fetcher:
             self._begin()
 
     def has(self, position: FetchPosition) -> bool:
-        """Returns whether `position` is still read, and was not replaced."""
+        """Returns whether `position` is still being read, and has not been replaced."""
         return self.positions.get((position.topic, position.partition)) is position
 
     @property
@@ -223,17 +223,17 @@ class Fetcher:
 
     @property
     def lag(self) -> int:
-        """Offsets of all partitions between the position and the high watermark."""
+        """Offsets between position and high watermark, summed over all partitions."""
         return sum(position.lag for position in list(self.positions.values()))
 
     @property
     def is_at_end(self) -> bool:
-        """Every partition is read to its end, and no chunk is left."""
+        """True once every partition has been read to its end and no chunk is left."""
         with self._changed:
             return not self._chunks and self._failure is None and self._is_all_fetched()
 
     def seek(self, position: FetchPosition, offset: int) -> None:
-        """Raises `OffsetOutOfRange` beyond the end; other wrong offsets are errors of `take`."""
+        """Raises `OffsetOutOfRange` beyond the end; for other invalid offsets `take` raises."""
         self._check_end(position, offset)
         with self._changed:
             position.next_offset = offset
@@ -256,12 +256,12 @@ class Fetcher:
                 thread.join(_JOIN_SECONDS)
 
     def end(self, reason: errors.SparklogError) -> None:
-        """Lets all threads end. Takes no lock, because a finalizer may call it."""
+        """Has all threads end. Acquires no lock, because a finalizer may call it."""
         self._closed = reason
         self._reading.end()
 
     def after_fork(self) -> None:
-        """Refuses every call in a child, which has none of these threads."""
+        """Makes every call fail in a child process, which has none of these threads."""
         self._changed = threading.Condition()
         self._closed = errors.BadRequest(reason="this consumer belongs to the parent process")
         self._chunks.clear()
@@ -297,7 +297,7 @@ class Fetcher:
             )
 
     def _forget(self, position: FetchPosition) -> None:
-        """Drops the chunks that were read ahead of the position."""
+        """Drops the chunks that were read ahead for this position."""
         position.fetched = position.next_offset
         kept = [chunk for chunk in self._chunks if chunk.position is not position]
         self._chunks = deque(kept)
@@ -312,7 +312,7 @@ class Fetcher:
     # -------------------------------------------------------------------------- readings
 
     def _begin(self) -> None:
-        """Begins a new reading from the current positions. `_changed` is held."""
+        """Starts a new reading from the current positions. Requires `_changed`."""
         before = self._reading
         before.end()
         self._failure = None
@@ -320,7 +320,7 @@ class Fetcher:
         if self._closed is not None:
             return
         reading = self._reading = _Reading()
-        # For `close`, which waits until each thread has ended.
+        # For `close`, which waits for every thread to end.
         reading.threads += [each for each in before.threads if each.is_alive()]
         positions = [position for position in self.positions.values() if position.is_to_be_read]
         if self._follow:
@@ -342,7 +342,7 @@ class Fetcher:
             except errors.SparklogError as error:
                 self._fail(reading, error)
             except Exception as error:
-                # A fault of ours must not leave the consumer waiting.
+                # A bug in our code must not leave the consumer waiting.
                 _log.exception("reading failed")
                 self._fail(reading, errors.UnexpectedError(reason=f"reading failed: {error!r}"))
 
@@ -353,7 +353,7 @@ class Fetcher:
     def _put(
         self, reading: _Reading, position: FetchPosition, rows: pa.RecordBatch, first: int, end: int
     ) -> bool:
-        """Adds a chunk when there is memory; returns False if the reading is over.
+        """Adds a chunk once there is memory; returns False if the reading is over.
 
         `first`: no row has a smaller offset.
         """
@@ -425,7 +425,7 @@ class Fetcher:
                 if not may_pass(error):
                     raise
                 if log.is_due():
-                    _log.warning("reading failed, and is tried again: %s", error)
+                    _log.warning("reading failed, and is retried: %s", error)
                 if self._connection.may_have_moved(error):
                     self._metadata_expires_at = 0.0
                 wait_seconds = backoff.next_seconds(error)
@@ -435,7 +435,7 @@ class Fetcher:
     def _follow_stream(
         self, reading: _Reading, broker: int, positions: list[FetchPosition], backoff: Backoff
     ) -> None:
-        """Reads a stream until the reading is over; raises when the stream ends."""
+        """Reads a stream until the reading is over; raises if the stream ends first."""
         channel = self._connection.channel(broker)
         with self._changed:
             tail_positions = [
@@ -473,7 +473,7 @@ class Fetcher:
         header = flight_messages.decode(flight_messages.TailHeader, chunk.app_metadata)
         if header.idle:
             return not reading.over.is_set()
-        # None: the assignment has changed meanwhile.
+        # None: the assignment has changed in the meantime.
         position = self.positions.get((header.topic, header.partition))
         if position is None:
             return False
@@ -481,7 +481,7 @@ class Fetcher:
         return self._put(reading, position, chunk.data, header.first, header.end)
 
     def _refresh_metadata(self, reading: _Reading) -> None:
-        """Begins a new reading if partitions were added, or have other leaders."""
+        """Starts a new reading if partitions were added, or have new leaders."""
         if self._clock.monotonic() < self._metadata_expires_at:
             return
         self._metadata_expires_at = self._clock.monotonic() + self._metadata_age_seconds
@@ -492,7 +492,7 @@ class Fetcher:
             return
         except errors.SparklogError as error:
             # A stream of the topic fails with the same error.
-            _log.warning("cannot describe the topics that are followed: %s", error)
+            _log.warning("cannot describe the followed topics: %s", error)
             return
         with self._changed:
             if reading is not self._reading or reading.over.is_set():
@@ -520,9 +520,9 @@ class Fetcher:
             self._begin()
 
     def _described(self, known: flight_messages.TopicInfo) -> flight_messages.TopicInfo:
-        """Describes a topic again; asks all leaders only where partitions are new.
+        """Describes a topic again; asks all leaders only if there are new partitions.
 
-        Raises `TopicChanged` if it was created again.
+        Raises `TopicChanged` if it was re-created.
         """
         info: flight_messages.TopicInfo = self._connection.action(
             "topics.describe", flight_messages.TopicName(topic=known.topic)
@@ -539,7 +539,7 @@ def _leaders(info: flight_messages.TopicInfo) -> list[int]:
 
 
 def _close_quietly(writer: Any) -> None:
-    # Closing a stream that was cancelled, or broke, raises that once more.
+    # Closing a stream that was cancelled, or broke, raises that error again.
     with contextlib.suppress(pa.ArrowException, OSError):
         writer.close()
 

@@ -1,14 +1,14 @@
-"""Reads the partitions that a group assigns to a consumer, from the committed offsets on.
+"""Reads the partitions that a group assigns to a consumer, from the committed offsets.
 
-Everything here happens in the consumer's thread. Before more records are handed out, `attend` does
-what the membership calls for: it commits positions, gives partitions up, and takes others over.
+Everything here runs on the consumer's thread. Before more records are handed out, `attend` does
+what the membership requires: it commits positions, gives up partitions, and takes over others.
 
-Records that were handed out count as processed when the consumer asks for more, and are committed
-only then, so that none is lost when its process dies in between.
+Records that were handed out count as processed once the consumer asks for more, and are committed
+only then, so none is lost if its process dies in between.
 
-With the eager protocol every rebalance takes all partitions away first. With the cooperative one
+With the eager protocol every rebalance first revokes all partitions. With the cooperative one
 (KIP-429) the consumer keeps its partitions, and reads them while the group rebalances; it gives up
-only those that the new assignment does not name, and joins again so that others get them.
+only those missing from the new assignment, and rejoins so that they are assigned to other members.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sparklog.formats import flight_messages
 _log = logging.getLogger(__name__)
 
 OnPartitions = Callable[[list[TopicPartition]], object]
-"""Called in the consumer's thread, within `poll` or `close`."""
+"""Called on the consumer's thread, within `poll` or `close`."""
 
 ERROR: Final = "error"
 """A start for groups only: without a committed offset, the consumer raises."""
 
 
 class GroupFetcher:
-    """The part of a group's reading that one consumer does.
+    """Reads one consumer's share of a group's partitions.
 
     Args:
         connection: to the brokers.
@@ -51,11 +51,11 @@ class GroupFetcher:
         membership: not joined yet.
         start: where to begin if no offset is committed, or the committed one does not exist.
         first_counts: the number of partitions of each topic when the consumer was opened; those
-            added later begin at the earliest offset, so that none of their records is left out.
+            added later begin at the earliest offset, so that none of their records is skipped.
         on_assign: called with the partitions that were taken over.
         on_revoke: called with the partitions that are given up, unless there are none.
-        on_lost: called instead of `on_revoke` with partitions that the group may have given to
-            another member already; None: `on_revoke` is called with these too.
+        on_lost: called instead of `on_revoke` with partitions that the group may already have
+            assigned to another member; None: `on_revoke` is called with these too.
 
     Raises:
         errors.BadOption: `start` is not valid.
@@ -76,13 +76,13 @@ class GroupFetcher:
         start = check_start(start, others=(ERROR,))
         self.membership = membership
         self.handed: tuple[FetchPosition, int] | None = None
-        """The last records handed out, perhaps not processed: their position and first offset."""
+        """The last records handed out, maybe unprocessed: their position and first offset."""
         self.rebalances = 0
-        """Assignments that were taken over."""
+        """Assignments taken over so far."""
         self._is_committing = False
-        """The positions of partitions to be given up were handed over to be committed."""
+        """True once the positions of partitions to give up were handed over for a commit."""
         self._is_joining_again = False
-        """Partitions were given up that the group may assign only after another joining."""
+        """True if the group can assign partitions given up here only once this member rejoins."""
         self._connection = connection
         self._clock = connection.clock
         self._fetcher = fetcher
@@ -96,7 +96,7 @@ class GroupFetcher:
     # -------------------------------------------------------------------------- reading
 
     def is_ready(self) -> bool:
-        """Takes note that the consumer asks for more, so all records handed out are processed.
+        """Notes that the consumer asks for more, so all records handed out count as processed.
 
         Returns False if `attend` is due before anything else is handed out.
         """
@@ -105,7 +105,7 @@ class GroupFetcher:
         return not self.membership.calls
 
     def take(self, deadline: float | None) -> Chunk | None:
-        """Takes a chunk as `Fetcher.take` does, from the partitions as they change meanwhile."""
+        """Takes a chunk like `Fetcher.take`, and follows changes of the assignment."""
         membership = self.membership
         membership.is_polled = True
         try:
@@ -127,7 +127,7 @@ class GroupFetcher:
     def attend(self, deadline: float | None) -> bool:
         """Joins, commits, gives up and takes over as due; returns False if not done by `deadline`.
 
-        Raises the failure that ended the membership, and those of the callbacks.
+        Raises the failure that ended the membership, and any error of the callbacks.
         """
         while True:
             match self.membership.next_step():
@@ -148,7 +148,7 @@ class GroupFetcher:
                         return False
 
     def _give_up_all(self, deadline: float | None) -> bool:
-        """Commits, gives all partitions up and joins; returns False if not done by `deadline`."""
+        """Commits, gives up all partitions and joins; returns False if not done by `deadline`."""
         if not self._commit_before_revoking(deadline):
             return False
         try:
@@ -161,7 +161,7 @@ class GroupFetcher:
     def _commit_before_revoking(self, deadline: float | None) -> bool:
         membership = self.membership
         if membership.options.auto_commit and not membership.is_lost:
-            if not self._is_committing:  # or a commit that fails would be repeated forever
+            if not self._is_committing:  # or a failing commit would be repeated forever
                 self._is_committing = True
                 membership.commit_soon(self._uncommitted())
             if not membership.wait_for_commit(deadline):
@@ -175,7 +175,7 @@ class GroupFetcher:
             call(partitions)
 
     def _take_over(self, assigned: Assigned, deadline: float | None) -> bool:
-        """Takes an assignment over; returns False if not done by `deadline`."""
+        """Takes over an assignment; returns False if not done by `deadline`."""
         owned, wanted = set(self._fetcher.positions), set(assigned.partitions)
         kept, revoked = owned & wanted, sorted(owned - wanted)
         if revoked:
@@ -217,7 +217,7 @@ class GroupFetcher:
         return offsets
 
     def _begin_again(self, error: errors.OffsetOutOfRange) -> None:
-        """Moves a position that does not exist any more, such as after retention."""
+        """Resets a position that no longer exists, for example after retention."""
         position = self._fetcher.positions[error.topic, error.partition]
         info = describe(self._connection, position.topic)
         known = info.partitions[position.partition]
@@ -228,13 +228,13 @@ class GroupFetcher:
     def _point_of(
         self, key: TopicPartition, wanted: int | None, known: flight_messages.PartitionInfo
     ) -> Point:
-        """Returns where to begin when `wanted` is None, or outside of the partition's offsets."""
+        """Returns where to begin if `wanted` is None or outside the partition's offsets."""
         topic, number = key
         point = self._points.get(key, self._otherwise)
         if wanted is None:
             if point == ERROR:
                 group = self.membership.options.group
-                reason = f"group {group!r} has committed no offset of {topic}-{number}"
+                reason = f"group {group!r} has committed no offset for {topic}-{number}"
                 raise errors.BadOption(option="start", value=ERROR, reason=reason)
         else:
             error = errors.OffsetOutOfRange(
@@ -242,18 +242,18 @@ class GroupFetcher:
             )
             if point == ERROR or isinstance(point, int):
                 raise error
-            _log.warning("%s; it is read from %s on", error, point)
+            _log.warning("%s; reading from %s instead", error, point)
         is_later = number >= self._first_counts.get(topic, 0)
         return "earliest" if point == "latest" and is_later else point
 
     # -------------------------------------------------------------------------- positions
 
     def assignment(self) -> list[TopicPartition]:
-        """Returns the partitions that it reads now, sorted."""
+        """Returns the partitions that are being read, sorted."""
         return sorted(self._fetcher.positions)
 
     def positions(self, *, only_processed: bool = False) -> dict[TopicPartition, int]:
-        """Returns the offsets after all records handed out, or without the last of these."""
+        """Returns the offsets after all records handed out, or before the last unprocessed ones."""
         found = {key: position.next_offset for key, position in self._fetcher.positions.items()}
         if only_processed and self.handed is not None:
             position, offset = self.handed
@@ -261,7 +261,7 @@ class GroupFetcher:
         return found
 
     def _uncommitted(self, *, only_processed: bool = False) -> dict[TopicPartition, int]:
-        """Includes partitions that were never read: a later start may have other offsets."""
+        """Includes partitions that were never read: `start` may yield other offsets later."""
         committed = self.membership.committed
         return {
             key: position
@@ -272,7 +272,7 @@ class GroupFetcher:
     # -------------------------------------------------------------------------- the end
 
     def close(self, *, is_processed: bool) -> None:
-        """Commits, gives up, leaves. Without `is_processed` the last records are not committed."""
+        """Commits (the last records only if `is_processed`), gives up partitions, and leaves."""
         membership = self.membership
         try:
             if membership.is_member:
@@ -290,7 +290,7 @@ class GroupFetcher:
                 try:
                     membership.commit(offsets, timeout_seconds=limits.GROUP_CLOSE_SECONDS)
                 except errors.GroupBusy:
-                    # In the next generation the partitions are its own until it gives them up.
+                    # In the next generation it still owns the partitions until it gives them up.
                     if not membership.wait(deadline):
                         raise
                     left_seconds = max(deadline - self._clock.monotonic(), 0.0)

@@ -1,15 +1,15 @@
-"""Membership of a consumer in its group: joining, heartbeats, commits, changes of the topics.
+"""Membership of a consumer in its group: joins, heartbeats, commits, changes of the topics.
 
 Two threads share a `Membership`. The consumer's own thread does what its user must see in order: it
-commits, gives up partitions and takes new ones over, and for that asks `next_step` whenever `calls`
-is set. The membership's thread makes the calls to the coordinator that may take long: it joins and
-syncs, sends heartbeats, commits the offsets that the first one hands over, and looks at the topics.
-So a slow consumer stays a member, up to `max_poll_interval_seconds` between two polls.
+commits, gives up partitions and takes over new ones, and calls `next_step` whenever `calls` is set.
+The membership's thread makes the calls to the coordinator that may take a long time: it joins and
+syncs, sends heartbeats, commits offsets handed over by the other thread, and checks the topics. So
+a slow consumer stays a member, with up to `max_poll_interval_seconds` between two polls.
 
 The rules are those of Kafka's consumers (`ConsumerCoordinator`, `AbstractCoordinator`). With the
-eager protocol all partitions are given up before each joining. With the cooperative one (KIP-429),
+eager protocol all partitions are given up before each join. With the cooperative one (KIP-429),
 which a consumer uses if all its assignors support it, it joins with the partitions that it owns. A
-member without an instance id gets its member id before it joins (KIP-394).
+member without an instance id is assigned its member id before it joins (KIP-394).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cooperative(self) -> bool:
-        """The member keeps its partitions when it joins again."""
+        """True if the member keeps its partitions when it rejoins."""
         return set(self.assignors) <= assignors.COOPERATIVE
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
                 reason = f"expected some of {', '.join(assignors.ASSIGNORS)}"
                 raise errors.BadOption(option="assignors", value=name, reason=reason)
         if not self.assignors:
-            raise errors.BadOption(option="assignors", value="[]", reason="name one at least")
+            raise errors.BadOption(option="assignors", value="[]", reason="name at least one")
         for name in (
             "heartbeat_seconds",
             "session_timeout_seconds",
@@ -128,7 +128,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     partitions: list[TopicPartition]
     infos: dict[str, flight_messages.TopicInfo]
     committed: dict[TopicPartition, int]
-    """Offsets that the group has committed, of all topics."""
+    """Offsets that the group has committed, for all topics."""
 
 
 class Step(enum.Enum):
@@ -171,13 +171,13 @@ class Membership:
     ) -> None:
         self.options = options
         self.calls = True
-        """The consumer has something to do: ask `next_step`."""
+        """True if the consumer has something to do: call `next_step`."""
         self.polled_at = connection.clock.monotonic()
         """The last time at which the consumer was asked for records."""
         self.is_polled = False
-        """The consumer is being asked for records now."""
+        """True while the consumer is being asked for records."""
         self.committed: dict[TopicPartition, int] = {}
-        """The committed offsets that are known here."""
+        """The committed offsets that this member knows of."""
         self.member_id = ""
         self._connection = connection
         self._clock = connection.clock
@@ -185,27 +185,27 @@ class Membership:
         self._wake = wake
         self._changed = threading.Condition()
         self._committing = threading.Lock()
-        """Held by one commit at a time: an older one must not come after a newer."""
+        """Held during a commit: an older one must not take effect after a newer one."""
         self._phase = _Phase.OUT
         self._generation = -1
         self._assigned: Assigned | None = None
         self._topic_ids: dict[str, str] = {}
-        """Ids of the topics of the assignment that was taken over, by name."""
+        """Ids of the topics in the assignment that was taken over, by name."""
         self._owned: list[TopicPartition] = []
         """The partitions that it keeps while it joins."""
         self._must_rejoin = False
         self._is_lost = False
         self._failure: errors.SparklogError | None = None
         self._is_final = False
-        """Every call raises the failure from now on."""
+        """True once every call raises the failure."""
         self._join_is_wanted = False
         self._to_commit: dict[TopicPartition, int] | None = None
         self._is_ending = False
         self._has_left = False
         self._subscribed: list[str] = []
-        """The topics that this generation knows of."""
+        """The topics that the member subscribed to in this generation."""
         self._counts: dict[str, int] | None = None
-        """The partitions of each topic when this member, as the leader, assigned them."""
+        """Partition counts by topic as of when this member, as the leader, assigned them."""
         self._heartbeat_at = self._commit_at = self._check_topics_at = 0.0
         self._thread: threading.Thread | None = None
         _memberships.add(self)
@@ -213,7 +213,7 @@ class Membership:
     # -------------------------------------------------------------------------- for the consumer
 
     def next_step(self) -> Step:
-        """Raises the failure that ended the membership, once; the step after that joins again."""
+        """Raises the failure that ended the membership, once; the step after that rejoins."""
         with self._changed:
             if self._is_lost:
                 return Step.GIVE_UP
@@ -237,12 +237,12 @@ class Membership:
 
     @property
     def is_member(self) -> bool:
-        """It has partitions of the group: it may have lost them, and not given them up yet."""
+        """True if it has partitions of the group, perhaps lost but not yet given up."""
         return self._phase is _Phase.MEMBER or bool(self._owned)
 
     @property
     def is_lost(self) -> bool:
-        """The group has removed this member: it can commit nothing any more."""
+        """True if the group has removed this member, which can no longer commit."""
         return self._is_lost
 
     @property
@@ -252,7 +252,7 @@ class Membership:
         return self._assigned
 
     def join(self, owned: Iterable[TopicPartition] = ()) -> None:
-        """Joins the next generation, with the partitions that it keeps meanwhile."""
+        """Joins the next generation, with the partitions that it keeps in the meantime."""
         with self._changed:
             self._must_rejoin = self._is_lost = False
             self._assigned = None
@@ -279,12 +279,12 @@ class Membership:
             self._commit_at = self._clock.monotonic() + self.options.auto_commit_seconds
 
     def wait(self, deadline: float | None) -> bool:
-        """Waits for another step than `WAIT`; returns False at `deadline`, monotonic seconds."""
+        """Waits for a step other than `WAIT`; returns False at `deadline`, monotonic seconds."""
         with self._changed:
             return self._wait_for(lambda: self._phase is not _Phase.JOINING, deadline)
 
     def commit_soon(self, offsets: dict[TopicPartition, int]) -> None:
-        """Commits in the background; a failure is logged, and the commit tried again later."""
+        """Commits in the background; a failure is logged, and the commit retried later."""
         with self._changed:
             self._commit_at = self._clock.monotonic() + self.options.auto_commit_seconds
             if offsets:
@@ -309,12 +309,12 @@ class Membership:
             errors.GroupBusy: the group is rebalancing.
             errors.GroupRefused: a partition does not exist, or metadata is too long.
             errors.Retriable: no answer in time, and no effect.
-            errors.OutcomeUnknown: no answer in time, and perhaps an effect.
+            errors.OutcomeUnknown: no answer in time, and possibly an effect.
             errors.BadRequest: the consumer has not joined yet.
         """
         with self._committing:
             with self._changed:
-                self._to_commit = None  # it is older
+                self._to_commit = None  # this one is newer
                 self._changed.notify_all()
                 if self._is_lost:
                     raise self._fenced("UNKNOWN_MEMBER_ID")
@@ -323,21 +323,21 @@ class Membership:
                     raise self._busy()
                 if self._phase is _Phase.OUT:
                     raise errors.BadRequest(
-                        reason=f"not in group {self.options.group!r}: poll first, which joins it"
+                        reason=f"not in group {self.options.group!r}: poll first, to join it"
                     )
                 request = self._commit_request(offsets)
             try:
                 self._connection.action("groups.commit", request, timeout_seconds=timeout_seconds)
             except errors.MemberFenced as error:
                 if is_joining:
-                    # The next generation has begun. Whether it has this member, joining shows.
+                    # The next generation has begun; the join shows if it includes this member.
                     raise self._busy() from error
                 self._lose(error)
                 raise
             self._note(offsets)
 
     def fetch_committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the offsets that the group has committed, of all topics."""
+        """Returns the offsets that the group has committed, for all topics."""
         request = group_messages.GroupName(group=self.options.group)
         found: group_messages.GroupOffsets = self._connection.action("groups.offsets", request)
         return {
@@ -346,7 +346,7 @@ class Membership:
         }
 
     def close(self) -> None:
-        """Leaves the group, unless it is a static member, and ends the thread."""
+        """Leaves the group, unless it is a static member, and stops the thread."""
         with self._changed:
             self._is_ending = self._is_final = True
             self._failure = errors.BadRequest(reason="the consumer is closed")
@@ -361,11 +361,11 @@ class Membership:
             self._thread.join(limits.GROUP_CLOSE_SECONDS)
 
     def abandon(self) -> None:
-        """Lets the thread leave and end. Takes no lock, because a finalizer may call it."""
+        """Has the thread leave and stop. Acquires no lock, because a finalizer may call it."""
         self._is_ending = True
 
     def after_fork(self) -> None:
-        """Refuses every call in a child, which does not have the thread."""
+        """Makes every call fail in a child process, which does not have the thread."""
         self._changed = threading.Condition()
         self._committing = threading.Lock()
         self._thread = None
@@ -383,7 +383,7 @@ class Membership:
             try:
                 self._work()
             except Exception as error:
-                # A fault of ours must not leave the consumer waiting.
+                # A bug in our code must not leave the consumer waiting.
                 _log.exception("a membership failed")
                 self._fail(errors.UnexpectedError(reason=f"the membership failed: {error!r}"))
         self._leave()
@@ -425,7 +425,7 @@ class Membership:
         if not self.is_polled and idle_seconds > options.max_poll_interval_seconds:
             _log.warning(
                 "the consumer was not polled for %.0f s, more than max_poll_interval_seconds:"
-                " it leaves group %r, and joins again when it is polled",
+                " it leaves group %r, and rejoins when it is polled",
                 idle_seconds,
                 options.group,
             )
@@ -448,20 +448,20 @@ class Membership:
             self._lose(error)
         except errors.SparklogError as error:
             # If it was too late, the next heartbeat is refused.
-            _log.warning("no heartbeat for group %r: %s", self.options.group, error)
+            _log.warning("a heartbeat for group %r failed: %s", self.options.group, error)
         else:
             if state.rebalancing:
-                self._call_to_rejoin("it rebalances")
+                self._call_to_rejoin("it is rebalancing")
 
     def _check_topics(self) -> None:
-        """Asks for a new generation if the topics have changed."""
+        """Requests a new generation if the topics have changed."""
         try:
             if self._topics.names(self._connection) != self._subscribed:
-                self._call_to_rejoin("other topics match its pattern")
+                self._call_to_rejoin("different topics match its pattern")
             elif self._counts is not None and self._count(self._counts) != self._counts:
                 self._call_to_rejoin("partitions of its topics were added or deleted")
         except errors.SparklogError as error:
-            _log.warning("cannot look at the topics of group %r: %s", self.options.group, error)
+            _log.warning("cannot check the topics of group %r: %s", self.options.group, error)
 
     # -------------------------------------------------------------------------- joining
 
@@ -478,7 +478,7 @@ class Membership:
                     self.member_id = ""
                 self._generation = -1
                 if self._owned:
-                    # The group may have given them to other members.
+                    # The group may have assigned them to other members.
                     self._lose(error)
                     return
                 failure: errors.SparklogError = error
@@ -486,9 +486,9 @@ class Membership:
                 if not may_pass(error):
                     self._fail(error)
                     return
-                # That other members join and leave is usual.
+                # It is normal for other members to join and leave.
                 if not isinstance(error, errors.GroupBusy) and log.is_due():
-                    _log.warning("joining group %r again: %s", self.options.group, error)
+                    _log.warning("retrying to join group %r: %s", self.options.group, error)
                 failure = error
             else:
                 self._joined(assigned)
@@ -496,7 +496,7 @@ class Membership:
             self._pause(backoff.next_seconds(failure))
 
     def _join_once(self) -> Assigned:
-        """Waits until the next generation has begun."""
+        """Returns the assignment, once the next generation has begun."""
         options, names = self.options, self._topics.names(self._connection)
         request = group_messages.JoinGroup(
             group=options.group,
@@ -524,7 +524,7 @@ class Membership:
         joined: group_messages.JoinedGroup = self._attempt("groups.join", request, patience_seconds)
         self._learn_id(joined.member_id)
         if joined.generation < 0:
-            if self._is_ending:  # `close` did not know the id, and leaves the rest to us
+            if self._is_ending:  # `close` did not know the id, so we leave
                 raise self._busy()
             request = msgspec.structs.replace(request, member_id=joined.member_id)
             joined = self._attempt("groups.join", request, patience_seconds)
@@ -549,15 +549,15 @@ class Membership:
     def _assign(
         self, joined: group_messages.JoinedGroup
     ) -> tuple[dict[str, int] | None, dict[str, bytes]]:
-        """Returns, as the leader, the partitions of each topic, and each member's assignment."""
-        if not joined.members:  # only the leader gets them
+        """Returns, as the leader, partition counts by topic, and each member's assignment."""
+        if not joined.members:  # only the leader receives them
             return None, {}
         members = [
             assignors.decode_member(each.member_id, each.instance_id, each.metadata)
             for each in joined.members
         ]
         counts = self._count({topic for member in members for topic in member.topics})
-        if joined.leader != joined.member_id:  # it came back, the assignment is valid (KIP-814)
+        if joined.leader != joined.member_id:  # it has rejoined; the assignment is valid (KIP-814)
             return counts, {}
         found = assignors.ASSIGNORS[joined.protocol](counts, members)
         return counts, {
@@ -571,14 +571,14 @@ class Membership:
         for topic in topics:
             request = flight_messages.TopicName(topic=topic)
             try:
-                # Not `describe`: a partition that no broker serves must not hold the group up.
+                # Not `describe`: a partition that no broker serves must not block the group.
                 counts[topic] = len(self._attempt("topics.describe", request).partitions)
             except errors.UnknownTopic:
                 counts[topic] = 0
         return counts
 
     def _prepared(self, partitions: list[TopicPartition]) -> Assigned:
-        # The committed offsets first: the ends that are read after them are not below them.
+        # The committed offsets first: the ends that are fetched after them are not below them.
         request = group_messages.GroupName(group=self.options.group)
         committed = _offsets(self._attempt("groups.offsets", request))
         infos = {}
@@ -603,7 +603,7 @@ class Membership:
                 return
             self._assigned = assigned
             self._phase = _Phase.MEMBER
-            # If its poll has returned meanwhile, the interval begins now.
+            # If its poll has returned in the meantime, the interval begins now.
             self.polled_at = now
             self._changed.notify_all()
         self._call()
@@ -611,7 +611,7 @@ class Membership:
     # -------------------------------------------------------------------------- other events
 
     def _call(self) -> None:
-        """Calls the consumer; never under the lock, because the consumer may hold the fetcher's."""
+        """Wakes the consumer; never under the lock, because the consumer may hold the fetcher's."""
         self.calls = True
         self._wake()
 
@@ -622,11 +622,11 @@ class Membership:
         self._call()
 
     def _lose(self, error: errors.MemberFenced) -> None:
-        """Takes note that the group has removed this member."""
+        """Records that the group has removed this member."""
         if _is_replaced(error):
             self._fail(error)
             return
-        _log.warning("%s; it joins again", error)
+        _log.warning("%s; it rejoins", error)
         with self._changed:
             if self.is_member:
                 self._phase, self._is_lost = _Phase.MEMBER, True
@@ -640,7 +640,7 @@ class Membership:
             if self._is_ending:
                 return
             self._failure = error
-            # The process that has replaced this one would be replaced in turn.
+            # Rejoining would in turn replace the process that has replaced this one.
             self._is_final = isinstance(error, errors.MemberFenced)
             self._is_lost = self.is_member
             self._phase = _Phase.OUT
@@ -657,7 +657,7 @@ class Membership:
         while not self._is_ending:
             try:
                 with self._committing:
-                    if self._to_commit is not offsets:  # a newer commit was faster
+                    if self._to_commit is not offsets:  # a newer commit has replaced it
                         return
                     self._attempt("groups.commit", self._commit_request(offsets))
                     self._note(offsets)
@@ -695,7 +695,7 @@ class Membership:
 
     @property
     def _answer_seconds(self) -> float:
-        """The longest time for an answer, after which there is still time to ask again."""
+        """The maximum time for an answer, after which there is still time for a retry."""
         return self.options.session_timeout_seconds / 3
 
     def _attempt(
@@ -705,7 +705,7 @@ class Membership:
         return self._connection.attempt(name, request, timeout_seconds=seconds)
 
     def _wait_for(self, holds: Callable[[], bool], deadline: float | None) -> bool:
-        """Returns False if `deadline` passes first. `_changed` is held."""
+        """Returns False if `deadline` passes first. Requires `_changed`."""
         while not holds():
             if deadline is not None and deadline <= self._clock.monotonic():
                 return False
@@ -731,7 +731,7 @@ class Membership:
                     partition=number,
                     offset=_offset(each),
                     metadata="" if isinstance(each, int) else each.metadata,
-                    # An offset of a topic that was created again since means other records.
+                    # Offsets of a topic that has since been re-created refer to other records.
                     topic_id=self._topic_ids.get(topic, ""),
                 )
                 for (topic, number), each in offsets.items()
@@ -750,7 +750,7 @@ class Membership:
 
 
 def _is_replaced(error: errors.MemberFenced) -> bool:
-    """Returns whether another process has come as the same static member."""
+    """Returns whether another process has joined as the same static member."""
     return bool(error.error == "FENCED_INSTANCE_ID")
 
 

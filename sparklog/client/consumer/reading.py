@@ -1,4 +1,4 @@
-"""Records as they are read: their form, and bounded ranges."""
+"""Records as consumers see them, and reads of bounded ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.formats.record import ROW_SCHEMA
 
 
 class Record(NamedTuple):
-    """A record of the log. It is a tuple, because millions of them are made."""
+    """A record of the log. A tuple, because millions of them are created."""
 
     topic: str
     partition: int
@@ -33,7 +33,7 @@ class Record(NamedTuple):
     key: Any
     """bytes, or the deserializer's value; None: a null key."""
     value: Any
-    """As `key`; None: a tombstone."""
+    """Like `key`; None: a tombstone."""
     headers: tuple[Header, ...]
 
     @property
@@ -55,7 +55,7 @@ def records_of(
 ) -> Iterator[Record]:
     """Yields the rows of `batch`, which has a column `offset`; columns that it lacks are None.
 
-    Raises `DeserializationFailed`, after the rows before that one; the iterator ends with it.
+    Raises `DeserializationFailed` after the rows before the bad one; that ends the iterator.
     """
     offsets: list[int] = batch.column("offset").to_numpy().tolist()
     keys = _objects(batch, "key")
@@ -85,10 +85,10 @@ def _deserialized(
     partition: int,
     offsets: list[int],
 ) -> Iterator[Any]:
-    for offset, data in zip(offsets, stored, strict=False):  # a column of nulls has no end
+    for offset, data in zip(offsets, stored, strict=False):  # a column of nulls is endless
         try:
             found = None if data is None else deserializer(data)
-        except Exception as error:  # a deserializer may raise any
+        except Exception as error:  # a deserializer may raise anything
             raise errors.DeserializationFailed(
                 topic=topic,
                 partition=partition,
@@ -117,7 +117,7 @@ def _objects(batch: pa.RecordBatch, name: str) -> Iterable[Any]:
     column = batch.column(index)
     if column.null_count == len(column):
         return repeat(None)
-    # By way of numpy, which makes the objects in a compiled loop.
+    # Through numpy, which creates the objects in a compiled loop.
     objects: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return objects
 
@@ -139,9 +139,9 @@ def _headers(batch: pa.RecordBatch) -> Iterable[tuple[Header, ...]]:
 
 
 def wire_columns(columns: Iterable[str] | None) -> list[str] | None:
-    """Returns the columns to fetch, with `offset`, from which a broken stream is resumed.
+    """Returns the columns to fetch, including `offset`, from which a broken stream is resumed.
 
-    Raises `WrongSchema` for a column that rows do not have.
+    Raises `WrongSchema` for an unknown column.
     """
     if columns is None:
         return None
@@ -166,15 +166,15 @@ def read_range(
     end: int,
     columns: list[str] | None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields the rows from `start` to `end` (excluded), in order, once each.
+    """Yields the rows from `start` to `end` (exclusive), in order, once each.
 
     Args:
-        columns: with `offset`; None: all of `ROW_SCHEMA`.
+        columns: including `offset`; None: all of `ROW_SCHEMA`.
 
     Raises:
-        errors.OffsetOutOfRange: the range does not exist, or not any more.
-        errors.TopicChanged: the topic was created again since `info`.
-        errors.Retriable: nothing came for as long as the connection retries.
+        errors.OffsetOutOfRange: the range does not exist, or no longer exists.
+        errors.TopicChanged: the topic has been re-created since `info`.
+        errors.Retriable: nothing arrived for as long as the connection retries.
     """
     retry = connection.retry()
     while start < end:

@@ -11,14 +11,14 @@ class ConsumerStatistics:
     """Counts of a consumer since it was opened; `lag` and `buffered_bytes` are as of now."""
 
     records: int
-    """Records that were handed out; those read again after a seek count again."""
+    """Records handed out; those read again after a seek count again."""
     bytes: int
     """Their bytes, as Arrow columns."""
     lag: int
     """Offsets between the positions and the ends of the partitions, as far as those are known."""
     rebalances: int
-    """Assignments of its group that were taken over."""
+    """Assignments of its group that it has taken over."""
     buffered_bytes: int
     """Memory of records that are read ahead."""
     last_poll: datetime | None
-    """The last time at which it was asked for records that it had not taken yet."""
+    """The last time at which it was polled, or had to fetch more records for an iteration."""

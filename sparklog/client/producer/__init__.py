@@ -1,1 +1,1 @@
-"""The producer: batches of records on their way to the brokers."""
+"""The producer: sends batches of records to the brokers."""

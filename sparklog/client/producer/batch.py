@@ -1,8 +1,8 @@
-"""Records to be sent: the batch that fills, its parts by partition, and the futures of both.
+"""Records to be sent: the batch being filled, its parts by partition, and their futures.
 
-A *batch* collects the records of one topic as they were sent, in plain lists. Sealed, it becomes
-Arrow columns and is split into *parts*, one for each partition, in the order of sending. The broker
-acks parts. A `RecordFuture` is a batch and a row: the metadata of a record are computed on demand.
+A *batch* collects the records of one topic as they are sent, in plain lists. Once sealed, it turns
+into Arrow columns and is split into *parts*, one per partition, in the order of sending. The broker
+acks parts. A `RecordFuture` is a batch and a row: a record's metadata is computed on demand.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Split = tuple[dict[int, "PartitionBatch"], npt.NDArray[np.int32] | None]
 OnDelivery = Callable[["errors.SparklogError | None", "RecordMetadata | None"], object]
 
 RECORD_OVERHEAD_BYTES: Final = 64
-"""Memory of a record besides its bytes, so that empty records are bounded too."""
+"""Memory per record on top of its bytes, so that empty records are bounded too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordMetadata:
-    """Place of a durable record in the log."""
+    """Position of a durable record in the log."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendedRange:
-    """Place of durable rows of a table in the log: `rows` of them, from `offset` on."""
+    """Position of a table's durable rows in the log: `rows` of them, starting at `offset`."""
 
     topic: str
     partition: int
@@ -81,11 +81,11 @@ class Owner(Protocol):
     def await_batch(
         self, batch: ProducerBatch, is_done: Callable[[], bool], deadline: float | None
     ) -> bool:
-        """Sends `batch` at once; returns False if it is not done by `deadline` (monotonic)."""
+        """Sends `batch` immediately; returns False if not done by `deadline` (monotonic)."""
         ...
 
     def expedite(self, batch: ProducerBatch) -> None:
-        """Sends `batch` at once."""
+        """Sends `batch` immediately."""
         ...
 
 
@@ -111,17 +111,17 @@ class PartitionBatch:
         """None once it is done."""
         self.count: int = payload.num_rows
         self.rows = rows
-        """Their numbers in the batch, ascending; None: all of them."""
+        """Their row numbers in the batch, ascending; None: all rows."""
         self.deadline = batch.deadline
         self.order = -1
-        """Its number among the parts of its partition."""
+        """Its sequential number among the parts of its partition."""
         self.identity: flight_messages.ProducerIdentity | None = None
         self.sequence = -1
-        """Sequence of the first record under `identity`; -1: none was given yet."""
+        """Sequence of the first record under `identity`; -1: not assigned yet."""
         self.is_resent = False
-        """It was sent before."""
+        """True once it has been sent."""
         self.unanswered = False
-        """It was sent, and an answer was lost: it may be in the log."""
+        """True if it was sent and an answer was lost: it may be in the log."""
         self.done = False
         self.error: errors.SparklogError | None = None
         self.base_offset = -1
@@ -139,7 +139,7 @@ class PartitionBatch:
         self._end()
 
     def _end(self) -> None:
-        # Futures may be kept for long; they must not keep the bytes.
+        # Futures may be kept for a long time; they must not retain the bytes.
         self.payload = None
         self.done = True
 
@@ -156,11 +156,11 @@ class ProducerBatch:
     def __init__(self, owner: Owner, *, due: float, deadline: float) -> None:
         self.owner = owner
         self.due = due
-        """The time at which it is sent though not full, monotonic seconds."""
+        """The time at which it is sent even if not full, monotonic seconds."""
         self.deadline = deadline
         """The time at which it is given up, monotonic seconds."""
         self.values: list[bytes | None] = []
-        # As long as the last record that has one; empty: no record has.
+        # Up to the last record that has one; empty: no record has.
         self.keys: list[bytes | None] = []
         self.headers: list[list[Header] | None] = []
         self.timestamps: list[int | None] = []
@@ -173,7 +173,7 @@ class ProducerBatch:
         self.count = 0
         """Number of rows, set when it is sealed."""
         self.is_sealed = False
-        """It takes no more records."""
+        """True once it accepts no more records."""
         self.callbacks: list[Callback] = []
         self.waiters: list[threading.Lock] = []
         self.parts: dict[int, PartitionBatch] | None = None
@@ -193,7 +193,7 @@ class ProducerBatch:
         partition: int | None,
         callbacks: tuple[Callable[[RecordFuture], object], ...],
     ) -> None:
-        """Adds the fields of a record that most records do not have."""
+        """Adds fields that most records do not have."""
         if headers is not None:
             _put_at(self.headers, row, headers)
         if timestamp_us is not None:
@@ -222,11 +222,11 @@ class ProducerBatch:
     # -------------------------------------------------------------------------- splitting
 
     def split(self, partition_count: int, sticky: int) -> Split:
-        """Returns the parts. Needs no lock, because the batch has them only after `attach`.
+        """Returns the parts. Needs no lock, because they join the batch only in `attach`.
 
         Args:
             partition_count: of the topic, for keys.
-            sticky: the partition of records without key and partition.
+            sticky: the partition of records with neither key nor partition.
         """
         payload = self._payload()
         where = self._where(payload, partition_count, sticky)
@@ -236,10 +236,10 @@ class ProducerBatch:
         return self._parted(payload, where), where
 
     def attach(self, split: Split) -> Iterable[PartitionBatch]:
-        """Takes the parts over, and returns them."""
+        """Stores the parts, and returns them."""
         self.parts, self.partition_of = split
         self.open_parts = len(self.parts)
-        # The parts keep the bytes until they are acked; timestamps are needed for metadata.
+        # The parts retain the bytes until they are acked; timestamps are needed for metadata.
         self.values, self.keys, self.headers, self.table = [], [], [], None
         return self.parts.values()
 
@@ -299,7 +299,7 @@ class ProducerBatch:
     # -------------------------------------------------------------------------- outcome
 
     def part_of(self, row: int) -> PartitionBatch | None:
-        """Returns the part of a row; None: the batch is not split yet."""
+        """Returns the part of a row; None: the batch has not been split yet."""
         if self.parts is None:
             return None
         if self.partition_of is None:
@@ -322,11 +322,11 @@ class ProducerBatch:
         return self.parts is not None and all(part.done for part in self.parts.values())
 
     def is_finished(self) -> bool:
-        """It is done, and its callbacks have run."""
+        """Returns whether it is done and its callbacks have run."""
         return self.is_done() and not (self.open_parts or self.open_calls)
 
     def take_callbacks(self, part: PartitionBatch) -> list[Callback]:
-        """Removes and returns the callbacks of `part`, which is done, in order of the rows."""
+        """Removes and returns the callbacks of `part`, which is done, in row order."""
         if not self.callbacks:
             return []
         mine = [each for each in self.callbacks if self.part_of(each[0]) is part]
@@ -340,7 +340,7 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
 
 
 def _put_at(column: list[Any], row: int, value: Any, *, filler: Any = None) -> None:
-    """Appends `value` as that row's, after fillers for the rows that had none."""
+    """Appends `value` for `row`, after fillers for previous rows without a value."""
     if len(column) < row:
         column.extend(repeat(filler, row - len(column)))
     column.append(value)
@@ -350,7 +350,7 @@ def _put_at(column: list[Any], row: int, value: Any, *, filler: Any = None) -> N
 
 
 def delivery_callback(on_delivery: OnDelivery) -> Callable[[RecordFuture], object]:
-    """Returns `on_delivery` in the form of `add_done_callback`."""
+    """Adapts `on_delivery` to the form that `add_done_callback` expects."""
 
     def deliver(future: RecordFuture) -> object:
         error = future.exception()
@@ -365,7 +365,7 @@ def _deadline(clock: ThreadClock, timeout_seconds: float | None) -> float | None
 
 
 class RecordFuture:
-    """Future of one record; also an awaitable."""
+    """Future of one record; also awaitable."""
 
     __slots__ = ("_batch", "_row")
 
@@ -378,29 +378,29 @@ class RecordFuture:
         return part is not None and part.done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Returns the place of the record in the log; waiting sends it at once.
+        """Returns the position of the record in the log; waiting sends it immediately.
 
         Args:
             timeout: seconds to wait; None: no limit.
 
         Raises:
-            errors.StillSending: it is not acked in time, and still being sent: wait again.
+            errors.StillSending: it was not acked in time, and is still being sent: wait again.
             errors.TimedOut: it was given up unsent after `delivery_timeout_seconds`.
-            errors.OutcomeUnknown: it was sent and not answered: it may be in the log.
+            errors.OutcomeUnknown: it was sent but not answered: it may be in the log.
             errors.SparklogError: the broker refused it.
         """
         part = self._wait(timeout)
         if part.error is not None:
-            # Many futures share the error, and each raise would make its traceback longer.
+            # Many futures share the error, and each raise would lengthen its traceback.
             raise part.error.with_traceback(None)
         return self._batch.metadata(self._row, part)
 
     def exception(self, timeout: float | None = None) -> errors.SparklogError | None:
-        """Returns the failure of the record, None if it is in the log; waits as `result` does."""
+        """Returns the record's failure; None if it is in the log. Waits as `result` does."""
         return self._wait(timeout).error
 
     def add_done_callback(self, callback: Callable[[RecordFuture], object]) -> None:
-        """Calls `callback(future)` on the producer's thread; at once and here if it is decided.
+        """Calls `callback(future)` on the producer's thread; immediately here if already decided.
 
         Its exceptions are logged. It must not wait for records of the same topic.
         """
@@ -490,11 +490,11 @@ class TableFuture:
         return all(batch.is_done() for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> list[AppendedRange]:
-        """Returns the places of the rows, in their order: a range for each batch and partition.
+        """Returns the positions of the rows, in their order: a range for each batch and partition.
 
-        Raises the failure of the first rows that failed, after all are decided; other rows may be
-        in the log. `timeout`: seconds to wait; None: no limit. Raises `StillSending` after it; the
-        rows are still being sent, so wait again.
+        Raises the failure of the first rows that failed, once all are decided; other rows may be in
+        the log. `timeout`: seconds to wait; None: no limit. Raises `StillSending` when it expires;
+        the rows are still being sent, so wait again.
         """
         deadline = _deadline(self._batches[0].owner.clock, timeout) if self._batches else None
         for batch in self._batches:

@@ -10,7 +10,7 @@ from sparklog.formats import flight_messages
 
 
 class BufferPool:
-    """Counts the bytes of all topics that wait for their acks. Thread-safe."""
+    """Counts the bytes of all topics that await their acks. Thread-safe."""
 
     def __init__(self, limit_bytes: int, clock: ThreadClock) -> None:
         self.limit_bytes = limit_bytes
@@ -27,7 +27,7 @@ class BufferPool:
         return self._used_bytes >= self.limit_bytes
 
     def take(self, count_bytes: int) -> None:
-        """Adds bytes without a wait, so the batch that was filling may exceed the limit."""
+        """Adds bytes without waiting, so the batch being filled may exceed the limit."""
         with self._changed:
             self._used_bytes += count_bytes
 
@@ -38,7 +38,7 @@ class BufferPool:
                 self._changed.notify_all()
 
     def wait_for_memory(self, deadline: float) -> bool:
-        """Returns whether the pool has memory again by `deadline`, monotonic seconds."""
+        """Waits until the pool has memory; returns False at `deadline`, monotonic seconds."""
         with self._changed:
             while self.is_full:
                 if self._clock.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""The batches of one topic until they are decided and called back. The sender's lock guards it."""
+"""The batches of one topic until they are decided and called back. Guarded by the sender's lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparklog.formats import flight_messages
 
 
 class Deliveries:
-    """Counts the open parts of each batch, wakes the threads that wait, and gives memory back."""
+    """Counts the open parts of each batch, wakes waiting threads, and releases memory."""
 
     def __init__(self, topic: str, pool: BufferPool) -> None:
         self._topic = topic
@@ -19,7 +19,7 @@ class Deliveries:
         self._undecided: dict[ProducerBatch, None] = {}
         """In order of `add`; a dict serves as an ordered set."""
         self._sealed: list[ProducerBatch] = []
-        """Batches that are not split yet."""
+        """Batches that have not been split yet."""
         self._callbacks: list[tuple[ProducerBatch, list[Callback]]] = []
         self.acked_records = 0
         self.acked_bytes = 0
@@ -48,7 +48,7 @@ class Deliveries:
         self._undecided[batch] = None
 
     def seal(self, batch: ProducerBatch) -> None:
-        """Closes a batch for records; it is to be split."""
+        """Closes a batch to further records, and queues it to be split."""
         batch.seal()
         self._pool.take(batch.cost_bytes)
         self._sealed.append(batch)
@@ -59,7 +59,7 @@ class Deliveries:
         return batches
 
     def take_callbacks(self) -> list[tuple[ProducerBatch, list[Callback]]]:
-        """Returns the callbacks to run; `called_back` is due for each batch."""
+        """Returns the callbacks to run; the caller then calls `called_back` for each batch."""
         callbacks, self._callbacks = self._callbacks, []
         return callbacks
 
@@ -72,7 +72,7 @@ class Deliveries:
         decided: Iterable[tuple[PartitionBatch, errors.SparklogError | None]],
         reply: flight_messages.AppendReply | None = None,
     ) -> None:
-        """Fails the parts with a failure, and the others succeed with `reply`."""
+        """Fails the parts that have a failure, and completes the others with `reply`."""
         for part, failure in decided:
             if failure is not None:
                 self.fail(part, failure)
@@ -93,7 +93,7 @@ class Deliveries:
         self._decided(part)
 
     def fail_unsplit(self, batch: ProducerBatch, failure: errors.SparklogError) -> None:
-        """Fails a batch that was not split into parts yet."""
+        """Fails a batch that has not been split into parts yet."""
         self.failed_records += batch.count
         self._decided(batch.fail_unsplit(failure))
 

@@ -3,20 +3,20 @@
 Pure: events in, state out; sockets, clocks and locks belong to the caller. A *part* is the batch of
 one partition (`PartitionBatch`), an *identity* a producer id with its epoch. The rules:
 
-- A part keeps identity and sequence from its first sending on, so a broker that has it already
-  acks it as a duplicate. Sequences count records, from 0, and wrap at 2³¹ as Kafka's do.
-- Parts are answered in the order in which they were sent. After a lost answer, or a refusal that
-  may pass, no new part is sent until all parts in flight are answered; then these are sent again,
-  in order.
+- Once sent, a part keeps its identity and sequence, so a broker that already has it acks it as a
+  duplicate. Sequences count records, from 0, and wrap at 2³¹ as Kafka's do.
+- Parts are answered in the order in which they were sent. After a lost answer, or a temporary
+  refusal, no new part is sent until none is in flight; then the parts without an ack are resent, in
+  order.
 - A part that is refused for good leaves a gap in the sequences, so the parts behind it are refused
-  as out of order, without effect. A part before every gap is out of order only until the parts
-  before it are sent again: it keeps its sequence, because a late copy of it may still be appended.
-  Parts behind a gap are sent again under a *new* identity, from 0, never under other sequences of
-  the old one: a late copy of an earlier sending would fit there, and be appended twice.
-- A gap is *doubtful* if a part was given up without an answer, so that its late copy may yet fill
-  the gap, or if the broker expects a sequence for no known reason. Behind such a gap "out of order"
-  proves nothing for a part with a lost answer: its outcome is unknown, and reported so. A part
-  whose every sending was refused surely had no effect, and is sent again.
+  as out of order, without effect. A part ahead of every gap is out of order only until the parts
+  before it are resent: it keeps its sequence, because a late copy of it may still be appended.
+  Parts behind a gap are resent under a *new* identity, from 0, never under different sequences of
+  the old one: a late copy of an earlier attempt would fit there, and be appended twice.
+- A gap is *doubtful* if a part was given up without an answer, so that a late copy of it may still
+  fill the gap, or if the broker expects a sequence for no known reason. Behind such a gap "out of
+  order" proves nothing about a part with a lost answer: its outcome is reported as unknown. A part
+  whose every attempt was refused certainly had no effect, and is resent.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class PartitionQueue:
         self.partition = partition
         self.identity: flight_messages.ProducerIdentity | None = None
         self.needs_identity = True
-        """There is none, or it has a gap: no new sequence is given before `renew`."""
+        """True if there is none, or it has a gap: no new sequence is assigned before `renew`."""
         self.queue: deque[PartitionBatch] = deque()
         """To be sent, in order of `add`."""
         self.in_flight: deque[PartitionBatch] = deque()
         self._returned: list[PartitionBatch] = []
-        """To be sent again as soon as no part is in flight."""
+        """To be resent as soon as no part is in flight."""
         self._added = 0
         self._next_sequence = 0
         self._first_gap: int | None = None
-        """Order of the first part that left a gap in the sequences of the identity."""
+        """`order` of the first part that left a gap in the identity's sequences."""
         self._gap_is_doubtful = False
 
     @property
@@ -74,7 +74,7 @@ class PartitionQueue:
 
     @property
     def wants_identity(self) -> bool:
-        """It can send nothing without a new identity."""
+        """True if it can send nothing without a new identity."""
         waits = self.needs_identity and bool(self.queue)
         return waits and not (self.in_flight or self._returned) and self._first_sequenced() is None
 
@@ -83,14 +83,14 @@ class PartitionQueue:
         """The part that `send` would send."""
         if not self.queue or self._returned:
             return None
-        # Before a new identity is taken, all parts that were sent under the old one are decided.
+        # All parts that were sent under the old identity are decided before a new one is used.
         part = self._first_sequenced() if self.needs_identity else self.queue[0]
         return part if part is not None and self._fits_window(part) else None
 
     def _fits_window(self, part: PartitionBatch) -> bool:
         """Returns whether the broker still recognises the oldest part in flight after this one.
 
-        Acked parts between them count: a part that was refused may be behind its successor.
+        Acked parts between them count: a refused part may be resent after its successor was acked.
         """
         if not self.in_flight:
             return True
@@ -98,7 +98,7 @@ class PartitionQueue:
 
     def _first_sequenced(self) -> PartitionBatch | None:
         """Returns the first part in the queue that has a sequence."""
-        # The undecided parts that were sent before are the oldest, and no more than the window.
+        # The undecided parts that were sent before are the oldest, and at most a window of them.
         oldest = islice(self.queue, limits.PRODUCER_WINDOW)
         return next((part for part in oldest if part.sequence >= 0), None)
 
@@ -132,7 +132,7 @@ class PartitionQueue:
     # -------------------------------------------------------------------------- answers
 
     def acked(self, part: PartitionBatch) -> bool:
-        """Takes an ack; returns False if the part was given up before."""
+        """Records an ack; returns False if the part had already been given up."""
         is_waiting = self._take_answered(part)
         self._requeue()
         return is_waiting
@@ -140,7 +140,7 @@ class PartitionQueue:
     def refused(
         self, part: PartitionBatch, error: errors.SparklogError
     ) -> errors.SparklogError | None:
-        """Returns the failure of the part; None: it is sent again, or was given up before."""
+        """Returns the failure of the part; None: it is resent, or had already been given up."""
         if not self._take_answered(part):
             return None
         if isinstance(error, errors.OutOfOrderSequence | errors.ProducerFenced):
@@ -156,7 +156,7 @@ class PartitionQueue:
         return failure
 
     def lose_answers(self) -> None:
-        """Takes note that the answers to all parts in flight are lost."""
+        """Records that the answers to all parts in flight are lost."""
         for part in self.in_flight:
             part.unanswered = True
         self._returned.extend(self.in_flight)
@@ -164,7 +164,7 @@ class PartitionQueue:
         self._requeue()
 
     def give_up(self, now: float, reason: errors.SparklogError) -> list[Failed]:
-        """Removes the parts whose deadline has come; `reason` is their failure if surely unsent."""
+        """Removes expired parts; `reason` is the failure of those that surely had no effect."""
         given_up: list[Failed] = []
         for parts in (self.in_flight, self._returned, self.queue):
             for part in [each for each in parts if each.deadline <= now]:
@@ -202,14 +202,14 @@ class PartitionQueue:
         return None
 
     def _rejected(self, part: PartitionBatch, error: errors.SparklogError) -> errors.SparklogError:
-        # A broker looks for a duplicate before it checks a batch; in a deleted topic it cannot.
+        # A broker checks for a duplicate before it validates a batch; in a deleted topic it cannot.
         gone = isinstance(error, errors.UnknownTopic | errors.TopicChanged | errors.Corrupt)
         is_doubtful = part.unanswered and gone
         self._leave_gap(part, is_doubtful=is_doubtful)
         return self._unknown(part, error) if is_doubtful else error
 
     def _waits_for_others(self) -> bool:
-        """Returns true if parts before it are sent again under the same sequences."""
+        """Returns True if parts before it will be resent under the same sequences."""
         return any(each.sequence >= 0 for each in self._returned)
 
     def _leave_gap(self, part: PartitionBatch, *, is_doubtful: bool) -> None:

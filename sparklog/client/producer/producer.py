@@ -1,9 +1,9 @@
 """The producer: records and tables in, futures out. Any number of threads may use one.
 
-`send` only adds the record to a list, so a single thread sends several hundred thousand a second;
-hashing, splitting and writing are done for whole batches by the topic's sender (`sender`). A record
-that `send` itself refuses has no effect. A record that it takes is delivered exactly once, in the
-order of sending in its partition, or its future has the failure.
+`send` only adds the record to a list, so a single thread can send several hundred thousand per
+second; hashing, splitting and writing are done for whole batches by the topic's sender (`sender`).
+A record that `send` itself refuses has no effect. A record that it accepts is delivered exactly
+once, in the order of sending within its partition, or its future reports the failure.
 """
 
 from __future__ import annotations
@@ -49,32 +49,33 @@ _TABLE_BATCH_BYTES = 4 * limits.MIB
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 Partitioner = Callable[[str, bytes | None, int], int]
-"""Returns the partition for topic, key and number of partitions."""
+"""Returns the partition for a topic, a key and the number of partitions."""
 
 _Named = npt.NDArray[np.int32] | None
-"""The partition of each row; -1, or None for all rows: none is named."""
+"""The partition given for each row; -1, or None for all rows: none is given."""
 
 __all__ = ["Headers", "Partitioner", "Producer", "RecordFuture", "RecordMetadata", "TableFuture"]
 
 
 class Producer:
-    """Sends records idempotently: a retry is never appended twice, and never out of order.
+    """Sends records idempotently: retries cause neither duplicates nor reordering.
 
     Args:
         connection: to the brokers; stays open when the producer is closed.
-        linger_ms: how long a record may wait for others. Waiting for its future sends it at once.
-        batch_rows: the most records of a batch.
-        batch_bytes: the most bytes of keys and values of a batch.
-        buffer_bytes: the memory of records without an ack; when it is full, `send` waits.
-        max_block_seconds: how long `send` waits for memory, or for a broker that describes a topic.
+        linger_ms: how long a record may wait for others to fill its batch. Waiting for its future
+            sends it immediately.
+        batch_rows: maximum number of records in a batch.
+        batch_bytes: maximum bytes of keys and values in a batch.
+        buffer_bytes: memory for records that are not yet acked; when it is full, `send` blocks.
+        max_block_seconds: how long `send` blocks for memory, or for a broker to describe a topic.
         delivery_timeout_seconds: the time after which a record is given up, sent or not.
         partitioner: called for each record without a partition; None: murmur2 of the key, as in
-            Kafka's Java client, and a whole batch without keys to one partition, in turn.
+            Kafka's Java client; records without a key go to one partition per batch, in turn.
         key_serializer: returns the bytes of a key that is not None.
         value_serializer: returns the bytes of a value that is not None.
-        on_delivery: called for each record, as that of `send`.
+        on_delivery: called for each record, like that of `send`.
 
-    Raises `BadOption` for an argument that is not valid, `BadRequest` if the connection is closed.
+    Raises `BadOption` for an invalid argument, `BadRequest` if the connection is closed.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Producer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         self._senders: dict[str, TopicSender] = {}
-        connection.check_open()  # its first request is that of the first record
+        connection.check_open()  # it makes no request before the first record
         batch_rows = arguments.whole("batch_rows", batch_rows, least=1)
         batch_bytes = arguments.whole("batch_bytes", batch_bytes, least=1)
         buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, least=1)
@@ -132,7 +133,7 @@ class Producer:
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
-        """Sends a record in the background; returns at once, unless the buffer is full.
+        """Sends a record in the background; returns immediately unless the buffer is full.
 
         Args:
             topic: must exist.
@@ -142,13 +143,13 @@ class Producer:
             timestamp: a datetime with a zone, a time in ISO 8601 (UTC without a zone), or an int of
                 *milliseconds* since 1970, as in Kafka's clients; None: the time of arrival at the
                 broker.
-            partition: None: by the key, or any.
+            partition: None: chosen by the partitioner.
             on_delivery: called with (error or None, `RecordMetadata` or None) on the producer's
                 thread. Its exceptions are logged; it must not wait for records of this topic.
 
         Raises:
-            errors.WrongSchema: key, value, headers or timestamp is of another type.
-            errors.RecordTooLarge: key, value and headers are over the broker's limit together.
+            errors.WrongSchema: key, value, headers or timestamp has the wrong type.
+            errors.RecordTooLarge: key, value and headers together exceed the broker's limit.
             errors.BadTopicName, errors.UnknownTopic, errors.UnknownPartition: the topic or
                 partition does not exist.
             errors.TimedOut: the buffer stayed full for `max_block_seconds`.
@@ -157,7 +158,7 @@ class Producer:
         """
         try:
             sender = self._senders.get(topic) or self._sender_of(topic)
-        except TypeError:  # it has no hash
+        except TypeError:  # it is not hashable
             check_topic_name(topic)
             raise
         if (
@@ -210,7 +211,7 @@ class Producer:
         partition: int | None,
         on_delivery: OnDelivery | None,
     ) -> RecordFuture:
-        # This runs for each record, so it does nothing for fields that the record does not have.
+        # This runs for each record, so it does no work for fields that the record does not have.
         pairs = None
         if headers is not None:
             pairs = _pairs(headers)
@@ -248,7 +249,7 @@ class Producer:
     def send_table(
         self, topic: str, data: Any, *, as_json: bool = False, key: str | None = None
     ) -> TableFuture:
-        """Sends the rows of a table in the background, after all records sent to the topic before.
+        """Sends the rows of a table in the background, after all records already sent to the topic.
 
         It does no work per row, so it is the fastest way to send many. Serializers and
         `on_delivery` are not called.
@@ -260,15 +261,15 @@ class Producer:
                 and any of `key` (binary or string), `headers` (list of structs of key and value),
                 `timestamp` (timestamp), `partition` (integer; null: by the key).
             as_json: send each row as one JSON object with a field for each column of `data`. A null
-                field is left out, and binary is base64.
+                field is omitted, and binary is base64.
             key: with `as_json`, the column of text, integers or bytes that becomes the record key.
 
         Raises:
-            The errors of `send`. Of a reader the batches before the wrong one are sent; of any
-            other table no row is.
+            The errors of `send`. From a reader, the batches before the invalid one are sent; from
+            any other table, no row is.
         """
         if not arguments.flag("as_json", as_json) and key is not None:
-            reason = "it is for as_json=True; without it the column of keys is named 'key'"
+            reason = "it is only for as_json=True; without it, the key column must be named 'key'"
             raise errors.BadOption(option="key", value=repr(key), reason=reason)
         sender = self._senders.get(topic) or self._sender_of(topic)
         pieces: Iterable[tuple[pa.RecordBatch, _Named]] = (
@@ -319,10 +320,9 @@ class Producer:
     # -------------------------------------------------------------------------- the end
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until every record sent before is acked or has failed, and its callbacks have run.
+        """Waits until every record sent so far is acked or has failed, and its callbacks have run.
 
-        Raises `StillSending` after `timeout` seconds; None: no limit. The futures have the
-        failures.
+        Raises `StillSending` after `timeout` seconds; None: no limit. The futures report failures.
         """
         timeout = arguments.timeout("timeout", timeout)
         deadline = None if timeout is None else self._connection.clock.monotonic() + timeout
@@ -332,10 +332,10 @@ class Producer:
                 raise errors.StillSending(what=what, timeout_seconds=timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flushes for up to `timeout` seconds, gives up the other records, and ends the threads.
+        """Flushes for up to `timeout` seconds, gives up remaining records, and stops the threads.
 
         Raises `OutcomeUnknown` if records were given up: some of them may be in the log. The
-        futures have the failure of each.
+        futures report the failure of each.
         """
         with self._lock:
             if self._refusal is None:
@@ -355,7 +355,7 @@ class Producer:
     # -------------------------------------------------------------------------- statistics
 
     def statistics(self) -> ProducerStatistics:
-        """Returns counts of all topics together, also after `close`."""
+        """Returns counts for all topics together, even after `close`."""
         senders = [*self._closed_senders, *list(self._senders.values())]
         total = ProducerStatistics.total(sender.statistics() for sender in senders)
         return replace(total, buffered_bytes=self._pool.used_bytes)
@@ -440,8 +440,8 @@ def _bytes_of(what: str, value: Any, serializer: Serializer | None) -> bytes | N
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     raise errors.WrongSchema(
-        reason=f"a record's {what} is bytes, not {type(value).__name__}; encode it, or give the"
-        f" producer a {what}_serializer"
+        reason=f"a record's {what} must be bytes, not {type(value).__name__}; encode it, or give"
+        f" the producer a {what}_serializer"
     )
 
 
@@ -451,20 +451,20 @@ def _whole_number(partition: Any) -> int:
             raise TypeError
         return operator.index(partition)
     except TypeError as error:
-        raise errors.WrongSchema(reason=f"a partition is an int, not {partition!r}") from error
+        raise errors.WrongSchema(reason=f"a partition must be an int, not {partition!r}") from error
 
 
 def _pairs(headers: Headers) -> list[Header]:
     items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers
     if not isinstance(items, Iterable):
-        raise errors.WrongSchema(reason=f"headers are pairs of a name and bytes, not {headers!r}")
+        raise errors.WrongSchema(reason=f"headers must be pairs of name and bytes, not {headers!r}")
     pairs = []
     for item in items:
         match item:
             case (str() as name, (bytes() | None) as data):
                 pairs.append((name, data))
             case _:
-                raise errors.WrongSchema(reason=f"a header is a name and bytes, not {item!r}")
+                raise errors.WrongSchema(reason=f"a header must be a name and bytes, not {item!r}")
     return pairs
 
 
@@ -492,7 +492,7 @@ def _batches(data: Any) -> Iterator[pa.RecordBatch]:
         yield from pa.RecordBatchReader.from_stream(data)
     else:
         raise errors.WrongSchema(
-            reason=f"a table is Arrow's, polars' or pandas', not {type(data).__name__}"
+            reason=f"a table must be from Arrow, polars or pandas, not {type(data).__name__}"
         )
 
 

@@ -1,15 +1,15 @@
-"""Decides what the sender of one topic does next: which batches go where, and when to try again.
+"""Decides what the sender of one topic does next: which batches go where, and when to retry.
 
 Pure: state and time are arguments, decisions are values; sockets, threads, locks and clocks belong
-to the caller, who carries a decision out and reports the outcome as an event. `partition_queue`
-has the rules of one partition; this module has those of the routes that partitions share:
+to the caller, which carries out a decision and reports the outcome as an event. `partition_queue`
+has the rules for one partition; this module has those for the routes that partitions share:
 
 - Partitions with the same leader share a stream and take turns on it, one batch at a time.
 - A Flight stream has one schema. A batch that needs more columns ends the stream, and the next
   stream has all columns that any batch has needed so far.
 - A partition changes its route only while none of its batches is in flight.
-- After a stream was refused, one batch at a time is sent until one is acked: any of those that
-  were in flight may be the cause.
+- After a stream has been refused, batches are sent one at a time until one is acked: any of those
+  that were in flight may be the cause.
 - Times are seconds of one monotonic clock.
 """
 
@@ -45,23 +45,23 @@ class Backoff(Protocol):
 
 
 class StreamState:
-    """The part of an open stream that decides what may be written on it."""
+    """The state of an open stream that determines what may be written to it."""
 
     __slots__ = ("awaiting", "columns", "is_ending")
 
     def __init__(self, columns: frozenset[str]) -> None:
         self.columns = columns
         self.awaiting: deque[tuple[SendingPartition, PartitionBatch]] = deque()
-        """Batches that were sent and not answered; answers arrive in this order."""
+        """Batches that have been sent but not answered; answers arrive in this order."""
         self.is_ending = False
-        """No more batches are written."""
+        """True once no more batches are written."""
 
     def fits(self, part: PartitionBatch) -> bool:
         return self.columns.issuperset(part.payload.schema.names)
 
 
 class SendingPartition:
-    """A partition's queue, and the route that it takes now."""
+    """A partition's queue, and its current route."""
 
     __slots__ = ("backoff", "is_ready", "queue", "retry_at", "route")
 
@@ -70,9 +70,9 @@ class SendingPartition:
         self.route = route
         self.backoff = backoff
         self.retry_at = 0.0
-        """Nothing is sent before; 0: no wait."""
+        """Nothing is sent before this time; 0: no wait."""
         self.is_ready = False
-        """It is in its route's `ready`."""
+        """True while it is in its route's `ready`."""
 
     @property
     def can_send(self) -> bool:
@@ -89,14 +89,14 @@ class Route(Generic[S]):
         self.broker = broker
         self.backoff = backoff
         self.retry_at = 0.0
-        """The route is not used before."""
+        """The route is not used before this time."""
         self.stream: S | None = None
         self.ready: deque[SendingPartition] = deque()
         """Partitions that may have something to send, in turn."""
         self.is_one_at_a_time = False
 
     def can_write(self) -> bool:
-        """Returns whether the first ready partition may send, whatever `retry_at` is."""
+        """Returns whether the first ready partition may send, regardless of `retry_at`."""
         while self.ready and not self.ready[0].can_send:
             self.ready.popleft().is_ready = False
         stream = self.stream
@@ -110,19 +110,19 @@ class Route(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Wait for an event, until this time at most."""
+    """Wait for an event, at most until this time."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Do a round: seal and refresh if so, then run callbacks, split, retry and write."""
+    """Do a round: seal and refresh if set, run callbacks, split, retry and write."""
 
     seals: bool = False
-    """The open batch has waited for its linger."""
+    """True if the open batch has lingered long enough."""
     refreshes: bool = False
-    """The topic's metadata is too old, or was wrong."""
+    """True if the topic's metadata is too old, or was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class GetProducerId:
-    """Take a producer id for the partition, which cannot send without one."""
+    """Request a producer id for the partition, which cannot send without one."""
 
     partition: SendingPartition
 
@@ -151,9 +151,9 @@ class Write(Generic[S]):
 
     stream: S
     batches: list[tuple[PartitionBatch, pa.RecordBatch]]
-    """With their payloads, because a batch that is given up meanwhile loses its own."""
+    """With their payloads, because a batch that is given up in the meantime loses its own."""
     is_pipelined: bool
-    """Several batches are in flight on the stream."""
+    """True if several batches are in flight on the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +171,14 @@ Decided = tuple[PartitionBatch, errors.SparklogError | None]
 
 @dataclass(frozen=True, slots=True)
 class GivenUp(Generic[S]):
-    """Batches that failed, and streams that have to be closed without their answers."""
+    """Batches that failed, and streams to be closed without waiting for their answers."""
 
     failed: list[Failed]
     abandoned: list[S]
 
 
 def is_final(error: errors.SparklogError) -> bool:
-    """Returns whether looking for a broker again cannot help; a wrong port may be right later."""
+    """Returns whether searching for a broker again cannot help; a wrong port may be right later."""
     return isinstance(error, errors.Invalid) and not isinstance(error, errors.WrongPort)
 
 
@@ -190,7 +190,7 @@ class SendSchedule(Generic[S]):
 
     Args:
         topic: for messages.
-        new_backoff: gives the waits of one partition or route.
+        new_backoff: returns the waits for one partition or route.
     """
 
     def __init__(self, topic: str, new_backoff: Callable[[], Backoff]) -> None:
@@ -203,11 +203,11 @@ class SendSchedule(Generic[S]):
         self._columns: frozenset[str] = frozenset({"value"})
         self._give_up_check_at = 0.0
         self.retries = 0
-        """Batches that were sent again."""
+        """Batches that were resent."""
         self.refresh_at = 0.0
-        """When metadata is asked for again."""
+        """When metadata is fetched again."""
         self.topic_error: errors.SparklogError | None = None
-        """The topic did not exist when it was last used."""
+        """Set if the topic did not exist when it was last used."""
 
     @property
     def routes(self) -> list[Route[S]]:
@@ -215,7 +215,7 @@ class SendSchedule(Generic[S]):
 
     @property
     def in_flight(self) -> int:
-        """Batches that are sent and not answered."""
+        """Batches that have been sent but not answered."""
         return sum(len(each.queue.in_flight) for each in self._partitions.values())
 
     @property
@@ -244,9 +244,9 @@ class SendSchedule(Generic[S]):
         Args:
             now: the time.
             is_signalled: something has happened since the last round.
-            is_ending: the thread is to end as soon as every batch is decided and called back.
+            is_ending: the thread should end as soon as every batch is decided and called back.
             has_undecided: some batch is not decided, or not called back.
-            open_due: when the open batch is sent though not full; `NEVER`: there is none.
+            open_due: when the open batch is sent even if not full; `NEVER`: there is none.
             idle_since: when the last round ended.
         """
         if not (is_signalled or has_undecided):
@@ -267,10 +267,10 @@ class SendSchedule(Generic[S]):
         return min(times)
 
     def next_write(self, route: Route[S], now: float) -> WriteStep[S] | None:
-        """Returns the next step on `route`; None: nothing before another event or `retry_at`.
+        """Returns the next step on `route`; None: nothing until another event or `retry_at`.
 
-        Asking for a producer id and opening a stream take time, so callers that must not wait
-        leave these two to the sender thread; both stay due.
+        Requesting a producer id and opening a stream take time, so callers that must not wait leave
+        these two to the sender thread; both stay due.
         """
         if route.retry_at > now or not route.can_write():
             return None
@@ -310,7 +310,7 @@ class SendSchedule(Generic[S]):
         self._queue(partition)
 
     def set_leaders(self, leaders: Sequence[int], *, refresh_at: float) -> None:
-        """Takes over new metadata: the leader of each partition, -1 where there is none."""
+        """Applies new metadata: the leader of each partition, -1 if it has none."""
         self._leaders = leaders
         self.refresh_at = refresh_at
         self.topic_error = None
@@ -318,7 +318,7 @@ class SendSchedule(Generic[S]):
         for route in self._routes.values():
             waiting += route.ready
             route.ready.clear()
-        # A new leader makes a new route, so this comes after the loop over the routes.
+        # A new leader adds a route, so this comes after the loop over the routes.
         for partition in waiting:
             partition.is_ready = False
             self._queue(partition)
@@ -345,9 +345,9 @@ class SendSchedule(Generic[S]):
         *,
         may_have_moved: bool = False,
     ) -> None:
-        """Waits before `route` is used again.
+        """Delays the next use of `route`.
 
-        `may_have_moved`: its partitions may have another leader, so the metadata is needed first.
+        `may_have_moved`: its partitions may have new leaders, so the metadata is fetched first.
         """
         route.retry_at = now + route.backoff.next_seconds(error)
         if may_have_moved:
@@ -356,7 +356,7 @@ class SendSchedule(Generic[S]):
     def answered(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
     ) -> list[Decided]:
-        """Takes the next answer on `stream`; None: an ack. Returns the batch if it is decided."""
+        """Handles the next answer on `stream`; no `error`: an ack. Returns the batch if decided."""
         if route.stream is not stream:
             return []
         partition, part = stream.awaiting.popleft()
@@ -375,7 +375,7 @@ class SendSchedule(Generic[S]):
     def stream_ended(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
     ) -> list[Decided]:
-        """Takes note that `stream` is closed, and why. Returns the batches that this decides."""
+        """Records that `stream` closed, and the reason. Returns the batches that this decides."""
         if route.stream is not stream:
             return []
         route.stream = None
@@ -388,7 +388,7 @@ class SendSchedule(Generic[S]):
         if rejects and len(awaiting) == 1:
             decided += self._refused(*awaiting[0], error, now)
         else:
-            # Of several, some may have been appended before the one that ended the stream.
+            # With several, some may have been appended before the one that ended the stream.
             for partition, _ in awaiting:
                 partition.queue.lose_answers()
             route.is_one_at_a_time = rejects
@@ -397,7 +397,7 @@ class SendSchedule(Generic[S]):
         return decided
 
     def retry_due(self, now: float) -> None:
-        """Lets partitions send again whose wait is over."""
+        """Lets partitions send again once their wait is over."""
         due = [partition for partition in self._delayed if partition.retry_at <= now]
         if due:
             self._delayed = [each for each in self._delayed if each.retry_at > now]
@@ -408,14 +408,14 @@ class SendSchedule(Generic[S]):
     # -------------------------------------------------------------------------- giving up
 
     def is_give_up_check_due(self, now: float) -> bool:
-        """Returns whether to look for late batches, and sets the time of the next look."""
+        """Returns whether to check for expired batches; if so, schedules the next check."""
         if now < self._give_up_check_at:
             return False
         self._give_up_check_at = now + _GIVE_UP_CHECK_SECONDS
         return True
 
     def give_up(self, now: float, reason: errors.SparklogError) -> GivenUp[S]:
-        """Ends the batches whose deadline has come, `NEVER` for all of them."""
+        """Fails the batches whose deadline has passed; with `NEVER`, all of them."""
         failed: list[Failed] = []
         abandoned: list[S] = []
         for partition in self._partitions.values():
@@ -439,18 +439,18 @@ class SendSchedule(Generic[S]):
         return streams
 
     def end_idle_streams(self) -> list[S]:
-        """Returns the streams, on which nothing is written any more."""
+        """Returns the streams, to which nothing more is written."""
         streams = _streams(self._routes.values())
         for stream in streams:
             stream.is_ending = True
         return streams
 
     def _abandon(self, route: Route[S]) -> list[S]:
-        """Leaves a stream that does not answer; the other batches on it are sent again."""
+        """Abandons a stream that does not answer; the other batches on it are resent."""
         stream, route.stream = route.stream, None
         if stream is None:
             return []
-        # In the order of sending: the order of routes' turns must not depend on chance.
+        # In the order of sending: the order of turns on the routes must not depend on chance.
         lost = list(dict.fromkeys(partition for partition, _ in stream.awaiting))
         stream.awaiting.clear()
         for partition in lost:
@@ -476,7 +476,7 @@ class SendSchedule(Generic[S]):
         return route
 
     def _queue(self, partition: SendingPartition) -> None:
-        """Adds a partition to its route's turns, if it has something to send."""
+        """Queues a partition for its turn on its route, if it has something to send."""
         if partition.is_ready or not partition.can_send:
             return
         if not partition.queue.in_flight:

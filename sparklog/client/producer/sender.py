@@ -1,17 +1,17 @@
-"""Carries the batches of one topic to the brokers: one thread writes, and one per stream reads.
+"""Sends the batches of one topic to the brokers: one thread writes, and one per stream reads.
 
 Callers fill the open batch under `lock` and do not wait for the network. The sender thread seals
-the batches that are due, splits them, and writes; the reading thread of a stream takes the answers.
-A caller that waits for the only batch there is writes it itself, which spares waking a thread. Each
-topic has a thread of its own, because a write may block while a broker does not read, and the other
-topics must not wait for that. Both threads are daemons, and end when the topic has been idle for a
+the batches that are due, splits them, and writes; the reading thread of a stream handles answers. A
+caller that waits for the only pending batch writes it itself, which saves waking a thread. Each
+topic has its own sender thread, because a write may block while a broker does not read, and other
+topics must not wait for that. All threads are daemons, and end when the topic has been idle for a
 while.
 
-The threads decide nothing: `schedule` returns the next step and takes events, `partition_queue`
-says what a refusal means, `deliveries` accounts for the batches. `streams` has the network.
+The threads decide nothing: `schedule` returns the next step and receives events, `partition_queue`
+interprets refusals, `deliveries` accounts for the batches. `streams` handles the network.
 
-`lock` guards everything here but the streams' writers, and is never held over a call to the network
-or to a user's function.
+`lock` guards everything here except the streams' writers, and is never held during a call to the
+network or to a user's function.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TopicSender:
         self.open: ProducerBatch | None = None
         """The batch that callers fill."""
         self.is_eager = options.linger_seconds == 0
-        """A caller that adds a record calls `send_at_once`."""
+        """True if a caller that adds a record must call `send_at_once`."""
         self._connection = connection
         self._pool = pool
         self._options = options
@@ -79,11 +79,11 @@ class TopicSender:
         self.lock = self._threads.lock
         self._apply_metadata(info)
         self._refusal: errors.SparklogError | None = None
-        """Raised by every call from now on."""
+        """Once set, every call raises it."""
         self._thread: threading.Thread | None = None
         self._thread_id = -1
         self._sending = threading.Lock()
-        """Taken before `lock` by a thread that splits and writes: the sender thread or a caller."""
+        """Acquired before `lock` by a thread that splits and writes: the sender's or a caller."""
         self._batch_number = random.randrange(2**20)
 
     # -------------------------------------------------------------------------- for callers
@@ -93,7 +93,7 @@ class TopicSender:
         return len(self._info.partitions)
 
     def check_partition(self, partition: int) -> None:
-        """Raises `UnknownPartition`, after it has looked for partitions that were just added."""
+        """Raises `UnknownPartition`, after checking for newly added partitions."""
         if partition >= self.partition_count:
             self._fetch_metadata(self._options.max_block_seconds)
         if not 0 <= partition < self.partition_count:
@@ -102,10 +102,10 @@ class TopicSender:
             )
 
     def open_batch(self) -> ProducerBatch:
-        """Returns the open batch, a new one if there is none. `lock` is held, except in waits.
+        """Returns the open batch, or a new one. Requires `lock`, and releases it while waiting.
 
-        Raises `TimedOut` if the buffer stays full for as long as a caller may be blocked, and
-        `UnknownTopic` once the topic is gone.
+        Raises `TimedOut` if the buffer stays full for `max_block_seconds`, and `UnknownTopic` once
+        the topic is gone.
         """
         if self.open is None:
             self._wait_for_buffer()
@@ -118,7 +118,7 @@ class TopicSender:
         return self.open
 
     def send_at_once(self, batch: ProducerBatch) -> None:
-        """Sends `batch` without lingering, unless others are on their way: the thread does then."""
+        """Sends `batch` without lingering; left to the thread if others are in flight."""
         with self.lock:
             if batch is not self.open or len(self._deliveries) > 1:
                 return
@@ -128,13 +128,13 @@ class TopicSender:
             self._write_directly()
 
     def seal(self, *, signal: bool = True) -> None:
-        """Sends the open batch without waiting for more. `lock` is held."""
+        """Sends the open batch without waiting for more. Requires `lock`."""
         if self.open is not None:
             batch, self.open = self.open, None
             self._enqueue(batch, signal=signal)
 
     def add_table(self, payload: pa.RecordBatch, partitions: Any) -> ProducerBatch:
-        """Sends rows, after everything sent before. Waits and raises as `open_batch` does.
+        """Sends rows, after everything already sent. Waits and raises as `open_batch` does.
 
         Args:
             payload: conforms to `PAYLOAD_SCHEMA`.
@@ -185,13 +185,13 @@ class TopicSender:
                 self.seal()
 
     def flush(self, deadline: float | None) -> bool:
-        """Returns whether everything sent before is decided, and called back, by `deadline`."""
+        """Waits until everything sent so far is decided and called back; False at `deadline`."""
         with self.lock:
             batches = self._deliveries.batches
         return all(self.await_batch(each, each.is_finished, deadline) for each in batches)
 
     def statistics(self) -> ProducerStatistics:
-        """Returns the counts of this topic; the buffer is the producer's, and not counted here."""
+        """Returns the counts for this topic, without the buffer, which all topics share."""
         with self.lock:
             deliveries = self._deliveries
             return ProducerStatistics(
@@ -205,11 +205,11 @@ class TopicSender:
 
     @property
     def undecided_rows(self) -> int:
-        """Reads without the lock, so it is only roughly right while others send."""
+        """Read without the lock, so only approximate while others send."""
         return sum(batch.count or len(batch.values) for batch in self._deliveries.batches)
 
     def end(self) -> None:
-        """Lets the threads end after the last batch. Takes no lock: a finalizer may call it."""
+        """Has the threads end after the last batch. Never blocks: a finalizer may call it."""
         self._threads.is_ending = True
         if self.lock.acquire(blocking=False):
             try:
@@ -218,7 +218,7 @@ class TopicSender:
                 self.lock.release()
 
     def close(self) -> None:
-        """Gives up the undecided batches, and ends the threads."""
+        """Gives up the undecided batches, and stops the threads."""
         closed = errors.BadRequest(reason="the producer is closed")
         with self.lock:
             self._refusal = closed
@@ -229,12 +229,12 @@ class TopicSender:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(limits.KEEPALIVE_SECONDS + limits.KEEPALIVE_TIMEOUT_SECONDS)
-        # An interpreter that ends while a thread is inside Arrow or gRPC would abort. They are
-        # there until their very end, where the last reference to a stream is dropped.
+        # An interpreter that exits while a thread is inside Arrow or gRPC aborts. The threads are
+        # inside until their very end, when the last reference to a stream is dropped.
         self._threads.join(limits.KEEPALIVE_TIMEOUT_SECONDS)
 
     def after_fork(self) -> None:
-        """Fails the batches in a child: it has no such threads, and its parent sends them."""
+        """Fails the batches in a child: it does not have the threads, and its parent sends them."""
         self.lock = threading.Lock()
         for batch in self._deliveries.batches:
             unknown = errors.OutcomeUnknown(what="a record", reason="it is for the parent to send")
@@ -244,7 +244,7 @@ class TopicSender:
     # -------------------------------------------------------------------------- filling
 
     def _wait_for_buffer(self) -> None:
-        """Waits until one more batch is allowed. `lock` is held, except in waits."""
+        """Waits until one more batch is allowed. Requires `lock`, and releases it while waiting."""
         deadline = self._now() + self._options.max_block_seconds
         while self._refusal or self._schedule.topic_error or self._pool.is_full:
             if self._refusal is not None:
@@ -252,7 +252,7 @@ class TopicSender:
             if self._schedule.topic_error is not None:
                 self._unlocked(lambda: self._fetch_metadata(self._options.max_block_seconds))
             elif threading.get_ident() == self._thread_id:
-                # A callback that sends must not wait for what its own thread has to do.
+                # A callback that sends must not wait for work that its own thread has to do.
                 return
             else:
                 self._unlocked(lambda: self._wait_for_memory(deadline))
@@ -293,7 +293,7 @@ class TopicSender:
     # -------------------------------------------------------------------------- metadata
 
     def _fetch_metadata(self, timeout_seconds: float) -> None:
-        """Asks how many partitions there are, and which brokers lead them."""
+        """Fetches the number of partitions, and the brokers that lead them."""
         request = flight_messages.TopicName(topic=self.topic)
         info: flight_messages.TopicInfo = self._connection.action(
             "topics.describe", request, timeout_seconds=timeout_seconds
@@ -316,8 +316,8 @@ class TopicSender:
         try:
             self._fetch_metadata(REQUEST_SECONDS)
         except errors.SparklogError as error:
-            # The old metadata remains in use; a broker that is not a leader any more refuses.
-            _log.warning("cannot look at topic %s: %s", self.topic, error)
+            # The old metadata remains in use; a broker that is no longer a leader refuses.
+            _log.warning("cannot describe topic %s: %s", self.topic, error)
             with self.lock:
                 self._schedule.refresh_at = self._now() + REQUEST_SECONDS
 
@@ -329,17 +329,17 @@ class TopicSender:
             while (work := self._next_work()) is not None:
                 self._do(work)
             with self.lock:
-                # Another thread may have begun already, for batches that came just now.
+                # Another thread may already have started, for batches that have just arrived.
                 if self._thread is None:
                     self._streams.leave_idle()
             self._streams.end_left()
         except Exception as error:
-            # A fault of ours must not leave any caller waiting.
+            # A bug in our code must not leave any caller waiting.
             _log.exception("the sender of topic %s failed", self.topic)
             self._fail(errors.UnexpectedError(reason=f"the producer failed: {error!r}"))
 
     def _fail(self, reason: errors.SparklogError) -> None:
-        """Fails every batch, without the schedule's rules: they may be what failed."""
+        """Fails every batch, bypassing the schedule's rules, which may be what failed."""
         with self.lock:
             self._refusal = reason
             self.seal(signal=False)
@@ -389,7 +389,7 @@ class TopicSender:
         self._streams.end_left()
 
     def _attend_to_time(self) -> None:
-        """Gives up late batches, and lets partitions retry whose wait is over. `lock` is held."""
+        """Gives up expired batches, and lets partitions retry after their wait. Requires `lock`."""
         now = self._now()
         if self._schedule.is_give_up_check_due(now):
             seconds = self._options.delivery_timeout_seconds
@@ -427,7 +427,7 @@ class TopicSender:
         try:
             split = batch.split(count, spread(self._batch_number, count))
         except (pa.ArrowException, ValueError) as error:
-            failure = errors.WrongSchema(reason=f"the records do not become columns: {error}")
+            failure = errors.WrongSchema(reason=f"the records do not fit into columns: {error}")
         with self.lock:
             if batch.is_done():
                 return
@@ -441,10 +441,10 @@ class TopicSender:
     # -------------------------------------------------------------------------- callers that write
 
     def _can_write_directly(self, batch: ProducerBatch) -> bool:
-        """Returns whether a caller that waits for `batch` may write it, and spare waking a thread.
+        """Returns whether a caller that waits for `batch` may write it, to save waking a thread.
 
-        It must surely not block: no other batch is on its way, and this one fits where gRPC keeps
-        the bytes that the peer has not read yet.
+        The write is certain not to block: no other batch is in flight, and this one fits into
+        gRPC's buffer for bytes that the peer has not read yet.
         """
         is_alone = batch is self.open and len(self._deliveries) == 1
         return is_alone and batch.bytes <= _DIRECT_WRITE_BYTES and self._schedule.has_stream

@@ -13,18 +13,18 @@ class ProducerStatistics:
     records: int = 0
     """Acked records."""
     bytes: int = 0
-    """Bytes of acked records: keys, values and headers, or columns of a table. Of a batch for
-    several partitions, each has its share of the rows."""
+    """Bytes of acked records: keys, values and headers, or columns of a table. A batch for several
+    partitions counts for each by its share of the rows."""
     batches: int = 0
     """Acked batches, each of one partition."""
     retries: int = 0
-    """Batches that were sent again."""
+    """Batches that were resent."""
     errors: int = 0
     """Records that failed."""
     in_flight: int = 0
-    """Batches that are sent and not answered."""
+    """Batches that have been sent but not answered."""
     buffered_bytes: int = 0
-    """Memory of records without an ack."""
+    """Memory of records that are not yet acked."""
 
     @classmethod
     def total(cls, parts: Iterable[ProducerStatistics]) -> ProducerStatistics:

@@ -46,11 +46,11 @@ _REFUSALS: Final = (
 """Errors that may last until an operator acts."""
 
 REQUEST_SECONDS: Final = 5.0
-"""The longest that the sender thread waits for metadata or a producer id."""
+"""The maximum time that the sender thread waits for metadata or a producer id."""
 
 
 class ProducerStream(StreamState):
-    """One DoPut. `write_lock` keeps writing and closing apart, which Flight does not."""
+    """One DoPut. `write_lock` serializes writing and closing, which Flight does not."""
 
     __slots__ = ("channel", "reader", "schema", "write_lock", "writer")
 
@@ -77,7 +77,7 @@ class ProducerStream(StreamState):
             self.writer.write_with_metadata(payload, flight_messages.encode(header))
 
     def read(self) -> flight_messages.AppendReply | None:
-        """Returns the next answer; None: the stream ended, and `close` returns why."""
+        """Returns the next answer; None: the stream ended, and `close` returns the reason."""
         data = self.reader.read()
         return None if data is None else flight_messages.decode(flight_messages.AppendReply, data)
 
@@ -88,7 +88,7 @@ class ProducerStream(StreamState):
             try:
                 self.writer.done_writing()
             except (pa.ArrowException, OSError):
-                _log.debug("a stream to %s was broken already", self.channel.address)
+                _log.debug("a stream to %s was already broken", self.channel.address)
 
     def close(self) -> errors.SparklogError | None:
         """Returns the failure that ended the stream; None: this side ended it."""
@@ -104,9 +104,9 @@ _Route = Route[ProducerStream]
 
 
 class TopicStreams:
-    """Writes the batches of one topic on streams to the brokers, and takes the answers.
+    """Writes the batches of one topic to streams to the brokers, and handles the answers.
 
-    `lock` is the sender's. A thread of its own reads the answers of each stream.
+    `lock` is the sender's. Each stream has its own thread, which reads the answers.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class TopicStreams:
         """Streams that are no longer used; the sender thread ends them."""
 
     def write_all(self, *, may_wait: bool = True) -> None:
-        """Writes all that may be sent now.
+        """Writes everything that may be sent now.
 
         Only the sender thread may wait for a producer id or for a stream to open.
         """
@@ -160,7 +160,7 @@ class TopicStreams:
             for part, payload in step.batches:
                 stream.write(part, payload, pipelined=step.is_pipelined)
         except (pa.ArrowException, OSError) as error:
-            # The reading thread sees the stream end, and finds the batches without an answer.
+            # The reading thread sees the stream end, and handles the unanswered batches.
             _log.debug("a stream to %s broke: %s", stream.channel.address, error)
             stream.end_writing()
         except BaseException:
@@ -204,7 +204,7 @@ class TopicStreams:
     def _route_failed(
         self, route: _Route, channel: Channel | None, error: errors.SparklogError
     ) -> None:
-        """Waits before `route` is used again; gives up if no retry can help."""
+        """Delays the next use of `route`; gives up if no retry can help."""
         if channel is not None and not isinstance(error, errors.Invalid | errors.Corrupt):
             self._connection.broke(channel)
         with self._lock:
@@ -212,7 +212,7 @@ class TopicStreams:
                 self.give_up(NEVER, error)
             else:
                 if self._retry_log.is_due():
-                    _log.warning("sending to topic %s is tried again: %s", self._topic, error)
+                    _log.warning("sending to topic %s is retried: %s", self._topic, error)
                 self._schedule.route_failed(
                     route,
                     error,
@@ -264,7 +264,7 @@ class TopicStreams:
     # -------------------------------------------------------------------------- giving up
 
     def give_up(self, now: float, reason: errors.SparklogError) -> None:
-        """Ends the batches that are due by `now` without an ack. `lock` is held."""
+        """Fails the batches whose deadline has passed by `now`. Requires `lock`."""
         given_up: GivenUp[ProducerStream] = self._schedule.give_up(now, reason)
         self._deliveries.decide(given_up.failed)
         self._deliveries.fail_late_unsplit(now, reason)
@@ -276,15 +276,15 @@ class TopicStreams:
         self._threads.signal_if_ready()
 
     def leave_all(self) -> None:
-        """Forgets the batches that are to be sent, and leaves the streams. `lock` is held."""
+        """Forgets the batches to be sent, and abandons the streams. Requires `lock`."""
         self._left += self._schedule.clear()
 
     def leave_idle(self) -> None:
-        """Leaves the streams, on which nothing is in flight. `lock` is held."""
+        """Abandons the streams, on which nothing is in flight. Requires `lock`."""
         self._left += self._schedule.end_idle_streams()
 
     def end_left(self) -> None:
-        """Ends the streams that were left, which takes time and therefore no lock."""
+        """Ends abandoned streams; this takes time, so it does not hold the lock."""
         with self._lock:
             streams, self._left = self._left, []
         for stream in streams:

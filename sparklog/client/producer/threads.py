@@ -1,4 +1,4 @@
-"""The threads of one topic's sender: one writes, and one for each stream reads the answers."""
+"""The threads of one topic's sender: one writes, and one per stream reads the answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparklog.clock import ThreadClock
 
 
 class SenderThreads:
-    """Starts the threads, and wakes the one that writes. `lock` is held, except in `join`.
+    """Starts the threads, and wakes the one that writes. Requires `lock`, except for `join`.
 
-    Has no reference to the sender, which would be a cycle.
+    Holds no reference to the sender, which would be a cycle.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SenderThreads:
         self._clock = clock
         self._changed = threading.Condition(self.lock)
         self._started: list[threading.Thread] = []
-        """Every thread that may still run, even after its last line of this package."""
+        """Every thread that may still be running, even past this package's code."""
 
     def start(self, name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
         """Starts a thread that `join` waits for."""
@@ -39,11 +39,11 @@ class SenderThreads:
         return thread
 
     def notify(self) -> None:
-        """Lets the writing thread look again when it has to wake."""
+        """Has the writing thread recompute when it should wake up."""
         self._changed.notify()
 
     def signal(self) -> None:
-        """Lets the writing thread do a round."""
+        """Has the writing thread do a round."""
         self.is_signalled = True
         self._changed.notify()
 
@@ -55,7 +55,7 @@ class SenderThreads:
         self._clock.wait_until(self._changed, deadline)
 
     def join(self, timeout_seconds: float) -> None:
-        """Waits for all threads but the caller's, at most this long together."""
+        """Waits for all threads except the caller's, for at most this long in total."""
         deadline = self._clock.monotonic() + timeout_seconds
         with self.lock:
             threads = list(self._started)

@@ -1,7 +1,7 @@
-"""The end of a mirror: the last records, the groups' offsets, and topics that take records.
+"""The end of a mirror: the last records, the groups' offsets, and topics that accept records.
 
-Each step looks at both sides and needs nothing from those before, so a cutover that is stopped is
-run again. A topic that is not a mirror any more, and has all records of its source, was cut over.
+Each step inspects both sides and needs nothing from the steps before, so a stopped cutover can be
+run again. A topic that is no longer a mirror, and has all records of its source, was cut over.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ class Cutover:
         self._clock = clock or SystemClock()
 
     def run(self) -> list[str]:
-        """Returns the target's names of the topics.
+        """Returns the names of the topics in the target.
 
         Raises `BadRequest` if topics cannot be cut over, and `TimedOut` if the source does not come
-        to rest; both before any mirror has ended.
+        to rest, both before any mirror has ended; and `BadRequest` after that, if the source has
+        received more records.
         """
         echo("1. copy what the source has")
         self._mirror.once()
         self._check()
-        echo("2. stop the producers now, and consumers once they have read all")
+        echo("2. stop the producers now, and consumers once they have read everything")
         pairs = self._at_rest()
         echo("3. copy the offsets of groups")
         outcome = self._mirror.patiently(lambda: self._groups.copy(pairs))
@@ -75,7 +76,7 @@ class Cutover:
         if outcome.refused:
             listed = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items())
             raise errors.BadRequest(
-                reason=f"the target does not take the offsets of groups ({listed}): stop their"
+                reason=f"the target does not accept the offsets of groups ({listed}): stop their"
                 " members there, and run the cutover again"
             )
         echo("4. end the mirror")
@@ -85,8 +86,8 @@ class Cutover:
         self._check_source(pairs, ends)
         if self._mirror.cut_over:
             echo(
-                f"   no mirrors before: {', '.join(self._mirror.cut_over)}; they have as many"
-                " offsets as their sources, or more"
+                f"   no longer mirrors before this run: {', '.join(self._mirror.cut_over)}; they"
+                " have at least as many offsets as their sources"
             )
         return sorted([*(pair.name for pair in pairs), *self._mirror.cut_over])
 
@@ -96,7 +97,7 @@ class Cutover:
             raise errors.BadRequest(reason=f"no cutover: {listed}")
 
     def _at_rest(self) -> list[Pair]:
-        """Copies until the source has been quiet, the target has all, and no consumer is left."""
+        """Copies until the source is quiet, the target is complete, and no consumer is left."""
         began = self._clock.monotonic()
         quiet_since, reported = began, began
         seen: Mapping[str, Mapping[int, int]] = {}
@@ -140,7 +141,7 @@ class Cutover:
         return f"groups have members at the source: {', '.join(active)}" if active else None
 
     def _check_source(self, pairs: Sequence[Pair], ends: Mapping[str, Mapping[int, int]]) -> None:
-        """Raises `BadRequest` if the source has got records that the target lacks."""
+        """Raises `BadRequest` if the source has received records that the target lacks."""
         now = self._source.topics(pair.topic for pair in pairs)
         late = [
             f"{topic}-{number} from {ends[topic].get(number, 0)} up to {bounds.end}"

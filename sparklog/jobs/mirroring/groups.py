@@ -1,4 +1,4 @@
-"""Offsets of consumer groups, copied as they are: a mirror has the offsets of its source."""
+"""Offsets of consumer groups, copied unchanged: a mirror has the offsets of its source."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
 
 @dataclass(slots=True)
 class GroupsCopied:
-    """The outcome for the groups that have committed offsets of mirrored topics, by name."""
+    """The outcome for the groups with committed offsets in mirrored topics, by name."""
 
     copied: list[str] = field(default_factory=list)
     active: list[str] = field(default_factory=list)
-    """Groups with members at the source, whose offsets may move on."""
+    """Groups with members at the source, whose offsets may still advance."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Groups whose offsets the target does not take, with the reason."""
+    """Groups whose offsets the target does not accept, with the reason."""
     ahead: list[str] = field(default_factory=list)
-    """Groups with offsets that the target does not have yet; the others were copied."""
+    """Groups with offsets that the target does not have yet; their other offsets were copied."""
 
 
 def translated(offsets: Offsets, pairs: Iterable[Pair]) -> tuple[Offsets, bool]:
-    """Returns the offsets in mirrored topics by their names in the target, up to its ends.
+    """Returns the offsets in mirrored topics, under the target's topic names and up to its ends.
 
-    Also returns whether some are beyond them.
+    Also returns whether some are beyond those ends.
     """
     by_topic = {pair.topic: pair for pair in pairs}
     found: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -56,7 +56,7 @@ class GroupOffsets:
         self._groups = groups
 
     def copy(self, pairs: Iterable[Pair]) -> GroupsCopied:
-        """Commits the groups' offsets in the target, where they differ."""
+        """Commits the groups' offsets in the target if they differ."""
         pairs = list(pairs)
         outcome = GroupsCopied()
         for group in self._source.groups():

@@ -1,8 +1,8 @@
 """The plan of a round: the state of each topic on both sides, faults, and the offsets to copy.
 
 A mirror keeps no state. The target's end offsets are its position, and the target's configuration
-names the source: cluster, topic id and topic. So a plan follows from one look at both sides, and
-can be made again at any time.
+names the source: cluster, topic id and topic. So a plan follows from the current state of both
+sides, and can be computed again at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparklog.jobs.ranges import fair_shares
 
 
 class Bounds(NamedTuple):
-    """Log start offset and end of a partition."""
+    """Log start and end offsets of a partition."""
 
     start: int
     end: int
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 class Range(NamedTuple):
     """Offsets of a partition that a round covers: from `first` up to `until`.
 
-    Records are read from `start` on, which is greater than `first` if the source has none there.
+    Records are read from `start` on, which exceeds `first` if the source has none before it.
     """
 
     first: int
@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
 
 Ranges = Mapping[str, Mapping[int, Range]]
-"""By topic of the source and partition."""
+"""By source topic and partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Pair:
     name: str
     """The topic's name in the target."""
     target: TargetTopic | None
-    """None: it is to be created."""
+    """None if it does not exist yet."""
 
     @property
     def topic(self) -> str:
@@ -101,7 +101,7 @@ class Pair:
 
     @property
     def lag(self) -> int:
-        """Offsets that the source has and the target lacks."""
+        """The number of offsets that the source has and the target lacks."""
         return sum(
             max(bounds.end - max(self.position(number), bounds.start), 0)
             for number, bounds in self.source.partitions.items()
@@ -118,7 +118,7 @@ class Pair:
         )
 
     def fault(self, *, skips_deleted: bool) -> str | None:
-        """Returns the reason for which the topic cannot be mirrored; None: it can.
+        """Returns the reason that the topic cannot be mirrored; None if it can.
 
         `skips_deleted`: records that the source deleted before they were copied are not a fault.
         """
@@ -139,7 +139,7 @@ class Pair:
     def _foreign(self) -> str:
         return (
             f"topic {self.name!r} of the target has records and is not a mirror: delete it, or"
-            " choose another name by --rename"
+            " choose a different name with --rename"
         )
 
     def _of_another_source(self, origin: str) -> str:
@@ -148,11 +148,11 @@ class Pair:
             return (
                 f"it was deleted and created again at the source: its id was {topic_id} and is"
                 f" {self.source.topic_id}. Delete topic {self.name!r} of the target to mirror it"
-                " from its beginning, or keep that one and choose another name by --rename"
+                " from its start, or keep that one and choose a different name with --rename"
             )
         return (
             f"topic {self.name!r} of the target is the mirror of another topic, {origin}: choose"
-            " another name by --rename"
+            " a different name with --rename"
         )
 
     def _lost(self, *, skips_deleted: bool) -> str | None:
@@ -173,7 +173,7 @@ class Pair:
 
 
 def origin_parts(origin: str) -> tuple[str, str, str]:
-    """Returns cluster, topic id and topic of a value of `mirror.source`; empty where unknown."""
+    """Returns cluster, topic id and topic of a value of `mirror.source`; empty if unknown."""
     cluster, _, rest = origin.partition("/")
     topic_id, _, topic = rest.partition("/")
     return cluster, topic_id, topic
@@ -189,13 +189,12 @@ class Selection:
     topics: re.Pattern[str]
     exclude: re.Pattern[str] | None = None
     renames: Sequence[tuple[re.Pattern[str], str]] = ()
-    """Expressions that match whole names, and the new names, with groups as \\1. The first counts.
-    """
+    """Patterns of whole names, and the new names, with groups as \\1. The first match counts."""
 
     def names(self, topics: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the topics that match, with their names in the target, and faults.
 
-        A fault is the reason for which a topic can have no name: the name is invalid, or that of
+        A fault is the reason that a topic cannot have its name: the name is invalid, or taken by
         another topic, which comes first in the order of the source's names.
         """
         found: dict[str, str] = {}
@@ -210,7 +209,7 @@ class Selection:
                 continue
             if name in taken:
                 faults[topic] = (
-                    f"it and {taken[name]!r} would both be {name!r}: choose another name by"
+                    f"it and {taken[name]!r} would both be {name!r}: choose a different name with"
                     " --rename"
                 )
                 continue
@@ -235,9 +234,9 @@ class Selection:
 
 
 def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the values of a source's configuration that a topic here takes, and the other keys.
+    """Returns the source's configuration that a topic here accepts, and the other keys.
 
-    Their order is that of the names.
+    Both are sorted by key.
     """
     taken: dict[str, str] = {}
     left = []
@@ -252,7 +251,7 @@ def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def config_changes(target: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the changes that make the target's own configuration the wanted one."""
+    """Returns the changes that turn the target's own configuration into the wanted one."""
     changes: dict[str, str | None] = {
         name: value for name, value in wanted.items() if target.get(name) != value
     }
@@ -263,11 +262,11 @@ def config_changes(target: Mapping[str, str], wanted: Mapping[str, str]) -> dict
 
 
 Goal = Mapping[str, Mapping[int, int]]
-"""Ends up to which a run copies, by topic of the source and partition."""
+"""End offsets up to which a run copies, by source topic and partition."""
 
 
 def goal_of(pairs: Iterable[Pair]) -> Goal:
-    """Returns the ends that the sources have now."""
+    """Returns the current ends of the sources."""
     return {
         pair.topic: {number: each.end for number, each in pair.source.partitions.items()}
         for pair in pairs
@@ -275,7 +274,7 @@ def goal_of(pairs: Iterable[Pair]) -> Goal:
 
 
 def with_ends_of(goal: Goal, pairs: Iterable[Pair], places: Collection[TopicPartition]) -> Goal:
-    """Returns the goal with the present ends of those of `places` that it lacks."""
+    """Returns the goal, plus the current ends of those of `places` that it lacks."""
     more = {
         pair.topic: {
             n: b.end for n, b in pair.source.partitions.items() if (pair.topic, n) in places
@@ -305,7 +304,7 @@ def named(numbers: Sequence[int]) -> str:
 
 
 UNKNOWN_BYTES: Final = limits.MIB
-"""The size of an offset of a topic of which nothing was copied yet."""
+"""The assumed size of an offset in a topic of which nothing has been copied yet."""
 
 
 def ranges(
@@ -318,14 +317,14 @@ def ranges(
 ) -> Ranges:
     """Returns the next offsets to copy, of all topics together.
 
-    Partitions get equal shares; those with less to copy leave theirs to the others.
+    Partitions receive equal shares; those with less to copy leave the rest to the others.
 
     Args:
         pairs: the topics.
-        records: about the most offsets.
-        goal: None stands for the ends of the sources.
-        most_bytes: about the most bytes, as far as `sizes` are right.
-        sizes: bytes of an offset by topic of the source; None: no bytes are counted.
+        records: the approximate maximum of offsets.
+        goal: the ends up to which to copy; None: those of the sources.
+        most_bytes: the approximate maximum of bytes, if `sizes` are accurate.
+        sizes: bytes per offset by source topic; None: bytes are not limited.
     """
     waiting = list(_waiting(pairs, goal))
     shares = fair_shares([whole.until - whole.start for *_, whole in waiting], records)
@@ -358,5 +357,5 @@ def _end(goal: Goal, topic: str, partition: int) -> int:
 
 
 def is_reached(pairs: Iterable[Pair], goal: Goal) -> bool:
-    """Returns whether the target has all up to `goal`."""
+    """Returns whether the target has everything up to `goal`."""
     return not any(True for _ in _waiting(pairs, goal))

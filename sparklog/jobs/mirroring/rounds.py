@@ -1,16 +1,16 @@
-"""Rounds of a mirror: look at both sides, create missing topics, copy the next offsets.
+"""Rounds of a mirror: inspect both sides, create missing topics, copy the next offsets.
 
 Rules:
 
-- A round is one write of Spark, in one step. The target takes it if it begins at the ends that the
-  target has then. So a round that is repeated, or of a second mirror, neither doubles nor skips
+- A round is one atomic write by Spark. The target accepts it only if it begins at the target's
+  current ends. So a repeated round, or one of a second mirror, neither duplicates nor skips
   records.
-- Topics are written together. After a failure they are written one by one until each has
-  succeeded, so that a topic that fails holds up no other; it waits longer and longer.
-- An error is tried again until the patience is over. A refusal is final if the target's ends did
+- Topics are written together. After a failure they are written one at a time until each has
+  succeeded, so that a failing topic does not block the others; its retries back off.
+- An error is retried until the patience is exhausted. A refusal is final if the target's ends did
   not move between two of them.
-- A partition of the source without a leader holds up no other. Rounds leave it out until it has
-  one; a run that is to end waits for it, as long as the patience lasts.
+- A source partition without a leader does not block the others. Rounds skip it until it has one; a
+  run without --follow waits for it until the patience is exhausted.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _LAST_DELAY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 0.1
 _LAST_IDLE_SECONDS: Final = 1.0
 _LOOK_SHARE: Final = 3
-"""While there is nothing to copy, waiting takes this many times longer than looking."""
+"""While there is nothing to copy, a wait is at least this many times as long as the last look."""
 _SMALL_BYTES: Final = 6 * limits.KIB
-"""10,000 such records, as many as a batch of Spark for Python has, are less than its 64 MiB."""
+"""10,000 such records, as many as a Spark batch for Python has, fit in its limit of 64 MiB."""
 _FEW_HEADERS: Final = 4
 _NOT_SMALL: Final = "a record is not small"
 _BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ALL_BYTES: Final = str(2**31 - 1)
 _TOLD_TOPICS: Final = 32
-"""Topics of one write whose bytes are counted apart; those of more have one average."""
+"""Maximum topics of a write whose bytes are counted separately; more share one average."""
 _REPORT_SECONDS: Final = 5.0
 _PERIOD_SECONDS: Final = 10.0
-"""Between two comparisons of configurations, and of the offsets of groups."""
+"""Time between two comparisons of configurations, and of group offsets."""
 _TASK_RECORDS: Final = 250_000
-"""A round with more records than this for each task has more tasks than partitions."""
+"""A round with more records per partition than this has more tasks than partitions."""
 _ERROR_OF_OURS: Final = re.compile(r"sparklog\.errors\.(\w+)")
 _DOWN: Final = (errors.Retriable, errors.OutcomeUnknown, OSError)
 
@@ -79,13 +79,13 @@ class Settings:
 
     selection: Selection
     config: Mapping[str, str] = field(default_factory=dict)
-    """Values for all mirrored topics, before those of the source."""
+    """Values for all mirrored topics, which override those of the source."""
     round_records: int = 2_000_000
     round_bytes: int = limits.GIB
     patience_seconds: float = 300.0
     skips_deleted: bool = False
     cuts_over: bool = False
-    """Topics that were cut over before are not faults."""
+    """Topics that were already cut over are not faults."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Copied:
 
 
 class Round(NamedTuple):
-    """A write: its records, and their bytes by topic of the source."""
+    """A write: its records, and their bytes by source topic."""
 
     records: int
     sizes: Mapping[str, float]
@@ -119,16 +119,16 @@ class Copier(Protocol):
     """Copies the records of ranges."""
 
     def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
-        """Copies the records; `names`: of the topics in the target."""
+        """Copies the records; `names`: the topics' names in the target."""
         ...
 
 
 class SparkCopier:
-    """A write of Spark.
+    """Copies records in one write by Spark.
 
-    Spark measures a batch for Python after each row, which takes a fifth of the write's time. It
-    does not while all records are small, and a record that is not small fails the write. Then the
-    write is repeated with the measuring, as are later ones of its topics.
+    Spark measures a batch for Python after each row, which takes a fifth of the write's time. This
+    is disabled while all records are small, and a record that is not small fails the write. The
+    write is then repeated with measuring enabled, as are later ones of its topics.
     """
 
     def __init__(self, spark: SparkSession, source: Source, target: Target) -> None:
@@ -136,7 +136,7 @@ class SparkCopier:
         self._source = source
         self._target = target
         self._large: set[str] = set()
-        """Topics that have had records that are not small."""
+        """Topics that have had a record that is not small."""
 
     def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
         if self._large.isdisjoint(parts):
@@ -185,9 +185,9 @@ def _offsets(part: Range) -> int:
 
 
 def _size() -> Column:
-    """Returns the bytes of key, value and headers of a record; of many headers it is an estimate.
+    """Returns the bytes of a record's key, value and headers; an estimate if headers are many.
 
-    Spark has no fast way to add up all of an array.
+    Spark has no fast way to sum a whole array.
     """
     from pyspark.sql import functions as f
 
@@ -222,15 +222,15 @@ class Mirror:
         self._troubles: dict[str, _Trouble] = {}
         self._refused: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
-        """Faults of the names of topics, as of the last look."""
+        """Faults of the topics' names, as of the last look."""
         self._sizes: dict[str, float] = {}
-        """Bytes of an offset, of the last write of each topic of the source."""
+        """Bytes per offset in the last write, by source topic."""
         self._look_seconds = 0.0
         self._idle_seconds = _IDLE_SECONDS
         self._leaderless: dict[str, Sequence[int]] = {}
-        """Partitions without a leader as of the last look, by topic of the source."""
+        """Partitions without a leader as of the last look, by source topic."""
         self._started: set[tuple[str, int]] = set()
-        """Partitions of the target whose log start was looked at."""
+        """Target partitions whose log start has been checked."""
         self._configured_at: float | None = None
         self._grouped_at: float | None = None
         self._reported_at = self._clock.monotonic()
@@ -240,14 +240,14 @@ class Mirror:
         """The last outcome for groups."""
         self.faults: dict[str, str] = {}
         self.cut_over: list[str] = []
-        """Names in the target of topics that were cut over before."""
+        """Names in the target of topics that were already cut over."""
 
     # ------------------------------------------------------------------------ looking
 
     def pairs(self) -> list[Pair]:
-        """Returns the state of each topic that is selected."""
+        """Returns the state of each selected topic."""
         names, self._unnamed = self._settings.selection.names(self._source.names())
-        targets = self._target.topics(names.values())  # first: its ends may not be the later ones
+        targets = self._target.topics(names.values())  # first: its ends must not be newer
         sources = self._source.topics(names)
         return [
             Pair(
@@ -279,7 +279,7 @@ class Mirror:
         return [pair for pair in pairs if pair.topic not in found]
 
     def _report_leaderless(self, pairs: Sequence[Pair]) -> None:
-        """Reports partitions that have no leader, when that begins and when it ends."""
+        """Reports partitions when they lose their leader, and when they have one again."""
         found = {pair.topic: pair.source.leaderless for pair in pairs if pair.source.leaderless}
         for topic in sorted(found.keys() | self._leaderless.keys()):
             now, before = (each.get(topic, ()) for each in (found, self._leaderless))
@@ -290,7 +290,7 @@ class Mirror:
         self._leaderless = found
 
     def patiently(self, step: Callable[[], _Result]) -> _Result:
-        """Repeats a step while a side does not answer. Raises the error when patience is over."""
+        """Retries a step while a side does not answer. Raises the error once patience runs out."""
         since: float | None = None
         delay = _FIRST_DELAY_SECONDS
         while True:
@@ -301,14 +301,14 @@ class Mirror:
                 since = now if since is None else since
                 if now - since >= self._settings.patience_seconds:
                     raise
-                echo(f"{error} Trying again in {delay:g} s.")
+                echo(f"{error} Retrying in {delay:g} s.")
                 self._clock.sleep(delay)
                 delay = min(2 * delay, _LAST_DELAY_SECONDS)
 
     # ------------------------------------------------------------------------ runs
 
     def once(self, goal: Goal | None = None) -> None:
-        """Copies all that the source has at the first look, or all up to `goal`.
+        """Copies everything that the source has at the first look, or everything up to `goal`.
 
         Raises `BadOption` if no topic is selected.
         """
@@ -334,7 +334,7 @@ class Mirror:
                     for topic, numbers in missing.items():
                         self._refuse(topic, f"{named(numbers)} no leader at the source")
             else:
-                since = None  # those that had none before have one again
+                since = None  # all partitions have a leader again
             self._copy(wanted, goal)
 
     def follow(self) -> None:
@@ -353,7 +353,7 @@ class Mirror:
                 self._copy_groups(pairs)
 
     def _is_due(self, last: float | None) -> bool:
-        """Returns whether a task is due that depends on no record."""
+        """Returns whether a periodic task, which does not depend on records, is due."""
         return last is None or self._clock.monotonic() >= last + _PERIOD_SECONDS
 
     def _copy_groups(self, pairs: Sequence[Pair]) -> None:
@@ -368,7 +368,7 @@ class Mirror:
             raise errors.BadOption(option="--topics", value=pattern, reason=reason)
 
     def _miss(self, goal: Goal, pairs: Sequence[Pair]) -> None:
-        """Names the topics of the goal that no longer exist."""
+        """Refuses the topics of the goal that no longer exist."""
         for topic in goal.keys() - {pair.topic for pair in pairs} - self.faults.keys():
             self._refuse(topic, "it was deleted at the source")
 
@@ -377,7 +377,7 @@ class Mirror:
         echo(f"{topic}: not mirrored: {reason}")
 
     def _copy(self, pairs: Sequence[Pair], goal: Goal | None) -> None:
-        """Copies one round; if there is nothing to copy, waits, longer each time."""
+        """Copies one round; if there is nothing to copy, waits longer each time."""
         now = self._clock.monotonic()
         due = [
             pair
@@ -405,9 +405,9 @@ class Mirror:
     # ------------------------------------------------------------------------ topics
 
     def prepared(self) -> list[Pair]:
-        """Looks; creates topics and partitions that are missing, and looks again if there were any.
+        """Looks, creates missing topics and partitions, and looks again if there were any.
 
-        Configurations are compared at times, because nothing depends on them at once.
+        Configurations are compared only periodically, because nothing depends on them immediately.
         """
         began = self._clock.monotonic()
         pairs = self.look()
@@ -433,7 +433,7 @@ class Mirror:
         return {**taken, **self._settings.config}, left
 
     def configs(self, pairs: Iterable[Pair]) -> dict[str, dict[str, str]]:
-        """Returns the sources' own configurations, of topics that exist."""
+        """Returns the topic-level configurations at the source, of topics that exist."""
         return self._source.configs(pair.topic for pair in pairs)
 
     def _configure(self, pairs: Sequence[Pair]) -> None:
@@ -441,11 +441,11 @@ class Mirror:
         for pair in pairs:
             own = configs.get(pair.topic)
             if own is None:
-                continue  # it was deleted meanwhile
+                continue  # it was deleted in the meantime
             try:
                 self._configure_one(pair, own)
             except (errors.TopicExists, errors.UnknownTopic):
-                continue  # created or deleted meanwhile: the next look finds it so
+                continue  # created or deleted in the meantime, as the next look will find
             except errors.Invalid as error:
                 self._refuse(pair.topic, str(error))
 
@@ -469,10 +469,10 @@ class Mirror:
             self._target.log.alter(pair.name, changes)
 
     def _start_log(self, pair: Pair) -> None:
-        """Gives new partitions the log start of their source, where they begin with a gap.
+        """Sets the log start of new partitions to that of the source, if they begin with a gap.
 
-        It follows the records, because no log start is beyond the end of a partition. So a run that
-        is killed between the two leaves it to the next one, which looks at each partition once.
+        This follows the records, because a log start cannot be beyond a partition's end. A run that
+        is killed between the two leaves it to the next one, which checks each partition once.
         """
         found = pair.target
         if found is None or "delete" not in value_of(found.config, "cleanup.policy").split(","):
@@ -493,20 +493,20 @@ class Mirror:
             if starts:
                 self._target.log.delete_records(pair.name, starts)
         except errors.Invalid:
-            return  # deleted or configured otherwise meanwhile
+            return  # deleted or reconfigured in the meantime
         except _DOWN as error:
             echo(f"{pair.topic}: {error} The next run sets the log start of {pair.name}.")
 
     # ------------------------------------------------------------------------ writing
 
     def _write(self, parts: Ranges, pairs: Mapping[str, Pair]) -> None:
-        """Copies the ranges, or notes the failure of their topics."""
+        """Copies the ranges, or records the failure of their topics."""
         failures: tuple[type[Exception], ...] = (*spark_error_kinds(), errors.BadValue, *_DOWN)
         try:
             done = self._copier.copy(parts, {topic: pairs[topic].name for topic in parts})
         except failures as error:
             for topic in parts:
-                self._sizes.pop(topic, None)  # the next try is small
+                self._sizes.pop(topic, None)  # the next attempt is small
             self._fail(error, parts)
             return
         for topic, each in parts.items():
@@ -519,7 +519,7 @@ class Mirror:
     def _fail(self, error: Exception, parts: Ranges) -> None:
         now = self._clock.monotonic()
         if len(parts) > 1:
-            echo(f"{sentence(error)} Topics are written one by one.")
+            echo(f"{sentence(error)} Topics are written one at a time.")
             for topic in parts:
                 self._troubles[topic] = _Trouble(since=now, retry_at=now)
             return
@@ -533,7 +533,7 @@ class Mirror:
             return
         trouble.refused_at = positions if is_refusal(error) else None
         trouble.retry_at = now + trouble.delay_seconds
-        echo(f"{topic}: {sentence(error)} Trying again in {trouble.delay_seconds:g} s.")
+        echo(f"{topic}: {sentence(error)} Retrying in {trouble.delay_seconds:g} s.")
         trouble.delay_seconds = min(2 * trouble.delay_seconds, _LAST_DELAY_SECONDS)
 
     def _report(self, pairs: Sequence[Pair]) -> None:
@@ -545,12 +545,12 @@ class Mirror:
         lag = sum(pair.lag for pair in pairs)
         if not (rate or lag):
             return
-        echo(f"{counted(self.copied.records, 'record')}, {rate:,.0f} records/s, lag before {lag:,}")
+        echo(f"{counted(self.copied.records, 'record')}, {rate:,.0f} records/s, lag was {lag:,}")
         self._reported_at, self._reported = now, self.copied.records
 
 
 def is_refusal(error: Exception) -> bool:
-    """Returns whether an error says that the write is refused, and would be again."""
+    """Returns whether an error means that the write was refused, and would be again."""
     if isinstance(error, errors.Invalid):
         return True
     kinds = [getattr(errors, name, None) for name in _ERROR_OF_OURS.findall(str(error))]

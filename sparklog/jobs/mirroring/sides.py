@@ -1,8 +1,8 @@
-"""The two sides of a mirror: a source, which is a Kafka or a log, and the target, a log.
+"""The two sides of a mirror: a source, which is a Kafka cluster or a log, and the target, a log.
 
-A source is asked for states, and gives Spark the records of exact ranges of offsets. Kafka's side
-is Java's own admin client in Spark's JVM, which comes with Spark's Kafka connector: both take the
-same options, those of security too.
+A source reports states, and supplies Spark with the records of exact offset ranges. Kafka's side
+is the Java admin client in Spark's JVM, which comes with Spark's Kafka connector: both take the
+same options, including those for security.
 
 Each method raises `Retriable` or `OutcomeUnknown` if a side does not answer for now, and `Invalid`
 if it refuses.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 _EMPTY: Final = "Empty"
-"""State of a group without members, for Kafka and here."""
+"""State of a group without members, in Kafka and here."""
 _DEAD: Final = "Dead"
 
 
@@ -64,11 +64,11 @@ class Source(Protocol):
         ...
 
     def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Returns the own configuration of topics that exist, without the cluster's defaults."""
+        """Returns the topic-level configuration of topics that exist, without cluster defaults."""
         ...
 
     def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
-        """Returns the ends with records of open transactions."""
+        """Returns the ends, including records of open transactions."""
         ...
 
     def groups(self) -> list[Group]: ...
@@ -80,7 +80,7 @@ class Source(Protocol):
         ...
 
     def fault(self, error: Exception, parts: Ranges) -> errors.BadValue | None:
-        """Returns the record of the ranges that an error of Spark is about, if Spark is silent."""
+        """Returns the record of the ranges that caused an error, if Spark does not name it."""
         ...
 
 
@@ -94,7 +94,7 @@ def _ranges_frame(
 ) -> DataFrame:
     """Returns the records of `parts`; the options of both connectors have the same names.
 
-    `ids`: of topics whose offsets these are, for a source that checks them.
+    `ids`: the ids of the topics that the offsets belong to, for a source that checks them.
     """
     starts = {t: {n: r.start for n, r in each.items()} for t, each in parts.items()}
     ends = {t: {n: r.until for n, r in each.items()} for t, each in parts.items()}
@@ -113,10 +113,10 @@ def _ranges_frame(
 # ------------------------------------------------------------------------------ Kafka
 
 _ADMIN_MS: Final = {"default.api.timeout.ms": "20000", "request.timeout.ms": "10000"}
-"""A broker that is down is asked again by the job, which reports it."""
+"""Short, since the job itself retries a broker that is down, and reports it."""
 _POLL_MS: Final = "60000"
 _CONSUMER: Final = {
-    "max.poll.records": "10000",  # Spark's connector asks for both ends of a log after each poll
+    "max.poll.records": "10000",  # Spark's connector fetches both ends of a log after each poll
     "max.partition.fetch.bytes": str(4 * limits.MIB),
     "receive.buffer.bytes": str(limits.MIB),
 }
@@ -124,17 +124,17 @@ _V1_SOURCES: Final = "spark.sql.sources.useV1SourceList"
 _NOT_FOUND: Final = "UnknownTopicOrPartitionException"
 _TOO_LATE: Final = "which is after the year 9999"
 _OVERFLOW: Final = ("long overflow", "UnknownReason")
-"""Errors for a timestamp whose microseconds are more than 63 bits. From 4.2 on Spark names the
-record, but its driver does not get that error.
+"""Errors for a timestamp whose microseconds exceed 63 bits. Since 4.2 Spark names the record, but
+its driver does not receive that error.
 """
 _OVERFLOW_MS: Final = 2**63 // 1_000 + 1
 _LAST_MS: Final = limits.TIMESTAMP_MAX_US // 1_000
 
 
 class LateTimestamps(enum.StrEnum):
-    """Records of Kafka whose timestamps are after the year 9999, which no timestamp here can be.
+    """Handling of Kafka records with timestamps after the year 9999, the last possible one here.
 
-    Producers that send microseconds make such records. Those of nanoseconds are later than Spark's
+    Producers that send microseconds create such records. Nanoseconds are later than Spark's
     connector can read.
     """
 
@@ -147,7 +147,7 @@ def without_late_timestamps(records: DataFrame, late: LateTimestamps) -> DataFra
     """Returns the records with timestamps that a topic here can have.
 
     A late one fails the read with the record's place, or becomes the last possible one, or its
-    record is left out.
+    record is dropped.
     """
     from pyspark.sql import functions as f
 
@@ -157,7 +157,7 @@ def without_late_timestamps(records: DataFrame, late: LateTimestamps) -> DataFra
         return records.where(~is_late)
     if late is LateTimestamps.CLAMP:
         return records.withColumn("timestamp", f.least(at, last))
-    # A line of its own, as the errors of Python workers have.
+    # On its own line, like the errors of Python workers.
     said = f.concat(
         f.lit("\nsparklog.errors.BadValue: The record at "),
         f.concat_ws("-", "topic", "partition"),
@@ -177,9 +177,9 @@ class KafkaSource:
     Args:
         spark: a session with a JVM that has Spark's Kafka connector.
         address: bootstrap servers.
-        options: of Kafka's clients, by Kafka's names.
-        properties: a file of more of them, as Kafka's own tools take it.
-        late: what becomes of records with timestamps after the year 9999.
+        options: options of Kafka's clients, by Kafka's names.
+        properties: a file of further options, as Kafka's own tools accept it.
+        late: how to handle records with timestamps after the year 9999.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class KafkaSource:
         self._jvm: Any = _jvm(spark)
         more = {} if properties is None else self._read(properties)
         self._options = {**more, **options, "bootstrap.servers": address}
-        # Spark keeps up to 64 consumers with what they have fetched, for 5 minutes, and finds one
-        # again by its group. By default each scan has a group of its own, and the heap fills up.
+        # Spark caches up to 64 consumers, with the records they have fetched, for 5 minutes, and
+        # finds one by its group. By default each scan has its own group, and the heap fills up.
         # The group has no members and no offsets.
         self._group = f"sparklog-mirror-{uuid.uuid4()}"
         self._gateway: Any = spark.sparkContext._gateway
@@ -216,7 +216,7 @@ class KafkaSource:
         self._admin.close()
 
     def _list(self, collection: Any) -> Any:
-        """Returns the elements of a Java collection, which py4j iterates only in lists."""
+        """Returns a Java collection as a list, since py4j iterates only over lists."""
         return self._jvm.java.util.ArrayList(collection)
 
     @contextlib.contextmanager
@@ -251,7 +251,7 @@ class KafkaSource:
                     has_leader = {e.partition(): e.leader() is not None for e in topic.partitions()}
                     numbers = sorted(number for number, has in has_leader.items() if has)
                     found[name] = topic.topicId().toString(), numbers
-                    # Kafka's client would wait for one, and so would all others.
+                    # Kafka's client would wait for a leader, and delay all other partitions.
                     leaderless[name] = sorted(has_leader.keys() - {*numbers})
         places = [(name, number) for name, (_, numbers) in found.items() for number in numbers]
         starts = self._offsets(places, "earliest")
@@ -377,10 +377,10 @@ class KafkaSource:
 
 @contextlib.contextmanager
 def _as_v2(spark: SparkSession, source: str) -> Iterator[None]:
-    """Lets Spark load a source by its second interface.
+    """Makes Spark load a source through its DataSource V2 interface.
 
-    By the first one, the default for batches of Kafka, each row becomes objects of Scala and a row
-    again, which costs as much as all the rest of the scan.
+    With V1, the default for batches of Kafka, each row is converted to Scala objects and back,
+    which costs as much as the rest of the scan.
     """
     known = spark.conf.get(_V1_SOURCES) or ""
     others = [each for each in known.split(",") if each.strip().lower() != source]
@@ -399,25 +399,25 @@ def _is(gateway: Any, value: Any, name: str) -> bool:
 
 
 def kafka_connector() -> str:
-    """Returns the coordinates of Spark's Kafka connector for the Spark that is installed."""
+    """Returns the coordinates of Spark's Kafka connector for the installed Spark."""
     from pyspark import __version__
 
     return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}"
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """Returns Spark's JVM. Raises `NotInstalled` if there is none, or no connector in it."""
+    """Returns Spark's JVM. Raises `NotInstalled` if there is none, or it lacks the connector."""
     try:
         jvm: Any = spark._jvm
-    except Exception:  # Spark Connect raises an error of its own for what it does not have
+    except Exception:  # Spark Connect raises its own error for what it lacks
         jvm = None
     if jvm is None:
-        hint = "run the job by spark-submit: Spark Connect has no JVM to ask Kafka with"
+        hint = "run the job with spark-submit: Spark Connect has no JVM to query Kafka with"
         raise errors.NotInstalled(what="a mirror of Kafka", missing="a JVM", hint=hint)
     loaded = jvm.org.apache.kafka.clients.admin
     if not hasattr(loaded.AdminClient, "create"):
         connector = kafka_connector()
-        hint = f"give spark-submit --packages {connector}"
+        hint = f"run spark-submit with --packages {connector}"
         raise errors.NotInstalled(what="a mirror of Kafka", missing=connector, hint=hint)
     return jvm
 
@@ -432,7 +432,7 @@ class LogSource:
         self._root = root
         self._log = sparklog.connect(root, detached=True)
         self._ids: dict[str, str] = {}
-        """The id of each topic when it was last looked at."""
+        """The id of each topic when it was last described."""
         self.cluster = f"sparklog:{self._log.cluster().cluster_id}"
 
     def close(self) -> None:
@@ -511,7 +511,7 @@ class Target:
         found = {}
         existing = {*self.log.topics(internal=True)}
         for name in filter(existing.__contains__, names):
-            with contextlib.suppress(errors.UnknownTopic):  # it was deleted just now
+            with contextlib.suppress(errors.UnknownTopic):  # it was just deleted
                 info = self.log.describe(name)
                 config = dict(info.config)
                 found[name] = TargetTopic(
@@ -528,7 +528,7 @@ class Target:
     def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Returns the offset of the first record of each partition, or its end if it has none.
 
-        The partitions have the log start 0.
+        Requires that the partitions have the log start 0.
         """
         numbers = sorted(partitions)
         begin = self.log.read(
@@ -540,7 +540,7 @@ class Target:
         )
         found = dict.fromkeys(begin.column("partition").to_pylist(), 0)
         for number in numbers:
-            if number not in found:  # one by one, since each reads ahead
+            if number not in found:  # one at a time, since each reads ahead
                 with self.log.consumer(start=0, follow=False, columns=["offset"]) as consumer:
                     consumer.assign([(topic, number)])
                     end = self.log.describe(topic).partitions[number].end
@@ -548,7 +548,7 @@ class Target:
         return found
 
     def write(self, records: DataFrame, parts: Ranges, names: Mapping[str, str]) -> None:
-        """Appends records of `parts` at their offsets; `names`: of the topics, by the source's."""
+        """Appends records of `parts` at their offsets; `names`: target names by source topic."""
         from pyspark.sql import functions as f
 
         options = {}

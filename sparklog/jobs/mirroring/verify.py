@@ -1,8 +1,8 @@
-"""A comparison of both sides: the number of records and a hash of them, by range of offsets.
+"""Compares both sides: the number of records and a hash of them, by range of offsets.
 
-Hashes are of offset, time, key, value and headers. A compacted topic is compared by the last record
-of each key, because each side removes the others in its own time. Keys that end with a tombstone
-are left out, and so are records without a key, which Kafka's cleaner removes.
+Hashes cover offset, time, key, value and headers. A compacted topic is compared by the last record
+of each key, because each side removes the others at its own pace. Keys that end with a tombstone
+are excluded, as are records without a key, which Kafka's cleaner removes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def common_ranges(pair: Pair) -> dict[int, Range]:
 def verify(
     spark: SparkSession, source: Source, target: LogSource, pair: Pair, size: int
 ) -> Verified:
-    """Compares a topic on both sides, by ranges of `size` offsets, where both have offsets."""
+    """Compares the offsets of a topic that both sides have, in ranges of `size` offsets."""
     parts = common_ranges(pair)
     if not parts:
         return Verified(records=0, ranges=0, differences=())
@@ -92,7 +92,7 @@ def verify(
 
 
 def _up_to_end(parts: Mapping[int, Range], pair: Pair, *, is_ours: bool) -> dict[int, Range]:
-    """Returns the ranges up to the end of one side, whose later records supersede others."""
+    """Returns the ranges extended to the end of one side, whose later records supersede others."""
     side = pair.target if is_ours else pair.source
     assert side is not None
     return {n: each._replace(until=side.partitions[n].end) for n, each in parts.items()}
@@ -125,7 +125,7 @@ def _rows(records: DataFrame, *, is_ours: bool) -> DataFrame:
     """Returns place, key and hash of each record, and whether it is a tombstone."""
     from pyspark.sql import functions as f
 
-    # A null changes no hash, so its place must be part of it.
+    # Nulls do not change a hash, so it must also cover which columns are null.
     nulls = [f.col(name).isNull() for name in ("key", "value")]
     headers = f.to_json(f.coalesce("headers", f.array().cast(records.schema["headers"].dataType)))
     hashed = f.xxhash64("offset", "timestamp", "key", "value", *nulls, headers)
@@ -142,8 +142,8 @@ def _rows(records: DataFrame, *, is_ours: bool) -> DataFrame:
 def _last_of_keys(rows: DataFrame, untils: Mapping[int, int]) -> DataFrame:
     """Returns the last record of each key and side, if it is not a tombstone.
 
-    Keys with a record from the end of the common offsets on, `untils`, are left out: the side that
-    has it may have removed those before it.
+    Keys with a record at or after `untils`, the end of the common offsets, are excluded: the side
+    that has it may have removed those before it.
     """
     from pyspark.sql import functions as f
 
@@ -167,7 +167,7 @@ def _last_of_keys(rows: DataFrame, untils: Mapping[int, int]) -> DataFrame:
 def _sums(
     rows: DataFrame, size: int
 ) -> tuple[dict[tuple[int, int], Sum], dict[tuple[int, int], Sum]]:
-    """Returns the sums by partition and number of the range: the source's, and the target's."""
+    """Returns the source's and the target's sums, by partition and number of the range."""
     from pyspark.sql import functions as f
 
     number = f.floor(f.col("offset") / size).alias("number")

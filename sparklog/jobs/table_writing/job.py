@@ -1,11 +1,11 @@
-"""A run of the job `to_table`: it plans windows of a topic, and writes each of them once.
+"""A run of the job `to_table`, which plans windows of a topic and writes each of them once.
 
 A window is planned in the checkpoint, with its columns, before it is written. Its rows are one
-commit of the table, which carries the window's number as `txn`, and then its records without a row
-are one write to the topic of dead letters, under that number too. A run that follows one that was
-killed looks for the last window's commit. If the table has it, only the dead letters may be
-missing. If not, the window is written with the same offsets, and the columns of this run: arguments
-that could not be written do not stay.
+commit of the table, which carries the window's number as its `txn`. Then its records without a row
+are one write to the dead-letter topic, under the same number. A run that follows a killed one
+checks for the last window's commit. If the table has it, only the dead letters may be missing. If
+not, the window is written with the same offsets, but this run's columns, so that arguments that
+could not be written do not persist.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from sparklog.client.log import Log
     from sparklog.formats.flight_messages import TopicInfo
 
-WINDOW_RECORDS = 5_000_000  # that a job writes to a table by one commit
+WINDOW_RECORDS = 5_000_000  # maximum in one commit of the table
 
 _REFUSED: Final = "sparklog: a record without a row"
 _OBSERVED_SECONDS: Final = 10.0
 _CASE_RECORDS: Final = 1_000
-"""Records of a new checkpoint whose fields are compared with those of --schema."""
+"""Number of records of a new checkpoint whose fields are compared with those of --schema."""
 
 
 class Job:
@@ -80,13 +80,13 @@ class Job:
         self._number = 0
         """The number of the next window."""
         self._at: Mapping[int, int] = {}
-        """The first offset of each partition that no window has; absent: its first one."""
+        """Each partition's first offset that is in no window; if absent, its log start."""
         self.starts: Mapping[int, int] | None = None
-        """The offsets that `--start` means; None: it does not apply."""
+        """The offsets that `--start` resolves to; None if it does not apply."""
         self._earlier: Window | None = None
-        """The plan of the window that is written, by a run before with other columns, if any.
+        """An earlier run's plan of the window being written, with different columns, if any.
 
-        Its commit may still be on its way, and then ours is skipped.
+        Its commit may still be in flight, in which case ours is skipped.
         """
         self._looked: Mapping[int, int] = {}
         """The offsets up to which no object has a field."""
@@ -101,7 +101,7 @@ class Job:
     ) -> None:
         """Checks columns and offsets, and shows them.
 
-        `noted`: what the runs before have noted. A `--start` that they had is not resolved again.
+        `noted`: the notes of earlier runs. A `--start` that they resolved is not resolved again.
 
         Raises `WrongSchema`, `BadRequest` and `BadOption`, and Spark's errors.
         """
@@ -125,8 +125,8 @@ class Job:
             check_fits(found, shape.columns)
             self._table.check_takes(self._spark, shape.columns)
         info = self._source.describe(self._log)
-        # Not of a later look, which may show windows that another run has planned since.
-        if last is not None:  # the start may not resolve any more, and does not apply
+        # Not read again: another run may have planned windows since then.
+        if last is not None:  # the start may no longer resolve, and does not apply
             self._number, self._at = last.number + 1, last.ends
         else:
             if noted is not None and noted.starts is not None and noted.start == start:
@@ -149,12 +149,12 @@ class Job:
         for field in wanted:
             if field.name.lower() in (INTERNAL | (ORIGIN.keys() if self._has_origin else set())):
                 raise errors.WrongSchema(
-                    reason=f"The field {field.name} has the name of a column that the job makes."
-                    " Leave it out of --schema."
+                    reason=f"The field {field.name} has the name of a column that the job creates."
+                    " Remove it from --schema."
                 )
 
     def _taken(self) -> set[str]:
-        """Returns names that are not of fields, in lower case."""
+        """Returns the column names that fields cannot have, in lower case."""
         return {
             *INTERNAL,
             *(ORIGIN if self._has_origin else ()),
@@ -187,9 +187,9 @@ class Job:
         max_records: int,
         every_seconds: float | None,
     ) -> None:
-        """Writes the windows that wait, and those that come if `every_seconds` is given.
+        """Writes the pending windows, and later ones if `every_seconds` is given.
 
-        Raises `TopicChanged` if the topic is created again meanwhile.
+        Raises `TopicChanged` if the topic is created again in the meantime.
         """
         if unfinished is not None:
             self._finish(kept, unfinished, name)
@@ -201,7 +201,7 @@ class Job:
                     if every_seconds is None:
                         raise errors.BadRequest(
                             reason=f"No field was found in {counted(waiting.count, 'record')}. Give"
-                            " the fields by --schema."
+                            " the fields with --schema."
                         )
                     if not is_told:
                         echo("no record has fields yet; waiting for one, or give --schema")
@@ -220,24 +220,24 @@ class Job:
             time.sleep(every_seconds)
 
     def waiting(self) -> Range:
-        """Returns the records that no window has. Raises `DataLoss` if some of them are gone."""
+        """Returns the records in no window yet. Raises `DataLoss` if some of them are gone."""
         info = self._source.describe(self._log)
         found = self._waiting(info)
         found.check_exists(info, "a new --checkpoint")
         return found
 
     def _waiting(self, info: TopicInfo) -> Range:
-        """Returns the records that no window has."""
+        """Returns the records in no window yet."""
         starts = {
             each.partition: self._at.get(each.partition, each.start) for each in info.partitions
         }
         return Range(starts=starts, ends={each.partition: each.end for each in info.partitions})
 
     def _find_fields(self, part: Range, waiting: Range) -> bool:
-        """Adds columns for fields that the objects have. Returns whether there is any column.
+        """Adds columns for fields of the objects. Returns whether there are any columns.
 
-        The first ones may be of later records that wait: a topic may begin with tombstones, or with
-        bad values.
+        The first ones may come from later pending records: a topic may begin with tombstones, or
+        with bad values.
         """
         if self._adds_fields:
             with progress(self._spark, f"columns of {self._source.topic}"):
@@ -263,7 +263,7 @@ class Job:
             echo(f"the field {each!r} is left out: no column can have its name")
 
     def _found(self, part: Range) -> Iterator[dict[str, Kind]]:
-        """Yields the fields that objects have, from each task that has read some of them."""
+        """Yields the fields of objects, from each task that has read some of them."""
         known = json_type(self._fields) if self._fields.fields else pa.struct([])
         texts = self._source.frame(
             self._spark, part, columns="value", valueFormat="string"
@@ -272,9 +272,9 @@ class Job:
             yield json.loads(row["found"])
 
     def _check_case(self, part: Range) -> None:
-        """Raises `WrongSchema` if the first objects have a field in other letters.
+        """Raises `WrongSchema` if a field of the first objects differs in case only.
 
-        Its column would be null in each row. Where new fields are added, such a one is reported.
+        Its column would be null in each row. If new fields are added, such a field is reported.
         """
         if self._adds_fields:
             return
@@ -288,11 +288,11 @@ class Job:
                 )
 
     def _check_writable(self, part: Range) -> None:
-        """Raises the errors of a window that can be found before it is planned.
+        """Raises the errors of a window that can be detected before it is planned.
 
-        They are `WrongSchema` if another program has given a column another type, and `BadValue`.
-        A first commit that fails leaves a folder that is not a table. Later ones leave nothing, and
-        their values are decoded once.
+        They are `WrongSchema` if another program has given a column a different type, and
+        `BadValue`. The latter is checked only before the first commit, which leaves a folder that
+        is not a table if it fails. Later ones leave nothing, and their values are decoded once.
         """
         shape = self._shape(self._fields)
         has_columns = self._table.has(self._spark, shape.columns)
@@ -303,9 +303,9 @@ class Job:
             raise self._refusal(shape, part)
 
     def _finish(self, kept: Checkpoint, plan: Window, name: str) -> None:
-        """Writes a window that a run before has planned, as far as it is not written.
+        """Writes the missing parts of a window that an earlier run has planned.
 
-        Raises `DataLoss` if its records are gone. If only their rows are written, the next run
+        Raises `DataLoss` if its records are gone. If only their rows were written, the next run
         continues.
         """
         info = self._source.describe(self._log)
@@ -331,7 +331,7 @@ class Job:
             counts = _counted(shape.rows(self._source, self._spark, rest))
             self._write_dead_letters(shape, rest, plan, name, counts)
         self._end(kept, plan, counts)
-        # Without a topic of dead letters, a record without a row would have ended the run.
+        # Without a dead-letter topic, a record without a row would have ended the run.
         if gone is not None and dead is not None and (newest is None or newest < plan.number):
             partition, start, end = gone
             raise errors.DataLoss(
@@ -388,18 +388,18 @@ class Job:
             if _REFUSED in str(error):
                 raise self._refusal(shape, plan.part) from None
             raise
-        # Nothing is observed in a commit that Delta skips, because the table has its number.
+        # Nothing is observed in a commit that Delta skips because the table has its number.
         counts = _observed(observed)
         if counts is None and self._earlier is not None:
             kept.replan(self._earlier, self._earlier.schema)
             raise errors.BadRequest(
-                reason=f"An earlier run has written window {plan.number} meanwhile, with its own"
+                reason=f"An earlier run has since written window {plan.number}, with its own"
                 " columns. Run this again: it continues after that window."
             )
         return counts or _counted(rows)
 
     def _merge(self, rows: DataFrame, key: str, shape: Shape, plan: Window, name: str) -> _Counts:
-        """Keeps the rows meanwhile, because MERGE reads them twice."""
+        """Merges the rows, persisted for that time because MERGE reads them twice."""
         rows = rows.persist()
         try:
             counts = _counted(rows)
@@ -420,7 +420,7 @@ class Job:
         )
         error.add_note(
             "To write such records to a topic, give --dead-letters TOPIC. If the columns are wrong,"
-            " run again with another --schema."
+            " run again with a different --schema."
         )
         return error
 
@@ -444,7 +444,7 @@ def _counted(rows: DataFrame) -> _Counts:
 
 
 def _observed(observation: Observation) -> _Counts | None:
-    """Returns what a query has counted; None if it counted nothing, for which Spark would wait."""
+    """Returns the counts of a query; None if it counted nothing, since Spark would then block."""
     found: list[_Counts] = []
 
     def wait() -> None:
@@ -463,7 +463,7 @@ def _fields_of(plan: Window) -> StructType:
 
 
 def _part(waiting: Range, most: int) -> Range:
-    """Returns the first records of each partition, about `most` of them."""
+    """Returns the first records of each partition, about `most` in total."""
     sizes = [waiting.ends[each] - start for each, start in waiting.starts.items()]
     shares = fair_shares(sizes, most)
     ends = {

@@ -1,6 +1,6 @@
-"""Rows of a Delta table from records of a topic, and the records that have none.
+"""Converts records of a topic to rows of a Delta table, and finds the records that have no row.
 
-A row has internal columns next to those of the table: `BAD` marks a record without a row, `DELETED`
+A row has internal columns in addition to the table's: `BAD` marks a record without a row, `DELETED`
 one that deletes the row of its key, and `ORDER` is its place in the topic.
 """
 
@@ -37,7 +37,7 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The way in which records become rows."""
+    """The mapping of records to rows."""
 
     fields: StructType
     """The fields of the objects, which are columns."""
@@ -87,7 +87,7 @@ class Shape:
         )
 
     def _key(self) -> Column:
-        """Returns the record's key as a value of its column, null if it is none."""
+        """Returns the record's key as a value of its column, null if it is not a valid one."""
         from pyspark.sql import functions as f
 
         assert self.key_type is not None
@@ -117,7 +117,7 @@ class Shape:
 
 
 def _rejected(parser: ValueParser, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that have a reason already, or whose value is bad."""
+    """Yields the rows that already have a reason, or whose value is bad."""
     for batch in batches:
         given = batch.column("reason").to_pylist()
         found = [
@@ -130,7 +130,7 @@ def _rejected(parser: ValueParser, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def dead_letters(rejected: DataFrame) -> DataFrame:
-    """Returns the records with their reason and their origin as further headers."""
+    """Returns the records with their reason and their origin as additional headers."""
     from pyspark.sql import functions as f
 
     names = ("reason", "topic", "partition", "offset")

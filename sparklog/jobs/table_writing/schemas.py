@@ -1,6 +1,6 @@
-"""Schemas of a Delta table and of a job: names that Delta refuses, types that differ.
+"""Checks the schemas of a Delta table and a job: names that Delta refuses, types that differ.
 
-Columns are found without regard to case, as Delta does.
+Columns are matched case-insensitively, as Delta does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_names(wanted: StructType, found: StructType) -> None:
-    """Raises `WrongSchema` if Delta would refuse a name as that of a new field of `found`."""
+    """Raises `WrongSchema` if Delta would refuse the name of a field that is new to `found`."""
     known = _types(found)
     names = [field.name.lower() for field in wanted]
     for field in wanted:
@@ -24,7 +24,7 @@ def check_names(wanted: StructType, found: StructType) -> None:
         if names.count(name) > 1 or not (name in known or is_usable(name)):
             raise errors.WrongSchema(
                 reason=f"The field {field.name!r} of --schema cannot be a column: its name occurs"
-                " twice, differs from another one in case only, or has a character that Delta"
+                " twice, differs from another only in case, or has a character that Delta"
                 " refuses."
             )
         _check_names_in(field.dataType, known.get(name))
@@ -46,17 +46,17 @@ def _check_names_in(wanted: DataType, found: DataType | None) -> None:
 
 
 def check_readable(fields: StructType) -> None:
-    """Raises `BadOption` if a field has a type that JSON values are not read as."""
+    """Raises `BadOption` if a field has a type that JSON values cannot be read as."""
     try:
         json_type(fields)
-    except errors.BadOption as error:  # it names the option of Spark's source
+    except errors.BadOption as error:  # it names the Spark source's option
         raise errors.BadOption(
             option="--schema", value=error.value, reason=str(error.reason)
         ) from None
 
 
 def other_case(fields: DataType, found: Kind, path: str = "") -> tuple[str, str] | None:
-    """Returns a field and the name that objects have for it, in other letters; None: there is none.
+    """Returns a field and the objects' name for it if they differ in case only; None if none does.
 
     Names in JSON are case-sensitive, as in Spark's `from_json`.
     """
@@ -78,7 +78,7 @@ def other_case(fields: DataType, found: Kind, path: str = "") -> tuple[str, str]
 
 
 def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
-    """Raises `WrongSchema` if a field of `wanted` has another type in `found`."""
+    """Raises `WrongSchema` if a field of `wanted` has a different type in `found`."""
     known = _types(found)
     for field in wanted:
         if (kind := known.get(field.name.lower())) is not None:
@@ -86,7 +86,7 @@ def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
 
 
 def with_fields_of(schema: StructType, other: StructType) -> StructType:
-    """Returns the schema with those fields of another one that it does not have."""
+    """Returns the schema, plus the fields of `other` that it lacks."""
     from pyspark.sql.types import StructType
 
     known = _types(schema)
@@ -114,7 +114,7 @@ def _check_type(path: str, found: DataType, wanted: DataType) -> None:
 
 
 def has_fields(found: DataType, wanted: DataType) -> bool:
-    """Returns whether a type has all fields of another, which fits it."""
+    """Returns whether `found` has all fields of `wanted`, whose types fit."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(found, StructType) and isinstance(wanted, StructType):

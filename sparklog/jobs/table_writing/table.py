@@ -36,10 +36,10 @@ class Table:
         return f"delta.{quoted(self.path)}" if self.path else self.name or ""
 
     def schema(self, spark: SparkSession, *, is_new: bool = False) -> StructType | None:
-        """Returns its columns, none of them NOT NULL; None if there is no table.
+        """Returns its columns, all of them nullable; None if there is no table.
 
         Objects may lack any field, and Delta checks the rows. Raises `BadRequest` for the table of
-        a topic and, with `is_new`, for a folder that is none. A first write that is killed leaves
+        a topic and, with `is_new`, for a folder that is not a table. A killed first write leaves
         such a folder behind.
         """
         from pyspark.errors import AnalysisException
@@ -59,12 +59,13 @@ class Table:
             raise
         if any(row["key"].startswith("sparklog.") for row in properties):
             raise errors.BadRequest(
-                reason=f"{self} is the table of a topic, which only brokers write. Name another."
+                reason=f"{self} is the table of a topic, which only brokers write. Name a different"
+                " one."
             )
         return spark.createDataFrame([], ddl_of(found)).schema
 
     def has(self, spark: SparkSession, columns: StructType) -> bool:
-        """Returns whether it has the columns. Raises `WrongSchema` if one has another type."""
+        """Returns whether it has the columns. Raises `WrongSchema` if one has a different type."""
         found = self.schema(spark)
         if found is None:
             return False
@@ -72,16 +73,16 @@ class Table:
         return has_fields(found, columns)
 
     def check_takes(self, spark: SparkSession, columns: StructType) -> None:
-        """Raises Spark's error if Delta refuses columns that the table does not have.
+        """Raises Spark's error if Delta refuses columns that the table lacks.
 
-        In a table of the catalog they are found by the write: the optimizer runs the row first.
+        For a catalog table only the write itself detects them: the optimizer runs the row first.
         """
         if (found := self.schema(spark)) is not None and not has_fields(found, columns):
-            # A new table is not tried: the folder would stay.
+            # Not attempted for a new table, whose folder would remain.
             self._is_skipped(spark.sql("VALUES (1)"), columns)
 
     def is_written(self, spark: SparkSession, name: str, number: int) -> bool:
-        """Returns whether it has the write of this name with this number, or a later one."""
+        """Returns whether it has the write of this name with this number or a later one."""
         from pyspark.errors import AnalysisException
 
         columns = self.schema(spark)
@@ -89,16 +90,16 @@ class Table:
             return False
         options = {"txnAppId": name, "txnVersion": str(number)}
         try:
-            # The optimizer would run a literal row before Delta looks for the number.
+            # The optimizer would run a literal row before Delta checks the number.
             return self._is_skipped(spark.range(1, numPartitions=1), columns, **options)
-        except AnalysisException:  # it was not skipped, for other programs' reasons
+        except AnalysisException:  # not skipped; refused due to another program's change
             return False
 
     def _is_skipped(self, row: DataFrame, columns: StructType, **options: str) -> bool:
-        """Returns whether Delta skips a write of the columns, which fails otherwise.
+        """Returns whether Delta skips a write of the columns, which otherwise fails.
 
-        SQL cannot ask for a `txn`, but Delta looks for it before it runs a write. It checks the
-        columns before that, too.
+        SQL cannot query a `txn`, but Delta checks it before it runs a write. It checks the columns
+        before that, too.
         """
         from pyspark.sql import functions as f
 
@@ -113,12 +114,12 @@ class Table:
         return True
 
     def widen(self, spark: SparkSession, columns: StructType) -> None:
-        """Makes the table if there is none, and adds the columns that it does not have."""
+        """Creates the table if there is none, and adds the columns that it lacks."""
         if not self.has(spark, columns):
             self._save(spark.createDataFrame([], columns))
 
     def append(self, rows: DataFrame, name: str, number: int) -> None:
-        """Adds rows and columns, unless a write of this name with this number or a later did."""
+        """Adds rows and columns, unless a write of this name and this or a later number did."""
         self._save(rows, txnAppId=name, txnVersion=str(number))
 
     def _save(self, rows: DataFrame, **options: str) -> None:
@@ -129,7 +130,7 @@ class Table:
             writer.saveAsTable(self.name or "")
 
     def merge(self, rows: DataFrame, key: str, name: str, number: int) -> None:
-        """Replaces and deletes rows by the newest one of each key, once as `append` does."""
+        """Replaces or deletes each key's row by its newest record, only once, as `append` does."""
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as f
 
@@ -144,7 +145,7 @@ class Table:
         session.conf.set(f"{_TXN}Version", str(number))
         try:
             session.sql(
-                # Evolution lets a struct lack fields of the table's.
+                # Schema evolution allows a struct to lack fields of the table's.
                 f"MERGE WITH SCHEMA EVOLUTION INTO {self._identifier} t USING {view} s"
                 f" ON t.{quoted(key)} = s.{quoted(key)}"
                 f" WHEN MATCHED AND s.{DELETED} THEN DELETE"

@@ -3,20 +3,20 @@
 Rules:
 
 - Only files that are neighbours in offset order are merged. So order and offsets do not change, and
-  readers that skip by statistics skip more.
-- A merge at least doubles the size of every file in it, so a byte is rewritten at most once per
-  doubling; in practice about once per `compact_files`-fold growth, because a tier is merged only
-  when it has that many files of similar size.
+  readers that skip by statistics can skip more.
+- The result of a merge is at least twice as large as every input, so a byte is rewritten at most
+  once per doubling; in practice about once per `compact_files`-fold growth, because a tier is
+  merged only when it has that many files of similar size.
 - Rows are counted before and after, bounds are compared, and page checksums verified. A merge is
-  committed only if all agree. A file that differs from its entry in the log is an error with its
-  name, before any of its rows is copied.
+  committed only if all agree. If a file differs from its log entry, an error names it before any of
+  its rows are copied.
 - The commit is made only if every input is active in the version right before it. Otherwise the
   merge is abandoned, and its output, which no commit names, is removed.
 - The replaced files are kept for readers that refer to them; `sweeping` removes them later.
   Until then they are restored if the merged file is lost (`restoring`).
-- Unordered rows of another engine, in overlapping files or in huge row groups, are sorted once,
-  since otherwise each read would sort them. Names are only hints: a file is examined unless its
-  name is one of ours, and the caller remembers the result.
+- Another engine's unordered rows, in overlapping files or in huge row groups, are sorted once,
+  since otherwise every read would have to sort them. Names are only hints: a file is examined
+  unless its name is one of ours, and the caller remembers the result.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path, maintenance_app_id
 from sparklog.storage.table.topic_table import TopicTable
 
-COMPACT_GROUPS_TOGETHER = 64  # groups of files that one commit merges,
-COMPACT_TOGETHER_BYTES = 8 * limits.MIB  # of files of all these groups together
-FILES_BEFORE_SPANS_END = 200  # of a partition; beyond, records may outlast it by more
-SORT_FILES_BYTES = 16 * limits.GIB  # of another engine's files that the janitor sorts at once
-FOREIGN_GROUP_BYTES = 256 * limits.MIB  # of a row group of another engine that is not split
+COMPACT_GROUPS_TOGETHER = 64  # groups of files merged by one commit,
+COMPACT_TOGETHER_BYTES = 8 * limits.MIB  # of files in all these groups together
+FILES_BEFORE_SPANS_END = 200  # in a partition; beyond that, records may outlast retention by more
+SORT_FILES_BYTES = 16 * limits.GIB  # of another engine's files that the janitor sorts together
+FOREIGN_GROUP_BYTES = 256 * limits.MIB  # of another engine's row group; larger ones are split
 
 _ALL: Final = tuple(FILE_SCHEMA.names)
 
@@ -68,7 +68,7 @@ class FileGroup:
     partition: int
     files: tuple[TableFile, ...]
     end: int
-    """The end offset of the partition, which is above all offsets of the files."""
+    """The end offset of the partition, which is above all offsets in the files."""
     is_last: bool
     """True if the result is unlikely to be merged again, and so is compressed well."""
 
@@ -86,15 +86,15 @@ def choose(
 ) -> list[FileGroup]:
     """Returns disjoint groups of files to merge now, none of which spans a border.
 
-    `compact_files` neighbours of about the same size are merged, to at most `target_bytes`. Fewer
-    are merged if all of them are older than `settled_before_us`, because a quiet partition may
-    never fill a tier. With `everything`, all that is below half of `target_bytes` is merged, or at
-    least encoded again. A file without statistics, which every reader must open, always gets some.
-    `borders`: an offset of each partition, where what a key compaction has been through ends.
-    `span_us`: how far times of records that come into one file may lie apart, because it leaves as
-    a whole; a partition whose times jump so much that this leaves it many files is merged all the
-    same. `since`: an older snapshot that was looked at; partitions whose files are the same are
-    skipped.
+    `compact_files` neighbours of about the same size are merged, into files of at most
+    `target_bytes`. Fewer are merged if all of them are older than `settled_before_us`, because a
+    quiet partition may never fill a tier. With `everything`, all files below half of `target_bytes`
+    are merged, or at least encoded again. A file without statistics, which every reader must open,
+    is always rewritten with statistics. `borders`: for each partition, the offset up to which keys
+    have been compacted. `span_us`: the maximum range of record timestamps in one file, because
+    retention removes files as a whole; a partition whose timestamps vary so much that this leaves
+    it with many files is merged anyway. `since`: an older snapshot that has already been examined;
+    partitions with unchanged files are skipped.
     """
     groups: list[FileGroup] = []
     for partition, files in _changed(snapshot, since):
@@ -126,7 +126,7 @@ def choose(
 def _changed(
     snapshot: TableSnapshot, since: TableSnapshot | None
 ) -> Iterator[tuple[int, tuple[TableFile, ...]]]:
-    """Yields the partitions whose files are not those of the older snapshot of the same table."""
+    """Yields the partitions whose files differ from those in an older snapshot of the table."""
     known = since.files if since is not None else ()
     for partition, files in enumerate(snapshot.files):
         # Snapshots of one table share the files of partitions that have not changed.
@@ -145,7 +145,7 @@ def _size(files: Sequence[TableFile]) -> int:
 def _runs(
     files: Sequence[TableFile], target_bytes: int, border: int, span_us: int | None
 ) -> list[list[TableFile]]:
-    """Neighbours that may be merged: below half the target, with statistics, without overlap."""
+    """Returns mergeable neighbours: up to half the target, with statistics, without overlap."""
     runs: list[list[TableFile]] = [[]]
     end = -1
     for file in files:
@@ -166,14 +166,14 @@ def _runs(
 
 
 def _span_us(files: Sequence[TableFile]) -> int:
-    """Returns the range of timestamps of the files, by their statistics."""
+    """Returns the range of timestamps in the files, according to their statistics."""
     return max(file.newest_us for file in files) - min(file.oldest_us for file in files)
 
 
 def _tiered(
     run: Sequence[TableFile], compact_files: int, target_bytes: int
 ) -> list[list[TableFile]]:
-    """Returns groups of neighbours of the smallest tier that has enough, without larger ones."""
+    """Returns groups of neighbours in the smallest tier that has enough, or in lower tiers."""
     tiers = [int(math.log(max(file.size_bytes, 1), max(compact_files, 2))) for file in run]
     for tier in sorted(set(tiers)):
         packs = [
@@ -193,7 +193,7 @@ def _tiered(
 def _settled(
     run: Sequence[TableFile], target_bytes: int, before_us: int | None
 ) -> list[list[TableFile]]:
-    """Returns old neighbours that a merge doubles; a few files of decreasing size remain."""
+    """Returns old neighbours that a merge at least doubles; leaves a few, decreasing in size."""
     old = list(itertools.takewhile(lambda file: file.modified_us < (before_us or 0), run))
     for start in range(len(old)):
         pack = _packs(old[start:], target_bytes)[0]
@@ -224,17 +224,17 @@ def _doubles(pack: Sequence[TableFile]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A group, and the written files that are to replace it."""
+    """A group, and the files written to replace it."""
 
     group: FileGroup
     files: tuple[TableFile, ...] = ()
     """Empty if the group has no rows; its files are then only removed."""
     failure: errors.SparklogError | ObjectMissing | None = None
-    """The reason why it could not be merged."""
+    """The error that prevented the merge; None if it succeeded."""
 
 
 def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
-    """Yields the groups in lists to be merged by one commit each: small ones together."""
+    """Yields lists of groups to be merged by one commit each: small groups together."""
     found: list[FileGroup] = []
     size = 0
     for group in groups:
@@ -249,7 +249,7 @@ def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
 
 
 def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
-    """Merges each group's files into one, and commits all of that together. Returns the new files.
+    """Merges each group's files into one, and commits all merges together. Returns the new files.
 
     Raises like `merge` and `commit`.
     """
@@ -258,7 +258,7 @@ def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
 
 
 def merge(store: Store, topic: str, groups: Sequence[FileGroup], *, clock: Clock) -> list[Merge]:
-    """Writes a file for each group, durably together; the table's log is not needed for it.
+    """Writes a file for each group, all made durable together; does not need the table's log.
 
     A failure to merge a group is part of the result. Raises like `put_together`.
     """
@@ -283,13 +283,13 @@ def merge(store: Store, topic: str, groups: Sequence[FileGroup], *, clock: Clock
 
 
 def commit(table: TopicTable, merges: Sequence[Merge]) -> list[Merge]:
-    """Commits the merges together, and returns those that it has committed.
+    """Commits the merges together, and returns those that were committed.
 
-    One is left out if another commit replaced or removed one of its group's files; its file is
-    removed. After the others are committed, the failure of one is raised: `MissingObject` for an
-    active file that does not exist, `CorruptObject` for one that differs from the log, and those of
-    the store. Raises like `TopicTable.commit`, and `CorruptObject` if a merged file is already
-    lost.
+    A merge is left out if another commit replaced or removed one of its group's files; its new file
+    is removed. Once the others are committed, the failure of a merge is raised: `MissingObject` for
+    an active file that does not exist, `CorruptObject` for one that differs from the log, or an
+    error of the store. Raises like `TopicTable.commit`, and `CorruptObject` if a merged file is
+    already lost.
     """
     failures: list[errors.SparklogError] = []
     for each in merges:
@@ -349,7 +349,7 @@ def _replace(table: TopicTable, merges: Sequence[Merge]) -> list[Merge]:
         raise
     finally:
         _delete(table, [file for each in merges if each not in wanted for file in each.files])
-        pa.default_memory_pool().release_unused()  # it would keep what the merge took
+        pa.default_memory_pool().release_unused()  # it would hold on to the merge's memory
     restoring.verify(
         table,
         [file for each in wanted for file in each.files],
@@ -384,11 +384,11 @@ def _merge(store: Store, topic: str, group: FileGroup) -> data_file.Encoded | No
 def read_rows(
     store: Store, path: str, file: TableFile, end: int, *, columns: Sequence[str] = _ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the file's rows in offset order, whatever its writer and order.
+    """Yields the file's rows in offset order, whatever its writer and its own order.
 
     Rows have the named columns of `FILE_SCHEMA`, of which `offset` must be one. Repeated reads of a
     file yield the same rows in the same order, whatever the columns. Raises `ObjectMissing`, and
-    `CorruptObject` if the file differs from the log, or has offsets from `end` on.
+    `CorruptObject` if the file differs from the log, or has offsets at or beyond `end`.
     """
     try:
         with store.open(path) as source:
@@ -410,7 +410,7 @@ def read_rows(
                     missing -= batch.num_rows
                     yield conformed
             if missing:
-                check = f"it holds {len(offsets)} offsets, and {missing} rows fewer"
+                check = f"it holds {len(offsets)} offsets, but {missing} fewer rows"
                 raise errors.CorruptObject(path=path, check=check)
     except errors.SparklogError:
         raise
@@ -423,7 +423,7 @@ def read_rows(
 
 
 def _batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in their order, in small batches."""
+    """Yields the rows in file order, in small batches."""
     for number in range(parquet.num_row_groups):
         yield from _group_batches(parquet, number, columns)
 
@@ -442,7 +442,7 @@ def _group_batches(
 def _sorted_batches(
     parquet: pq.ParquetFile, columns: Sequence[str], offsets: npt.NDArray[np.int64]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in offset order, and reads each row group once."""
+    """Yields the rows in offset order, reading each row group once."""
     parts = []
     at = 0
     for number in range(parquet.num_row_groups):
@@ -473,7 +473,7 @@ def _conform(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# ------------------------------------------------------------------------------ putting in order
+# ------------------------------------------------------------------------------ sorting
 
 
 def disordered(
@@ -485,20 +485,20 @@ def disordered(
     in_order: set[str],
     target_bytes: int = limits.COMPACT_TARGET_BYTES,
 ) -> FileGroup | None:
-    """Returns files of another engine in one partition that each read has to sort.
+    """Returns another engine's files in one partition that every read has to sort.
 
     They overlap, or their rows are unordered or in huge row groups. None if there are none, or only
-    more than `SORT_FILES_BYTES` together.
+    ones of more than `SORT_FILES_BYTES` together.
 
     Args:
-        since: an older snapshot in which there were none; partitions whose files are the same are
+        since: an older snapshot in which there were none; partitions with unchanged files are
             skipped.
-        in_order: paths of files that are examined and need no sorting; updated, and reduced to
-            files that the table names.
+        in_order: paths of files that have been examined and need no sorting; updated, and reduced
+            to files that the table names.
 
-    Raises `CorruptObject` for a file that cannot be looked over.
+    Raises `CorruptObject` for a file that cannot be examined.
     """
-    if in_order:  # mostly empty: only files of other engines are examined
+    if in_order:  # usually empty: only other engines' files are examined
         in_order &= {file.path for files in snapshot.files for file in files}
     for partition, files in _changed(snapshot, since):
         for found in _overlapping(files):
@@ -520,7 +520,7 @@ def disordered(
 
 
 def _overlapping(files: Sequence[TableFile]) -> Iterator[list[TableFile]]:
-    """Yields files with overlapping offsets together, and each other file alone."""
+    """Yields files with overlapping offsets together, and every other file on its own."""
     found: list[TableFile] = []
     end = -1
     for file in files:
@@ -567,7 +567,7 @@ def put_in_order(
     border: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[TableFile, ...]:
-    """Replaces the group's files by sorted files of about `target_bytes`, and returns these.
+    """Replaces the group's files with sorted files of about `target_bytes`, and returns these.
 
     None of them spans `border`. Returns none if the work was abandoned, because another commit
     replaced or removed one of the files, or because of `should_stop`. Raises like `compact`.
@@ -613,13 +613,13 @@ def _encoded(
         for file in group.files
     ]
     level = data_file.SMALL_LEVEL if group.is_last else data_file.FAST_LEVEL
-    # Rows in the encoder's buffer, and further ones, come after the target was reached.
+    # Rows in the encoder's buffer, and further ones, are added once the target has been reached.
     capacity_bytes = target_bytes + 4 * limits.ROW_GROUP_BYTES
     encoder: data_file.Encoder | None = None
     began_beyond = False
     for batch in sorting.in_order(parts, batch_rows=limits.ROW_GROUP_ROWS):
         offsets = arrow.as_numpy(batch.column("offset"))
-        if not _rises(offsets):  # batches never share an offset, but one may have it twice
+        if not _rises(offsets):  # batches never share an offset, but one may contain it twice
             paths = ", ".join(file.path for file in group.files)
             raise errors.CorruptObject(
                 path=table.folder, check=f"it holds an offset twice: {paths}"
@@ -669,11 +669,11 @@ def _check_offsets(offsets: npt.NDArray[np.int64], path: str, file: TableFile, e
     ):
         raise errors.CorruptObject(
             path=path,
-            check=f"it holds {rows} rows of offsets {first} to {last}, and the log says "
+            check=f"it holds {rows} rows of offsets {first} to {last}, but the log says "
             f"{file.rows}, {file.first} to {file.last}",
         )
     if rows and (offsets[0] < 0 or offsets[-1] >= end):
-        check = f"it holds offsets {first} to {last}, and its partition ends at {end}"
+        check = f"it holds offsets {first} to {last}, but its partition ends at {end}"
         raise errors.CorruptObject(path=path, check=check)
 
 

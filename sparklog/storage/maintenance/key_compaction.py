@@ -1,48 +1,50 @@
-"""Key compaction: keeps the last record of each key in a partition, and changes no offset.
+"""Key compaction: keeps the last record of each key in a partition, without changing offsets.
 
-Rules, which are those of Kafka's log cleaner where it has them:
+Rules, which follow Kafka's log cleaner where it has an equivalent:
 
 - A *pass* covers all of a partition's rows in the table below an offset, its end. It removes a
-  record if it has one of the same key at a higher offset. Records without a key are kept. Keys are
-  compared byte for byte, not by hash.
-- A partition is compacted when more than `min.cleanable.dirty.ratio` of its bytes is dirty: at or
+  record if it covers one with the same key at a higher offset. Records without a key are kept. Keys
+  are compared byte for byte, not by hash.
+- A partition is compacted when more than `min.cleanable.dirty.ratio` of its bytes are dirty: at or
   beyond the end of the last pass. That end is the `txn` `sparklog/<topic id>/<p>/compacted`, so the
   table itself records it, and merges of small files do not span it. Records younger than
-  `min.compaction.lag.ms`, and all after the first file with such records, wait for a later pass.
-- A pass is one commit, or a few for a very large partition. These may be in any order, because the
-  record that supersedes another is kept; the last one records the end of the pass. A commit is made
-  only if, in the version right before it, exactly the files that the pass has read or written have
-  the partition's rows below the end, and the topic is still compacted and its table not
-  append-only. Otherwise the pass is abandoned, and its new files are removed.
+  `min.compaction.lag.ms`, and all from the first file with such records on, wait for a later pass.
+- A pass is one commit, or a few for a very large partition. Their order does not matter, because
+  the record that supersedes another is kept; the last commit records the end of the pass. A commit
+  is made only if, in the version right before it, exactly the files that the pass has read or
+  written contain the partition's rows below the end, the topic is still compacted, and its table is
+  not append-only. Otherwise the pass is abandoned, and its new files are removed.
 - Removed rows are in no other file, so `dataChange` is true for removed files. It is false for
-  added files, since all their rows existed before. So no stream of another engine reads a row
+  added files, since all their rows existed before. So another engine's stream never reads a row
   twice, and one that ignores deletes continues.
-- Memory is bounded except for three bytes per record: keys are compared in parts, by their hash
+- Memory is bounded except for three bytes per record: keys are compared in parts, by hash
   (`newest_records`).
 
-**Tombstones** (records with a key and no value). The `txn` `…/tombstones` is a horizon H, set at
-the time t by a pass that left tombstones below H, its end. A later pass removes a tombstone if
+**Tombstones** (records with a key but no value). The `txn` `…/tombstones` is a horizon H, set at
+time t by a pass that left tombstones below H, its end. A later pass removes a tombstone if
 
 1. it is the only record of its key among all rows of the pass, including those below it;
 2. it is below H, and t is at least `delete.retention.ms` ago.
 
-The record right below the table's end is not a tombstone in this sense: it stays while it is the
-last one. Kafka's cleaner leaves the active segment alone, and librdkafka's consumers count on a
-record there: their position ends behind the last record, below the end of a log that ends in a gap.
+The record right below the table's end does not count as a tombstone: it is kept while it is the
+last one. Kafka's cleaner leaves the active segment alone, and librdkafka's consumers rely on a
+record there: their position ends up right after the last record, so it would remain below the end
+of a log that ends in a gap.
 
-If tombstones remain when t is that old, H and t become the end and the time of that pass. So a
-tombstone waits for one to two times `delete.retention.ms`, whatever the number of passes.
+If tombstones remain once t is that old, H and t become the end and the time of that pass. So a
+tombstone waits for one to two times `delete.retention.ms`, regardless of the number of passes.
 
 No deleted key comes back, for these reasons. *In the table*: let a commit remove a tombstone of key
 k. By 1, and because the commit is made only on the files that were read, no other record of k is
-below the end in the version right before it, and so none after it. Records are published in order
-of offsets, so later ones are beyond the end and newer than the tombstone. Merges move rows and
-create none. The records that the tombstone deletes were removed in an earlier version, or never
-existed. *For a reader* of the log: it saw an older record of k in a version before the commit at t,
-which kept one record of each key below H: the tombstone or a later one. Until that is removed,
-after `delete.retention.ms` or more, the reader finds it or a newer one. (As in Kafka, a reader that
-takes longer from an old record to the end may miss a delete. Records from an older version of the
-table, or from a broker's memory, count as read then.)
+below the end in the version right before the commit, and so none is in later versions. Records are
+published in offset order, so later ones are beyond the end and newer than the tombstone. Merges
+move rows and create none. The records that the tombstone deletes were removed in an earlier
+version, or never existed. *For a reader* of the log: it saw an older record of k in a version
+before the commit at t, which kept one record of each key below H: for k, the tombstone or a later
+record. Until that one is removed, after `delete.retention.ms` or more, the reader finds it or a
+newer one. (As in Kafka, a reader that takes longer to get from an old record to the end may miss a
+delete. Records from an older version of the table, or from a broker's memory, count as read at that
+earlier time.)
 """
 
 from __future__ import annotations
@@ -73,9 +75,9 @@ from sparklog.storage.table.names import (
 from sparklog.storage.table.topic_table import TopicTable
 
 COMPACT_STEP_BYTES = 1 * limits.GIB  # of files that one commit of a key compaction replaces
-_MILLISECONDS_MAX = 2**63 - 1  # an int64, as Kafka has it
+_MILLISECONDS_MAX = 2**63 - 1  # an int64, as in Kafka
 
-# ------------------------------------------------------------------------------ when
+# ------------------------------------------------------------------------------ when to compact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +129,13 @@ def _number(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionProgress:
-    """The progress that earlier passes recorded in the table; times are those of brokers."""
+    """The progress that earlier passes recorded in the table; times are by the brokers' clocks."""
 
     compacted: int = 0
-    """The end of the last pass, below which each key had one record."""
+    """The end of the last pass, below which it left one record of each key."""
     compacted_ms: int = 0
     horizon: int = 0
-    """The offset below which tombstones wait since `horizon_ms`."""
+    """The offset below which tombstones have been waiting since `horizon_ms`."""
     horizon_ms: int | None = None
 
     def has_waited(self, retention_ms: int, at_ms: int) -> bool:
@@ -141,7 +143,7 @@ class CompactionProgress:
         return self.horizon_ms is not None and at_ms - self.horizon_ms >= retention_ms
 
     def had_its_pass(self, retention_ms: int) -> bool:
-        """Returns whether the last pass could remove them, being later than the horizon's."""
+        """Returns whether the last pass was later than the horizon's and could remove them."""
         is_later = self.horizon_ms is None or self.compacted_ms > self.horizon_ms
         return is_later and self.has_waited(retention_ms, self.compacted_ms)
 
@@ -161,7 +163,7 @@ def progress_of(table: TopicTable, topic_id: str, partition: int) -> CompactionP
 def borders(table: TopicTable, snapshot: TableSnapshot) -> tuple[int, ...]:
     """Returns the end of the last pass for each partition, which no merge should span.
 
-    `snapshot` says which partitions there are.
+    `snapshot` determines the partitions.
     """
     return tuple(
         progress_of(table, snapshot.topic_id or "", partition).compacted
@@ -171,7 +173,7 @@ def borders(table: TopicTable, snapshot: TableSnapshot) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPass:
-    """The compaction of one partition to be done."""
+    """A compaction of one partition that is to be run."""
 
     topic_id: str
     partition: int
@@ -182,7 +184,7 @@ class CompactionPass:
     progress: CompactionProgress
     """The progress before the pass."""
     tombstones_go: bool
-    """True to remove tombstones below the horizon that are alone of their key."""
+    """True to remove tombstones below the horizon that are the only record of their key."""
     target_bytes: int
 
 
@@ -195,15 +197,15 @@ def choose(
     everything: bool = False,
     before_us: int | None = None,
 ) -> list[CompactionPass]:
-    """Returns the partitions to compact now, in the last read version of `table`.
+    """Returns the passes to run now, on the last read version of `table`.
 
-    A partition qualifies if its dirty ratio is high enough, and the dirty part is `compact_files`
-    files, or half of `target_bytes`, or has a file older than `settled_before_us`, so that a topic
-    with a record per second is not compacted each second. Or if dirty records have waited as long
-    as the topic allows. Or if tombstones have waited long enough without a pass since. With
-    `everything`, all partitions with dirty records or waiting tombstones. `before_us`: records in
-    files written since wait for a later pass. None of an append-only table does. Raises `BadOption`
-    if the topic's configuration is invalid.
+    A partition qualifies if its dirty ratio is high enough, and its dirty part has at least
+    `compact_files` files, exceeds half of `target_bytes`, or has a file older than
+    `settled_before_us`. So a topic with a record per second is not compacted every second. It also
+    qualifies if dirty records have waited as long as the topic allows, or if tombstones have waited
+    long enough without a pass since. With `everything`, dirty records suffice. `before_us`: records
+    in files written since then wait for a later pass. No partition of an append-only table
+    qualifies. Raises `BadOption` if the topic's configuration is invalid.
     """
     snapshot, now_us = table.snapshot, table.clock.now_us()
     policy = policy_of(snapshot.config)
@@ -249,7 +251,7 @@ def _end(
     now_us: int,
     before_us: int | None,
 ) -> int:
-    """Returns the end of a pass that excludes records younger than the lag, and young files."""
+    """Returns the end of a pass that excludes records younger than the lag, and newer files."""
     end = table_end
     lag_ms = policy.min_compaction_lag_ms
     for file in files if lag_ms or before_us is not None else ():
@@ -271,8 +273,8 @@ def _is_overdue(
 ) -> bool:
     """Returns whether a record has waited for its pass as long as the topic allows.
 
-    Records may have old timestamps, and a flush of such records must not cause a pass: those that
-    came after the last pass have waited at most since then.
+    Records may have old timestamps, and a flush of such records must not trigger a pass: records
+    that arrived after the last pass have waited at most since then.
     """
     before_us = now_us - policy.max_compaction_lag_ms * 1_000
     oldest_us = min((file.oldest_us for file in dirty), default=now_us)
@@ -288,14 +290,14 @@ def _size(files: Sequence[TableFile]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionStep:
-    """Files that are written, and replace others by one commit of a pass."""
+    """Newly written files that replace others in one commit of a pass."""
 
     adds: tuple[TableFile, ...]
     removes: tuple[TableFile, ...]
     rows: int
-    """The number of records that are in the replaced files only."""
+    """The number of records that are only in the replaced files."""
     txns: Mapping[str, int]
-    """The progress that the last step of a pass records; none in the others."""
+    """The progress that the last step of a pass records; empty in the others."""
 
 
 def compact(
@@ -321,10 +323,10 @@ def commit(
     *,
     on_commit: Callable[[Sequence[TableFile]], None] = lambda _: None,
 ) -> int | None:
-    """Commits the steps of a pass, each before the next is asked for.
+    """Commits the steps of a pass, each before the next is requested.
 
-    Calls `on_commit` after each commit, with the files that it has added. Returns the number of
-    removed records; None if the pass was abandoned, because the partition's files or the topic have
+    Calls `on_commit` after each commit, with the files that it added. Returns the number of removed
+    records; None if the pass was abandoned, because the partition's files or the topic have
     changed. Raises like `rewrite` and `TopicTable.commit`, and `MissingObject` for an active file
     that does not exist.
     """
@@ -352,9 +354,9 @@ def commit(
 def _is_committed(
     table: TopicTable, each: CompactionPass, paths: set[str], step: CompactionStep
 ) -> bool:
-    """Replaces the files of a step and records the progress; removes its new files if it may not.
+    """Replaces a step's files and records the progress; removes its new files if not allowed to.
 
-    `paths` are those that are expected to have the partition's rows below the end.
+    `paths` are the files expected to contain the partition's rows below the end.
     """
     is_wanted = True  # the outcome is unknown, unless `decide` or the commit refuses
 
@@ -390,7 +392,7 @@ def _is_committed(
 
 
 def discard(table: TopicTable, steps: Iterable[CompactionStep]) -> None:
-    """Removes the new files of written steps that `commit` did not ask for."""
+    """Removes the new files of written steps that `commit` did not request."""
     for step in steps:
         _delete(table.store, table.topic, step.adds)
 
@@ -405,7 +407,7 @@ class _Abandoned(Exception):
 
 
 def _is_as_it_was(table: TopicTable, each: CompactionPass, paths: set[str]) -> bool:
-    """Returns whether exactly the files of these paths have the rows below the end."""
+    """Returns whether exactly the files with these paths contain the rows below the end."""
     snapshot = table.snapshot
     if snapshot.topic_id != each.topic_id or policy_of(snapshot.config) is None:
         return False
@@ -418,7 +420,7 @@ def _is_as_it_was(table: TopicTable, each: CompactionPass, paths: set[str]) -> b
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A file, and the rows of it to keep."""
+    """A file, and its rows to keep."""
 
     file: TableFile
     stays: npt.NDArray[np.bool_]
@@ -445,10 +447,11 @@ def rewrite(
     clock: Clock,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[CompactionStep]:
-    """Yields the steps of a pass for `commit`; the new files of each are put durably before.
+    """Yields the steps of a pass for `commit`, each once its new files are durable.
 
-    The table's log is not needed for it. Raises `ObjectMissing` for a file that does not exist, and
-    `CorruptObject` for one that differs from the log. `commit` ends where `should_stop` ends it.
+    Does not need the table's log. Raises `ObjectMissing` for a file that does not exist, and
+    `CorruptObject` for one that differs from the log. `commit` abandons the pass once `should_stop`
+    returns True.
     """
     yield from _Rewrite(store, topic, each, clock, should_stop).run()
 
@@ -485,7 +488,7 @@ class _Rewrite:
     # -------------------------------------------------------------------------- choosing rows
 
     def _choose_rows(self) -> tuple[list[_Input], bool]:
-        """Returns the rows to keep of each file, and whether tombstones are among them."""
+        """Returns the rows to keep from each file, and whether tombstones are among them."""
         each = self._pass
         records = self._scan()
         for part in records.parts():
@@ -533,7 +536,7 @@ class _Rewrite:
     # -------------------------------------------------------------------------- writing
 
     def _step(self, packs: Sequence[Sequence[_Input]], txns: Mapping[str, int]) -> CompactionStep:
-        """Writes the new files of a step; none of them is left if one fails."""
+        """Writes the new files of a step; leaves none of them if one fails."""
         adds: list[TableFile] = []
         is_done = False
         try:
@@ -572,7 +575,7 @@ class _Rewrite:
                 elif stays.any():
                     encoder.add(batch.filter(arrow.booleans(stays)))
             if at != len(one.stays):
-                check = f"it holds {at} rows, and held {len(one.stays)}"
+                check = f"it holds {at} rows, but held {len(one.stays)}"
                 raise errors.CorruptObject(path=path, check=check)
         encoded = encoder.finish()
         assert encoded.rows == sum(one.left for one in pack)
@@ -587,9 +590,9 @@ class _Rewrite:
 
 
 def _packs(inputs: Sequence[_Input], target_bytes: int) -> Iterator[list[_Input]]:
-    """Yields neighbours to merge into one file, the first and the last of which lose rows.
+    """Yields neighbours to merge into one file; the first and the last of them lose rows.
 
-    Files that overlap, or have no statistics, are rewritten alone.
+    Files that overlap, or have no statistics, are rewritten individually.
     """
     pack: list[_Input] = []
     room_bytes, end = 0, 0
@@ -616,7 +619,7 @@ def _trimmed(pack: Sequence[_Input]) -> Iterator[list[_Input]]:
 
 
 def _steps(packs: Sequence[list[_Input]]) -> Iterator[list[list[_Input]]]:
-    """Yields the groups of files of each commit."""
+    """Yields the groups of files for each commit."""
     step: list[list[_Input]] = []
     size_bytes = 0
     for pack in packs:

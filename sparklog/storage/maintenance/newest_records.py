@@ -1,7 +1,7 @@
 """Finds the last record of each key among the rows of a compaction pass, in bounded memory.
 
-A pass reads its rows once, to count the keys, and again for each part of the keys that fits in
-memory. Keys are dealt to parts by their hash, and compared byte for byte within a part.
+A pass reads its rows once to count the keys, and again for each part of the keys that fits in
+memory. Keys are assigned to parts by hash, and compared byte for byte within a part.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from sparklog import arrow, limits
 
-COMPACT_KEYS_BYTES = 256 * limits.MIB  # of memory for keys that are compared at a time
+COMPACT_KEYS_BYTES = 256 * limits.MIB  # of memory for keys that are compared together
 COMPACT_KEYS_ROWS = 1_048_576  # rows that wait to be compared
 
 _PARTS: Final = 256
-"""The number of parts of keys by hash; as many are compared at once as memory allows."""
+"""The number of parts that keys are hashed into; as many are compared together as memory allows."""
 _SLOTS: Final = 1 << 22
-"""Hash slots, the empty ones of which give an estimate of the number of distinct keys."""
+"""Hash slots; the number of empty ones yields an estimate of the number of distinct keys."""
 _WORD: Final = 8
 _MARGIN: Final = 32
 _KEY_BYTES: Final = 160
-"""Memory of a key while it is compared, in addition to its bytes and a copy of them."""
+"""Memory per key while it is compared, in addition to its bytes and a copy of them."""
 
 _COMPARED: Final = np.uint8(1)
 """The record has a key and is below the end of the pass."""
@@ -35,11 +35,11 @@ _WAITED: Final = np.uint8(4)
 """The record is below the horizon."""
 _SUPERSEDED: Final = np.uint8(8)
 _SUPERSEDES: Final = np.uint8(16)
-"""The record is the last of its key, and not the only one."""
+"""The record is the last of its key, but not the only one."""
 
 
 class Records:
-    """Flags and hash part of each row of the pass, in the order of its files."""
+    """Flags and hash part of each row in the pass, in the order of its files."""
 
     def __init__(self, *, end: int, table_end: int, horizon: int) -> None:
         self._end, self._table_end, self._horizon = end, table_end, horizon
@@ -68,7 +68,7 @@ class Records:
         self._key_bytes += keys.nbytes
 
     def close(self) -> None:
-        """Ends the adding of rows."""
+        """Finishes adding rows."""
         self.flags = np.concatenate([self.flags, *self._noted])
         self._part = np.concatenate([self._part, *self._dealt])
         self._noted, self._dealt = [], []
@@ -84,7 +84,7 @@ class Records:
         return [(int(low), int(high)) for low, high in itertools.pairwise(bounds)]
 
     def is_in(self, part: tuple[int, int], position: int, count: int) -> npt.NDArray[np.bool_]:
-        """Returns which of `count` rows have a key of that part."""
+        """Returns which of `count` rows have a key in that part."""
         dealt = self._part[position : position + count]
         here = (self.flags[position : position + count] & _COMPARED) != 0
         return here & (dealt >= part[0]) & (dealt < part[1])
@@ -100,10 +100,10 @@ class Records:
 
 
 def hashes_of(keys: pa.BinaryArray) -> npt.NDArray[np.uint64]:
-    """Returns a hash of each key, which only distributes keys to parts.
+    """Returns a hash of each key, used only to distribute keys among parts.
 
-    It covers the length, the first 16 bytes and the last 32. Keys that differ in the middle only
-    are in one part, which is then larger than intended.
+    It covers the length, the first 16 bytes and the last 32. Keys that differ only in the middle
+    fall into one part, which is then larger than intended.
     """
     _, bounds, data = keys.buffers()
     ends = np.frombuffer(bounds, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
@@ -130,7 +130,7 @@ def hashes_of(keys: pa.BinaryArray) -> npt.NDArray[np.uint64]:
 def _shifted(
     words: npt.NDArray[np.uint64], missing: npt.NDArray[np.int64], shift: np.ufunc
 ) -> npt.NDArray[np.uint64]:
-    """Returns the words without `missing` bytes, which are not of the key."""
+    """Returns the words without the `missing` bytes, which do not belong to the key."""
     bits = (8 * np.minimum(missing, _WORD - 1)).astype(np.uint64)
     return np.where(missing < _WORD, shift(words, bits), np.uint64(0))
 
@@ -146,7 +146,7 @@ class Newest:
 
     records: Records
     _keys: list[pa.BinaryArray] = field(default_factory=list)
-    """Distinct keys that are compared, and then those that wait for it."""
+    """The distinct keys among those compared so far, then the keys that wait to be compared."""
     _offsets: list[npt.NDArray[np.int64]] = field(default_factory=list)
     _positions: list[npt.NDArray[np.int64]] = field(default_factory=list)
     _waiting_rows: int = 0
@@ -163,7 +163,7 @@ class Newest:
         self._positions.append(positions)
         self._waiting_rows += len(keys)
         self._waiting_bytes += keys.nbytes
-        # At least as many as are known, so that these are not compared too often.
+        # Wait for at least as many as are known, so that those are not compared too often.
         if (
             self._waiting_rows >= max(COMPACT_KEYS_ROWS, len(self._keys[0]))
             or self._waiting_bytes >= COMPACT_KEYS_BYTES // 2

@@ -1,22 +1,22 @@
-"""Restores the files that a merge has replaced, if the merged file is lost.
+"""Restores the files that a merge replaced, if the merged file is lost.
 
 Between the put of a merged file and the commit that adds it, no version of the table names the
-file. A VACUUM of another engine without retention (`RETAIN 0 HOURS`) may remove it, and the commit
+file. Another engine's VACUUM with zero retention (`RETAIN 0 HOURS`) may remove it, and the commit
 then names a missing file. No row is lost, for these reasons:
 
 - For a VACUUM that has not seen the commit, the replaced files are part of the table.
-- A VACUUM that has seen it keeps them, too: the commit dates their removal an hour in the future
-  (`limits.REPLACED_KEPT_SECONDS`), and an engine keeps a removed file until its date is older than
-  the retention of the VACUUM. Our own sweeper uses the time of the commit.
-- So both remove only the merged file. It is checked right after the commit, and by each sweep until
-  the grace of removed files is over, since a VACUUM that began before the commit may still run; the
-  last check is before the replaced files are removed. If the file is missing, one commit removes it
-  and adds the replaced files again.
+- A VACUUM that has seen it keeps them too: the commit dates their removal an hour in the future
+  (`limits.REPLACED_KEPT_SECONDS`), and an engine keeps a removed file until that date is older than
+  the VACUUM's retention. Our own sweeper uses the time of the commit.
+- So either one removes only the merged file. It is checked right after the commit, and by each
+  sweep until the grace period of removed files is over, since a VACUUM that began before the commit
+  may still be running; the last check precedes the deletion of the replaced files. If the file is
+  missing, one commit removes it and adds the replaced files again.
 
-This holds as long as a VACUUM takes no longer than the grace of removed files, and a broker checks
-within the hour. A commit that changes data is not undone, since its rows are in no other file. If a
-key compaction is undone, the superseded records exist until the next pass; if a deletion is, they
-are below the log start, and are removed by the next sweep.
+This holds as long as a VACUUM takes no longer than the grace period of removed files, and a broker
+checks within the hour. A commit that changes data is not undone, since its rows are in no other
+file. If a key compaction is undone, the superseded records exist until the next pass; if a deletion
+is undone, the deleted records are below the log start, and the next sweep removes them.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from sparklog.storage.table.names import (
 )
 from sparklog.storage.table.topic_table import TopicTable
 
-_FILES_ASKED_FOR = 8  # are checked one by one; for more, a listing is cheaper
+_FILES_ASKED_FOR = 8  # up to this many are checked individually; for more, a listing is cheaper
 
 
 def torn(store: Store, sizes: Mapping[str, int]) -> set[str]:
-    """Returns the data files that do not exist, are smaller than their size here, or lack a footer.
+    """Returns the data files that do not exist, are smaller than in `sizes`, or lack a footer.
 
     After a power cut, a file that another engine put without a flush may be empty, truncated, or
     end in zeros. The last is checked on a local root only, in files without a name of ours. On an
-    object store a few files are checked one by one, and more by a listing of their folders.
+    object store, a few files are checked individually, and more by listing their folders.
     """
     at_once = limits.TABLE_REQUESTS_AT_ONCE
     if store.is_local or len(sizes) <= _FILES_ASKED_FOR:
@@ -91,10 +91,10 @@ def _size(store: Store, path: str) -> int:
 
 
 def verify(table: TopicTable, merged: Sequence[TableFile], replaced: Sequence[TableFile]) -> None:
-    """Checks that files of the last commit exist; undoes it if one is gone.
+    """Checks that the files of the last commit exist; undoes the commit if one is gone.
 
-    `replaced` holds every row that is in `merged`. Raises `CorruptObject` if one is gone, which
-    says whether the commit was undone, and what `TopicTable.commit` does.
+    `replaced` contains every row of `merged`. If a file is gone, raises `CorruptObject`, which says
+    whether the commit was undone. Raises like `TopicTable.commit`.
     """
     gone = torn(table.store, {data_path(table.topic, each): each.size_bytes for each in merged})
     if not gone:
@@ -110,11 +110,11 @@ def verify(table: TopicTable, merged: Sequence[TableFile], replaced: Sequence[Ta
 def lost(path: str, *, is_back: bool) -> errors.CorruptObject:
     """Returns the error for a merged file that is gone, with the state of the files it replaced."""
     check = (
-        "it is missing, shorter than the table says, or truncated, after a VACUUM without"
+        "it is missing, shorter than the table says, or truncated, after a VACUUM with zero"
         " retention or a power cut"
     )
     advice = (
-        "The files that it replaced are in the table again; nothing is to be done"
+        "The files that it replaced are in the table again; nothing needs to be done"
         if is_back
         else "The files that it replaced could not be put back, and are kept; restore the table"
     )
@@ -124,7 +124,7 @@ def lost(path: str, *, is_back: bool) -> errors.CorruptObject:
 def _put_back(
     table: TopicTable, partition: int, outputs: Sequence[str], inputs: Sequence[TableFile]
 ) -> bool:
-    """Removes `outputs` and adds `inputs` in one commit. Returns False if it is impossible."""
+    """Removes `outputs` and adds `inputs` in one commit. Returns False if that is impossible."""
     topic_id = table.snapshot.topic_id
     sizes = {data_path(table.topic, each): each.size_bytes for each in inputs}
     if topic_id is None or not inputs or torn(table.store, sizes):
@@ -144,7 +144,7 @@ def _put_back(
             return None
         is_made = True
         txns = {maintenance_app_id(topic_id): snapshot.version + 1}
-        # A tombstone may be back together with what it has deleted: it waits once more.
+        # A tombstone may come back together with the record that it deleted: its wait starts over.
         tombstones = table.txn(tombstones_app_id(topic_id, partition))
         if tombstones is not None:
             txns[tombstones_app_id(topic_id, partition)] = tombstones.version
@@ -168,7 +168,7 @@ def restore(table: TopicTable, gone: Collection[str]) -> set[str]:
     """Undoes the commits that added these files, as far as possible.
 
     `gone` are paths in the table's folder, not percent-encoded, of active files that do not exist
-    or are torn. Returns those of them that are no longer in the table. Raises like
+    or are torn. Returns those that are no longer in the table afterwards. Raises like
     `TopicTable.commit`.
     """
     waiting = set(gone)
@@ -188,13 +188,13 @@ def restore(table: TopicTable, gone: Collection[str]) -> set[str]:
 
 
 def _rewrites(table: TopicTable) -> Iterator[tuple[list[TableFile], Sequence[Remove]]]:
-    """Yields adds and removes of commits that change no data, from the newest to the oldest."""
+    """Yields adds and removes of commits that change no data, newest first."""
     for version in range(table.snapshot.version, -1, -1):
         path = f"{table.log_folder}/{delta_log.commit_name(version)}"
         try:
             actions = delta_log.decode_commit(table.store.get(path), path)
         except (ObjectMissing, errors.CorruptObject):
-            return  # the log is cleaned up to here
+            return  # the log has been cleaned up to here
         if not any(each.data_change for each in actions.adds):
             adds = [file for each in actions.adds if (file := _file_of(each)) is not None]
             yield adds, actions.removes
@@ -242,7 +242,7 @@ def _file_from_footer(table: TopicTable, remove: Remove, partition: int) -> Tabl
     if footer is None or stat.size_bytes < (remove.size or 0):
         return None
     offsets = _bounds(footer, "offset")
-    # Other engines write times in other units; a file of ours has microseconds.
+    # Other engines write times in other units; ours are in microseconds.
     times = _bounds(footer, "timestamp") if is_our_file(unquote(remove.path)) else None
     return TableFile(
         path=remove.path,
@@ -258,7 +258,7 @@ def _file_from_footer(table: TopicTable, remove: Remove, partition: int) -> Tabl
 
 
 def _bounds(footer: pq.FileMetaData, name: str) -> tuple[int, int] | None:
-    """Returns the least and greatest value of an integer column, by row group statistics."""
+    """Returns the minimum and maximum of an integer column, from row group statistics."""
     lows, highs = [], []
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -275,14 +275,14 @@ def _bounds(footer: pq.FileMetaData, name: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Files of one commit that have the same rows before and after it."""
+    """Files of one commit that contain the same rows before and after it."""
 
     outputs: list[TableFile]
     inputs: list[TableFile]
 
 
 def _groups(outputs: Sequence[TableFile], inputs: Sequence[TableFile]) -> Iterator[_Group]:
-    """Splits a commit's files between non-overlapping ranges; one group if a bound is unknown."""
+    """Splits a commit's files into non-overlapping ranges; one group if a bound is unknown."""
     files = [*outputs, *inputs]
     if any(each.first is None or each.last is None for each in files):
         yield _Group(list(outputs), list(inputs))

@@ -1,24 +1,24 @@
 """Retention and deletion of records, which move the log start of a partition.
 
-Rules, which are those of Kafka's `UnifiedLog` where it has them:
+Rules, which follow Kafka's `UnifiedLog` where it has an equivalent:
 
-- Records are removed from the log start on, in order of offsets, whatever consumers have read.
-  Records that are not yet in the table are kept.
+- Records are removed from the log start on, in offset order, whatever consumers have read. Records
+  that are not yet in the table are kept.
 - *Retention* removes whole files. By time: those whose newest record is older than `retention.ms`,
-  or that were written before then if no record has a time. By size: the oldest, as long as the
-  remaining ones have `retention.bytes` or more. The newest file is removed by time only. A topic
-  whose `cleanup.policy` does not name `delete` keeps all records.
+  or that were written before then if no record has a timestamp. By size: the oldest, as long as the
+  remaining ones total at least `retention.bytes`. The newest file is removed by time only. A topic
+  whose `cleanup.policy` does not include `delete` keeps all records.
 - *Deletion* (Kafka's DeleteRecords) removes records below an offset. Files below it are removed,
   and a file with rows on both sides is replaced by one with the remaining rows. So no engine finds
-  deleted records in the table, and after the grace of removed files their bytes are gone.
+  deleted records in the table, and after the grace period of removed files their bytes are gone.
 - One commit removes the files and moves the `txn` `sparklog/<topic id>/<p>/start`. It is made only
-  if, in the version right before it, exactly the chosen files have the rows below the new start.
-  Otherwise the choice is made again, and the new files are removed.
-- From an append-only table (`delta.appendOnly`) no record is removed: retention waits until the
-  property is unset, and a deletion is an error. The log start stays too, since it would hide
-  records that the table has to keep. Where it is, it stays in effect.
-- The log start never moves back. Rows below it that another engine restores with an older version
-  are not records: readers skip them, and `sweep_below` removes them.
+  if, in the version right before it, exactly the chosen files contain the rows below the new start.
+  Otherwise files are chosen again, and the new files are removed.
+- No record is removed from an append-only table (`delta.appendOnly`): retention waits until the
+  property is unset, and a deletion is an error. The log start does not move either, since it would
+  hide records that the table has to keep. The current log start remains in effect.
+- The log start never moves back. Rows below it that another engine brings back by restoring an
+  older version are not records: readers skip them, and `sweep_below` removes them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from sparklog.storage.table.encoding import APPEND_ONLY_REASON
 from sparklog.storage.table.names import data_path, maintenance_app_id, start_app_id
 from sparklog.storage.table.topic_table import TopicTable
 
-_RETENTION_SPANS = 10  # of `retention.ms`, one for each file: a record outlasts it by at most one
-DELETE_ATTEMPTS = 5  # when others rewrite files with deleted records
+_RETENTION_SPANS = 10  # file spans in `retention.ms`, which a record outlasts by at most one
+DELETE_ATTEMPTS = 5  # while others rewrite files with records to delete
 
 _UNLIMITED: Final = -1
 
@@ -71,7 +71,7 @@ def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
 def removes_records(config: Mapping[str, str]) -> bool:
     """Returns whether a topic with this configuration loses records, by retention or compaction.
 
-    Raises what `policy_of` raises.
+    Raises like `policy_of`.
     """
     is_compacted = "compact" in config.get("cleanup.policy", "").split(",")
     return is_compacted or policy_of(config) != RetentionPolicy()
@@ -90,8 +90,8 @@ def _number(config: Mapping[str, str], key: str) -> int:
 def span_us(config: Mapping[str, str]) -> int | None:
     """Returns the maximum range of timestamps in one file; None: unlimited.
 
-    A file is removed when its newest record is too old, so that others outlast `retention.ms` by
-    up to this range. Raises `BadOption` for an invalid number.
+    A file is removed when its newest record is too old, so its other records may outlast
+    `retention.ms` by up to this range. Raises `BadOption` for an invalid number.
     """
     retention_ms = policy_of(config).retention_ms
     return None if retention_ms == _UNLIMITED else retention_ms * 1_000 // _RETENTION_SPANS
@@ -110,7 +110,7 @@ def choose(snapshot: TableSnapshot, *, now_us: int) -> list[RetentionCut]:
     """Returns the files that exceed the topic's bounds, or are below the log start.
 
     Files with overlapping offsets are removed together. A partition with a file without statistics
-    is skipped until compaction adds them, because the file may have any offset. No file of an
+    is skipped until compaction adds them, because the file may contain any offset. No file of an
     append-only table is returned. Raises `BadOption` if the topic's configuration is invalid.
     """
     policy = policy_of(snapshot.config)
@@ -154,7 +154,7 @@ class _Cluster:
 
 
 def _clusters(files: Sequence[TableFile]) -> list[_Cluster]:
-    """Returns clusters in order of offsets; none if a file without statistics may be in any."""
+    """Returns clusters in offset order; none if a file lacks statistics, as it may be in any."""
     found: list[_Cluster] = []
     for file in files:
         if file.first is None or file.last is None:
@@ -232,12 +232,13 @@ def _txns(snapshot: TableSnapshot, topic_id: str, starts: Mapping[int, int]) -> 
 def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
     """Deletes the records below the offset of each named partition. Returns the new version.
 
-    When this returns, the log start is moved durably, also through a power cut. An offset at or
-    below the log start has no effect. All records below the offsets must be in the table.
+    When this returns, the move of the log start is durable and survives a power cut. An offset at
+    or below the log start has no effect. All records below the offsets must be in the table.
 
     Raises `UnknownTopic` if the table is no longer that of the topic, `PolicyViolation` if it is
-    append-only, `OffsetOutOfRange` beyond the table's end, `MissingObject` and `CorruptObject` if a
-    file cannot be rewritten because it is not as the log says, and like `TopicTable.commit`.
+    append-only, `OffsetOutOfRange` for an offset beyond the table's end, `MissingObject` and
+    `CorruptObject` if a file cannot be rewritten because it does not match the log, and like
+    `TopicTable.commit`.
     """
     for _ in range(DELETE_ATTEMPTS):
         snapshot = table.refresh()
@@ -283,9 +284,9 @@ class _Deletion:
     starts: Mapping[int, int]
     """The new log start by partition."""
     below: tuple[TableFile, ...]
-    """Files of which no row is kept."""
+    """Files from which no row is kept."""
     straddling: tuple[TableFile, ...]
-    """Files of which some rows may be kept."""
+    """Files from which some rows may be kept."""
 
 
 def _deletion(
@@ -338,7 +339,7 @@ class _Deleting:
         self._adds: list[TableFile] = []
 
     def run(self) -> TableSnapshot | None:
-        """Returns the version with the change; None: abandoned, because the files have changed."""
+        """Returns the version with the change; None if abandoned because the files have changed."""
         table, deletion = self._table, self._deletion
         removes = list(deletion.below)
         rewritten: list[TableFile] = []
@@ -385,7 +386,7 @@ class _Deleting:
         try:
             restoring.verify(table, self._adds, rewritten)
         except errors.CorruptObject:
-            return None  # if they are restored, they are rewritten again
+            return None  # if the files were restored, they are rewritten again
         return found
 
     def _is_current(self, snapshot: TableSnapshot) -> bool:

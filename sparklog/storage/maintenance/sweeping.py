@@ -2,31 +2,32 @@
 
 Rules:
 
-- Nothing is removed that the newest version, a reader within the graces, or a future commit may
-  need. Several processes may run each function at once, and may stop at any point.
-- The log is removed oldest first, object by object: while commit v exists, all later ones do.
-  `TopicTable` relies on it.
-- A *replaced* file has a remove action in the log, and is removed after a grace. A reader that
-  still refers to it finds it missing and plans again.
+- Nothing is removed that the newest version, a reader within the grace periods, or a future commit
+  may need. Several processes may run each function concurrently, and may stop at any point.
+- The log is removed oldest first, object by object: while commit v exists, so do all later ones.
+  `TopicTable` relies on this.
+- A *replaced* file has a remove action in the log, and is deleted after a grace period. A reader
+  that still refers to it finds it missing and plans again.
 - An *orphan* was put but never committed, because its writer died or failed. The writer may also be
-  suspended, and try to commit it later. Removing it is safe nevertheless: a writer adds a file only
-  while it is younger than half the orphan grace. It checks this right before it puts the commit,
-  which is put only if absent, as the version after the newest that the writer knows. Let w be a
-  commit made later than that. Each put that passed the check was issued before w existed, so for w
-  or a lower version; there it fails, or the table as of w has the file. After a failed put the
-  writer checks again, and the check fails. So the order is: find the file, make sure that w exists
-  (or put an empty commit), read the table, and remove the file if it is not named. The time between
-  half and three quarters of the grace allows for clocks that differ.
-- Writing a large batch may take longer than that. Its writer first opens a *preparation* by a
-  commit with a `txn`; its files have the preparation's number in their names. The commit that adds
-  them is made only if the version right before it has that preparation open, and closes it. So the
-  log alone decides, and no clock: a process that finds a file and then reads the table finds the
-  preparation open, and keeps the file; or closed, and then the table names the file or no commit
-  will. The writer renews the preparation while it works. A sweeper closes one that is not renewed
-  for a grace. Each broker has a preparation of its own, so that leaders of one topic do not end
-  each other's. One that starts again ends its predecessor's; the writer of a closed one begins
-  again.
-- Another engine may work for hours before it commits, so only files with names of our kind count as
+  merely suspended, and try to commit it later. Removing it is still safe: a writer adds a file only
+  while it is younger than half the orphan grace period. It checks this right before it puts the
+  commit, which is put only if absent, as the version after the newest that the writer knows. Let w
+  be a commit made once the file was older than that. Each put that passed the check was issued
+  before w existed, and so for w's version or a lower one: either it fails, or the table as of w
+  contains the file. After a failed put the writer checks again, and the check fails. So the order
+  is: find the file, make sure that w exists (or put an empty commit), read the table, and remove
+  the file if it is not named. The time between half and three quarters of the grace period allows
+  for clock skew.
+- Writing a large batch may take longer than that. Its writer first opens a *preparation* with a
+  commit of a `txn`; the names of its files contain the preparation's number. The commit that adds
+  them is made only if that preparation is open in the version right before it, and closes it. So
+  the log alone decides, not a clock: a process that finds a file and then reads the table finds the
+  preparation either open, and keeps the file, or closed, in which case the table names the file or
+  no commit ever will. The writer renews the preparation while it works. A sweeper closes one that
+  has not been renewed for a grace period. Each broker has its own preparation, so that leaders of
+  one topic do not close each other's. A restarted broker closes its predecessor's; the writer of a
+  closed one starts over.
+- Another engine may work for hours before it commits, so only files with names of ours count as
   orphans. Other files are left to that engine's VACUUM.
 """
 
@@ -49,13 +50,13 @@ TABLE_LOG_KEPT_SECONDS = 24 * 3600.0
 _TABLE_LOG_KEPT_VERSIONS = 10_000
 
 _EMPTIED: Final = "_emptied"
-"""The note in the folder of a deleted topic. Engines ignore names that begin with `_`."""
+"""The marker in the folder of a deleted topic. Engines ignore names that begin with `_`."""
 
 
 def note_gaps(table: TopicTable) -> None:
-    """Commits why offsets have no record, where another engine has removed rows; else nothing.
+    """Commits the cause of gaps where another engine has removed rows; otherwise does nothing.
 
-    The commit of that engine is kept for days only. Raises like `TopicTable.commit`.
+    That engine's own commit is kept only for days. Raises like `TopicTable.commit`.
     """
     if not table.unnoted_gaps():
         return
@@ -68,7 +69,7 @@ def note_gaps(table: TopicTable) -> None:
 
 
 def checkpoint_due(table: TopicTable, *, every: int = limits.TABLE_CHECKPOINT_EVERY) -> bool:
-    """Returns whether `every` commits follow the newest checkpoint that `table` knows."""
+    """Returns whether at least `every` commits follow the newest checkpoint that `table` knows."""
     return table.snapshot.version - max(table.log_reader.checkpoint_version, 0) >= every
 
 
@@ -83,15 +84,15 @@ def clean_log(
     most_versions: int = _TABLE_LOG_KEPT_VERSIONS,
     needed_seconds: float = 0.0,
 ) -> int:
-    """Removes old log objects before a checkpoint that it has read back. Returns their number.
+    """Removes old log objects before a checkpoint that was read back. Returns their number.
 
     A version is kept if it is younger than `kept_seconds` and among the newest `kept_versions`, or
-    if a kept version needs it. So other engines may lag or use time travel for a day, or for almost
-    three hours if the topic commits every second. It also bounds the listing of the log, with which
-    all engines start. The table's own `delta.logRetentionDuration` replaces both bounds. Without
-    it, at most `most_versions` are kept, which is the share of this table. The two newest
-    checkpoints are always kept, and each version for `needed_seconds`, because it names the files
-    that a merge has replaced and that may have to be restored.
+    if a kept version needs it. So other engines can lag or time travel by up to a day, or by almost
+    three hours if the topic commits every second. This also bounds the listing of the log that
+    every engine starts with. The table's own `delta.logRetentionDuration` replaces both bounds.
+    Without it, at most `most_versions`, this table's share, are kept. The two newest checkpoints
+    are always kept, and so is each version for `needed_seconds`, because it names files that a
+    merge has replaced and that may have to be restored.
     """
     kept_versions = min(kept_versions, most_versions)
     if table.snapshot.log_retention_seconds is not None:
@@ -113,7 +114,7 @@ def clean_log(
     cut = _cut(table, names, oldest_kept)
     past = [name for name, version in names.items() if version < cut]
     if past:
-        # The log is rebuilt from these, and other engines do not flush those that they write.
+        # The log is rebuilt from these, and other engines do not flush the ones they write.
         checkpoints = delta_log.read_names(names).checkpoints
         kept = [name for version, parts in checkpoints.items() if version >= cut for name in parts]
         table.sync()
@@ -146,26 +147,26 @@ def _cut(table: TopicTable, names: Mapping[str, int], oldest_kept: int) -> int:
 
 
 def sweep_replaced(table: TopicTable, *, is_retained: bool = True) -> int:
-    """Removes the files that have left the table and need not stay. Returns their number.
+    """Deletes removed files that no longer need to be retained. Returns their number.
 
-    See `storage.table.removed_files`; `is_retained` is false if they stay for
-    `janitor.removed_file_grace_seconds` only. `limits.REPLACED_KEPT_SECONDS` is another grace: it
-    keeps replaced files from the VACUUM of other engines, by the dates in our commits.
+    See `storage.table.removed_files`; `is_retained` is False if they are retained for
+    `janitor.removed_file_grace_seconds` only. `limits.REPLACED_KEPT_SECONDS` is a different grace
+    period: it protects replaced files from other engines' VACUUM, by the dates in our commits.
 
-    Removes nothing while a file of the table is missing or shorter than the log says, since the
-    replaced files may have its rows. To that end our commits are read back, and each new file of
-    the table is checked until its grace is over. If one is lost, the files that it replaced are
-    restored, if they exist. Raises `CorruptObject` for such a file, like `TopicTable.commit`, and
-    `StorageUnavailable`.
+    Deletes nothing while a file of the table is missing or shorter than the log says, since the
+    replaced files may contain its rows. To that end, our commits are read back, and each new file
+    of the table is checked until its grace period is over. If one is lost, the files that it
+    replaced are restored, if they exist. Raises `CorruptObject` for such a file,
+    `StorageUnavailable`, and like `TopicTable.commit`.
     """
     table.refresh()
     due = set(table.expired(is_retained=is_retained))
     table.confirm()
-    # Another engine's commit or new file may not be durable yet. After a power cut the old names
-    # must not be back, or the rows lost, with the files already removed.
+    # Another engine's commit or new file may not be durable yet. Once the replaced files are
+    # deleted, a power cut must not bring their names back, or lose the rows.
     table.sync()
     _check_files(table)
-    # Another thread may have read or made a commit meanwhile: it is checked the next time.
+    # Another thread may have read or made a commit in the meantime: it is checked next time.
     gone = [path for path in table.expired(is_retained=is_retained) if path in due]
     if gone:
         table.store.delete(f"{table.folder}/{path}" for path in gone)
@@ -183,11 +184,11 @@ def _check_files(table: TopicTable) -> None:
 
 
 def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRACE_SECONDS) -> int:
-    """Removes our files that no commit names or will name. Returns their number.
+    """Deletes our files that no commit names or will name. Returns their number.
 
-    Lists all files of the table, so it is too expensive for each minute. It also removes replaced
-    files that the log no longer mentions, and so removes nothing if `sweep_replaced` would raise.
-    Raises like that and `TopicTable.commit`.
+    Lists all files of the table, so it is too expensive to run every minute. It also deletes
+    replaced files that the log no longer names, and so deletes nothing if `sweep_replaced` would
+    raise. Raises like `sweep_replaced` and `TopicTable.commit`.
     """
     if table.refresh().version < 0:
         return 0
@@ -217,9 +218,10 @@ def has_files(table: TopicTable) -> bool:
 
 
 def note_emptied(table: TopicTable) -> None:
-    """Notes that only the Delta log is left of a deleted topic, and will be at this version.
+    """Notes that only the Delta log is left of a deleted topic, as of the current version.
 
-    The removals become durable first: no sweep looks for files that a power cut brings back later.
+    The removals are made durable first: no later sweep searches for files that a power cut brings
+    back.
     """
     for folder in table.store.folders(table.folder):
         table.store.sync_folder(f"{table.folder}/{folder}")
@@ -227,10 +229,10 @@ def note_emptied(table: TopicTable) -> None:
 
 
 def is_emptied(store: Store, topic: str) -> bool:
-    """Returns whether only the Delta log is left of a deleted topic, by a note of an earlier sweep.
+    """Returns whether only the Delta log is left of a deleted topic, as noted by an earlier sweep.
 
-    The log has no newer version than the noted one: commits are removed oldest first, so the next
-    one is missing only if it was never made.
+    This requires that the log has no newer version than the noted one: commits are removed oldest
+    first, so the next one is missing only if it was never made.
     """
     folder = table_folder(topic)
     try:
@@ -246,16 +248,16 @@ def is_emptied(store: Store, topic: str) -> bool:
 
 
 def has_rested(table: TopicTable, *, grace_seconds: float) -> bool:
-    """Returns whether the newest commit is older than the grace.
+    """Returns whether the newest commit is older than the grace period.
 
-    Until then a file that was to be in a commit may still arrive, from a put without an answer.
+    Until then, a file meant for a commit may still arrive, from a put that was not answered.
     """
     committed_us = _newest_commit_us(table)  # None: a checkpoint has replaced it
     return committed_us is None or committed_us < table.clock.now_us() - round(grace_seconds * 1e6)
 
 
 def _ensure_commit_after(table: TopicTable, moment_us: int) -> None:
-    """Makes sure that a commit from after the moment exists, and that `table` has read it."""
+    """Makes sure that a commit made after `moment_us` exists, and that `table` has read it."""
     committed_us = _newest_commit_us(table)
     if committed_us is None or committed_us <= moment_us:
         table.commit(lambda _: TableChange(operation="SWEEP"))
@@ -263,7 +265,7 @@ def _ensure_commit_after(table: TopicTable, moment_us: int) -> None:
 
 
 def _newest_commit_us(table: TopicTable) -> int | None:
-    """Returns when the store got the newest commit that is known; None if it is gone."""
+    """Returns the store's time of the newest known commit; None if that is gone."""
     newest = f"{table.log_folder}/{delta_log.commit_name(table.snapshot.version)}"
     try:
         return table.store.stat(newest).modified_us

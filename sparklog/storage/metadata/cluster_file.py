@@ -1,7 +1,7 @@
 """Identity of a root: `cluster.json`, which is created once; only its format version rises.
 
-The format version guards what a release cannot read. 2: a broker's log may lie in segments. 3: the
-metadata is stored as deltas and snapshots (`storage/metadata/format.py`).
+The format version keeps out releases that cannot read the root. 2: a broker's log may be in
+segments. 3: the metadata is stored as deltas and snapshots (`storage/metadata/format.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def open_cluster(
 ) -> Cluster:
     """Checks the root's format; with `create`, turns an empty folder into a root.
 
-    With `allow_non_empty`, also a folder with files of other programs. Calls `on_created` if it has
-    made the root, and no other program was faster. Raises `NotARoot`,
-    `RootNotEmpty`, `FormatTooNew`, `RootNotWritable`, `CorruptObject`.
+    With `allow_non_empty`, also a folder with files of other programs. Calls `on_created` if this
+    call created the root and no other program was faster. Raises `NotARoot`, `RootNotEmpty`,
+    `FormatTooNew`, `RootNotWritable`, `CorruptObject`.
     """
     if create and not _exists(store):
         if not allow_non_empty:
@@ -81,8 +81,8 @@ def read_cluster(store: Store) -> Cluster:
 def raise_format(store: Store, *, clock: Clock) -> Cluster:
     """Makes older releases refuse the root from now on.
 
-    Durable when this returns, so call it before anything is written that they cannot read. Several
-    brokers may do so at once, because all of them write the same content. Raises as `open_cluster`.
+    Durable when this returns, so call it before writing anything that they cannot read. Several
+    brokers may do so concurrently, because all write the same content. Raises like `open_cluster`.
     """
     cluster = open_cluster(store, clock=clock, create=False)
     if cluster.format_version < limits.FORMAT_VERSION:
@@ -94,7 +94,7 @@ def raise_format(store: Store, *, clock: Clock) -> Cluster:
 def check_empty(store: Store) -> None:
     """Raises `RootNotEmpty` if a folder that is not a root contains files of other programs."""
     found = _foreign_names(store)
-    # Another process may have created the root meanwhile.
+    # Another process may have created the root in the meantime.
     if not found or _exists(store):
         return
     shown = ", ".join(found[:_NAMES_SHOWN])
@@ -131,9 +131,9 @@ def _decode(store: Store, data: pa.Buffer) -> Cluster:
 def _foreign_names(store: Store) -> list[str]:
     """Returns the names in a folder that prevent it from becoming a root.
 
-    Ignores hidden files (among them the temporary file of a killed first start), files that file
-    systems and the doctor create, and empty folders of a root. Looks only at the first page of a
-    bucket, which may hold any number of objects.
+    Ignores hidden files (including the temporary file of a killed first start), files that file
+    systems and the doctor create, and empty folders of a root. Checks only the first page of a
+    bucket, which may contain any number of objects.
     """
     if store.is_local:
         names = {stat.name for stat in store.list_after("")}

@@ -1,14 +1,14 @@
-"""Encoding of the metadata: each version is a delta, and some versions have a snapshot.
+"""Encoding of the metadata: each version is a delta, and some versions also have a snapshot.
 
-- `meta/<version>.json` has what the version changes, and the change id of the version before it. So
-  the deltas form a chain, and a delta that was put late, after its place had been pruned, is
-  not part of it.
-- `meta/<version>.snapshot` has the whole version. The delta of such a version has the checksum of
-  the snapshot. Every reader compares it with its own state, so that a release that applies deltas
-  differently stops, and does not continue with a state of its own.
+- `meta/<version>.json` contains the version's changes, and the change id of the version before it.
+  So the deltas form a chain, and a delta that was put late, after its place had been pruned, is not
+  part of it.
+- `meta/<version>.snapshot` contains the whole version. The delta of such a version contains the
+  checksum of the snapshot. Every reader compares it with its own state, so that a release that
+  applies deltas differently stops, and does not continue with a diverging state.
 
-Before format version 3, `meta/<version>.json` has the whole version, with `topics` as an object. In
-a delta it is a list, which those releases refuse.
+Before format version 3, `meta/<version>.json` contains the whole version, with `topics` as an
+object. In a delta it is a list, which those releases refuse.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sparklog.storage.metadata.model import (
 from sparklog.storage.snapshot import WalKind
 
 _HEADER: Final = struct.Struct("<4sIQ")
-"""Begins a snapshot: magic, CRC-32 and length of the content, which is compressed JSON."""
+"""Header of a snapshot: magic, CRC-32 and length of the JSON content, which follows compressed."""
 _MAGIC: Final = b"SLM1"
 _LARGEST_BYTES: Final = 1 << 30
-"""The largest content of a snapshot; a million partitions need about 10 MB."""
+"""The maximum size of a snapshot's content; a million partitions need about 10 MB."""
 
 _PLAIN_FIELDS: Final = ("controller", "next_producer_id", "level")
-"""Fields of the metadata that a delta has whole, or not at all."""
+"""Fields of the metadata that a delta contains whole or not at all."""
 
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -51,14 +51,14 @@ class TopicSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class LeadersMoved(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
-    """New leaders of some partitions: (partition, leader, leader epoch) of each."""
+    """New leaders of some partitions: (partition, leader, leader epoch) for each."""
 
     name: str
     partitions: tuple[tuple[_Index, int, int], ...]
 
 
 class Resigned(msgspec.Struct, frozen=True, array_like=True, tag="resign"):
-    """Resignations by partition, of those that changed; None where there is none any more."""
+    """Resignations that changed, by partition; None if there no longer is one."""
 
     name: str
     partitions: dict[_Index, Resignation | None]
@@ -72,7 +72,7 @@ _TopicChange: TypeAlias = TopicSet | LeadersMoved | Resigned | TopicGone
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The changes of one version. Fields that it leaves as they were are missing."""
+    """The changes of one version. Unchanged fields are omitted."""
 
     version: int
     change_id: str
@@ -82,11 +82,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     brokers: dict[int, BrokerRegistration] = {}
     """Those that have changed. None is ever removed."""
     epochs: tuple[Epoch, ...] = ()
-    """Open epochs that have changed, and after them the new ones."""
+    """Open epochs that have changed, followed by the new ones."""
     closed: tuple[tuple[int, int], ...] = ()
-    """Broker id and epoch of those that are open no more."""
+    """Broker id and epoch of those that are no longer open."""
     open_epochs: tuple[Epoch, ...] | msgspec.UnsetType = msgspec.UNSET
-    """All of them, where the change of some is not enough; their order may differ."""
+    """All open epochs, if listing the changed ones is not enough, as when the order differs."""
     controller: int | msgspec.UnsetType = msgspec.UNSET
     next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
     level: int | msgspec.UnsetType = msgspec.UNSET
@@ -190,7 +190,7 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
             try:
                 _apply_to_topic(topics, change)
             except (KeyError, IndexError):
-                raise ValueError(f"it changes what topic {change.name} does not have") from None
+                raise ValueError(f"it changes something that topic {change.name} lacks") from None
         changes["topics"] = topics
     if delta.brokers:
         changes["brokers"] = {**before.brokers, **delta.brokers}
@@ -199,8 +199,8 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
     )
     if delta.snapshot_crc is not None and delta.snapshot_crc != zlib.crc32(content_of(after)):
         raise ValueError(
-            "its checksum is not that of the state it leads to; if a broker of a newer release has"
-            " put it, update this program"
+            "its checksum does not match the state that it leads to; if a broker of a newer release"
+            " has put it, update this program"
         )
     return after
 
@@ -232,7 +232,7 @@ def encode_delta(delta: Delta) -> bytes:
 
 
 def decode_version(version: int, data: bytes | pa.Buffer) -> Delta | ClusterMetadata:
-    """Returns a delta, or the whole version where it is of an older format.
+    """Returns a delta, or the whole version if it is in an older format.
 
     Raises ValueError and `msgspec.MsgspecError` for anything else.
     """
@@ -257,7 +257,8 @@ _delta_decoder = msgspec.json.Decoder(Delta)
 class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole version, in columns: of brokers sorted by id, and of topics sorted by name.
 
-    Versions that use nothing new have the bytes of before, because deltas have their checksums.
+    Versions that use no new feature encode to the same bytes as before, because deltas contain
+    their checksums.
     """
 
     version: int
@@ -306,7 +307,7 @@ def content_of(metadata: ClusterMetadata) -> bytes:
 
 
 def _epoch_row(epoch: Epoch) -> Epoch | tuple[int, int, WalKind]:
-    """Returns the epoch without its last fields where they are empty: see `_Content`."""
+    """Returns the epoch without its last fields if they are empty: see `_Content`."""
     is_plain = not epoch.fenced and not epoch.heirs
     return (epoch.broker, epoch.epoch, epoch.log) if is_plain else epoch
 
@@ -321,7 +322,7 @@ def encode_snapshot(content: bytes) -> bytes:
 def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
     """Raises ValueError and `msgspec.MsgspecError` for anything but a snapshot of that version."""
     if data.size < _HEADER.size:
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     magic, crc, length = _HEADER.unpack(data[: _HEADER.size])
     if magic != _MAGIC or length > _LARGEST_BYTES:
         raise ValueError("it is not a snapshot of metadata")

@@ -1,17 +1,17 @@
-"""Proof that a broker serves a root, and not the original of which the root is a copy.
+"""Proof that a broker serves this root, and not an original from which the root was copied.
 
-A copy of a root (`cp -a`, a restored backup, a bucket that is kept in step) has the cluster id, the
+A copy of a root (`cp -a`, a restored backup, a replicated bucket) contains the cluster id, the
 metadata and the heartbeats of its original, and so the address of the original's broker. A program
-that trusted them would change the original. A copy lacks all later writes, so a broker proves by
-one of two facts that it serves the storage that the asker can read:
+that trusted them would change the original. A copy lacks all later writes, so either of two facts
+proves that a broker serves the storage that the asker can read:
 
-- Its root is the same folder of the same machine, by device and inode. Copies by hard links have
-  folders of their own. Nothing is written, so this holds on a full or frozen file system too.
-- It puts a nonce of the asker in its heartbeat before it replies, and the asker then finds it
-  there. The asker looks once: a copy that is kept in step has the nonce too, but later.
+- Its root is the same folder on the same machine, by device and inode. Hard-linked copies have
+  their own folders. Nothing is written, so this also works on a full or frozen file system.
+- It puts the asker's nonce in its heartbeat before it replies, and the asker then finds it there.
+  The asker checks only once: a replicated copy receives the nonce too, but later.
 
-Heartbeats are hints, and so is silence. A broker that replies is alive, whether its heartbeats can
-be written or not (`liveness.LeaderWatch`).
+Heartbeats are hints, and so is silence. A broker that replies is alive, whether or not its
+heartbeats can be written (`liveness.LeaderWatch`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Answer(enum.Enum):
     """Outcome of asking a broker whether it serves a root."""
 
     NONE = enum.auto()
-    """Nothing answers at its address, or it is not that broker in that epoch."""
+    """Nothing answers at its address, or only a different broker or epoch."""
     SERVES = enum.auto()
     UNPROVEN = enum.auto()
     """The broker answers and has the right ids, but cannot write the proof to its root."""
@@ -66,13 +66,13 @@ LIVES: Final = (Answer.SERVES, Answer.UNPROVEN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An answer, and its circumstances."""
+    """An answer and its details."""
 
     answer: Answer
     error: errors.SparklogError | None = None
-    """Why there is no answer."""
+    """The reason there is no answer."""
     reason: str = ""
-    """Why the broker cannot write the proof."""
+    """The reason the broker cannot write the proof."""
     cluster_id: str = ""
     root: str = ""
     """The cluster and the root that the broker serves; empty without an answer."""
@@ -81,7 +81,7 @@ class Asked:
 
 
 def place_of(store: Store) -> str:
-    """Returns what identifies the folder of a root on this machine; empty if nothing does."""
+    """Returns the identity of a root's folder on this machine; empty if it has none."""
     parts, here = urlsplit(store.uri), machine()
     if parts.scheme != "file" or not here:
         return ""
@@ -89,14 +89,14 @@ def place_of(store: Store) -> str:
         found = Path(url2pathname(parts.path)).stat()
     except OSError:
         return ""
-    # Virtual machines that were resumed from one snapshot share a boot id.
+    # Virtual machines resumed from the same snapshot share a boot id.
     return f"{socket.gethostname()} {here} {found.st_dev}:{found.st_ino}"
 
 
 def ask_broker(store: Store, leader: Leader, ask: Ask, *, timeout_seconds: float) -> Asked:
     """Asks the broker at the address of `leader` whether it serves the root of `store`.
 
-    Raises the errors of the store, and `NotARoot`; an error of the request is `Asked.error`.
+    Raises the errors of the store, and `NotARoot`; an error of the request becomes `Asked.error`.
     """
     cluster_id = read_cluster(store).cluster_id
     request = ProveRoot(nonce=secrets.token_hex(_NONCE_BYTES), place=place_of(store))
@@ -108,7 +108,7 @@ def ask_broker(store: Store, leader: Leader, ask: Ask, *, timeout_seconds: float
     if proof.cluster_id != cluster_id:
         answer = Answer.OTHER_CLUSTER
     elif (proof.broker, proof.epoch) != (leader.broker, leader.epoch):
-        reason = f"epoch {proof.epoch} of broker {proof.broker} is still there, but has ended"
+        reason = f"epoch {proof.epoch} of broker {proof.broker} still answers, but has ended"
         error = errors.BrokerUnavailable(address=leader.flight, reason=reason)
         return Asked(answer=Answer.NONE, error=error)
     elif not proof.is_same_place:
@@ -132,7 +132,7 @@ def _proof(leader: Leader, request: ProveRoot, ask: Ask, timeout_seconds: float)
             raise
     else:
         return proof
-    # A broker of an older release can prove nothing; its ids have to do until it is upgraded.
+    # A broker of an older release cannot prove anything; its ids must suffice until the upgrade.
     found: flight_messages.ClusterInfo = ask(
         leader.flight, "cluster", flight_messages.Empty(), timeout_seconds=timeout_seconds
     )
@@ -143,7 +143,7 @@ def _proof(leader: Leader, request: ProveRoot, ask: Ask, timeout_seconds: float)
         broker=own.broker if own is not None else leader.broker,
         epoch=own.epoch if own is not None else leader.epoch,
         is_same_place=True,
-        is_writing=False,  # unknown: others serve its partitions, as they always did
+        is_writing=False,  # unknown: others serve its partitions, as they always have
     )
 
 
@@ -159,7 +159,7 @@ def _check_nonce(store: Store, leader: Leader, nonce: str, proof: RootProof) -> 
 def answers(store: Store, ask: Ask, *, timeout_seconds: float) -> Answers:
     """Returns a function that asks whether a silent broker still serves the root of `store`.
 
-    It returns true also for a broker that cannot write: its silence is no reason to replace it.
+    It also returns true for a broker that cannot write: its silence is no reason to replace it.
     """
 
     def is_answered(leader: Leader) -> bool:
@@ -172,7 +172,7 @@ def answers(store: Store, ask: Ask, *, timeout_seconds: float) -> Answers:
 def writes(store: Store, ask: Ask, *, timeout_seconds: float) -> Answers:
     """Returns a function that asks whether a silent broker serves the root, and can write to it.
 
-    Other members serve the partitions of one that cannot.
+    If it cannot, other members serve its partitions.
     """
 
     def is_writing(leader: Leader) -> bool:

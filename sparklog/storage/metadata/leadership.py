@@ -1,28 +1,28 @@
 """Changes of leadership: pure functions from one version of the metadata to the next.
 
-Each function judges its precondition on the version that it gets, so a caller passes it to
+Each function checks its precondition on the version passed to it, so a caller hands the function to
 `MetadataStore.change`, which repeats it after a conflict. It returns None if nothing has to change,
-and raises `BrokerFenced` if the caller has lost its own epoch, or `LeadersChanged` if what it
-decided on has changed. Two rules make every order of these changes safe:
+and raises `BrokerFenced` if the caller has lost its own epoch, or `LeadersChanged` if the basis of
+its decision has changed. Two rules make every order of these changes safe:
 
-*The leader of a partition changes only after the old one can write no more.* Either a fence exists
+*The leader of a partition changes only once the old one can no longer write.* Either a fence exists
 in the log of every open epoch of the old leader's id (`succeed`, `failover`), or the old leader
-itself makes the change: after its log has the partition's resignation (`resign`), or before it
-began to serve the partition (`pass_on`). The fences come first, because a leader that is fenced
-later could ack a record that its successor never reads. The leader epoch rises by one each time, so
-every record belongs to one leader, and states that were saved by several leaders have an order.
+itself makes the change: once its log contains the partition's resignation (`resign`), or before it
+starts to serve the partition (`pass_on`). The fences come first, because a leader that is fenced
+later could ack a record that its successor never reads. Each change increments the leader epoch, so
+every record belongs to one leader, and states saved by several leaders are ordered.
 
-*An epoch stays in the metadata while a broker may need its log.* Its *heirs* are the ids of the
-brokers that may. A broker becomes an heir when it gets a partition whose entries or state the log
-may have: from the leader that wrote the log, or from another heir. It leaves when its own
-checkpoint has the state of all its partitions, and they need no entry of the log any more. An epoch
+*An epoch stays in the metadata while a broker may need its log.* Its *heirs* are the ids of those
+brokers. A broker becomes an heir when it receives a partition whose entries or state may be in the
+log, from the leader that wrote the log or from another heir. It leaves once its own checkpoint
+contains the state of all its partitions, and they no longer need any entry of the log. An epoch
 that is fenced and has no heirs is removed, and its objects may be deleted. Nothing that a partition
-needs is lost, because its leader is an heir of every epoch that has some of it, or wrote that epoch
-itself and is followed by heirs. A fenced broker may still put a checkpoint and leave an epoch, as
-long as the metadata does not have its fence. So a successor looks for checkpoints after the change
-that makes it an heir, unless it has kept the others from leaving since before its fences.
+needs is lost, because its leader is an heir of every epoch that contains some of it, or wrote that
+epoch itself and is followed by heirs. A fenced broker may still put a checkpoint and leave an epoch
+until the metadata records its fence. So a successor searches for checkpoints after the change that
+makes it an heir, unless it has prevented the others from leaving since before its fences.
 
-An *up* broker is one that may get partitions: its registered epoch is open, and all its older ones
+A broker is *up* if it may receive partitions: its registered epoch is open, and all its older ones
 are fenced.
 """
 
@@ -46,13 +46,13 @@ from sparklog.storage.snapshot import WalKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """A partition that its leader gives to another broker."""
+    """A partition that its leader hands over to another broker."""
 
     topic: str
     topic_id: str
     partition: int
     leader_epoch: int
-    """The epoch in which the giver leads it."""
+    """The leader epoch in which the giver leads it."""
     target: int
 
 
@@ -67,14 +67,14 @@ def check_lease(metadata: ClusterMetadata, broker: int, epoch: int) -> None:
 
 
 def is_up(metadata: ClusterMetadata, broker: int) -> bool:
-    """Returns whether the broker may get partitions: of its epochs, only the newest may write."""
+    """Returns whether the broker may receive partitions: only its newest epoch may write."""
     known = metadata.brokers.get(broker)
     unfenced = [each.epoch for each in unfenced_epochs(metadata, broker)]
     return known is not None and unfenced == [known.epoch]
 
 
 def other_members(metadata: ClusterMetadata) -> list[int]:
-    """Returns the members that may be alive, alongside the controller."""
+    """Returns the members other than the controller that may be alive."""
     up = {each.broker for each in metadata.open_epochs if not each.fenced}
     return sorted(
         broker for broker in up - {metadata.controller} if metadata.brokers[broker].is_member
@@ -92,14 +92,14 @@ def is_open(metadata: ClusterMetadata, epoch: tuple[int, int] | None) -> bool:
 
 
 def inherited_by(metadata: ClusterMetadata, broker: int) -> tuple[Epoch, ...]:
-    """Returns the epochs that the broker is heir of, in the order in which they were opened."""
+    """Returns the epochs that the broker is an heir of, in the order in which they were opened."""
     return tuple(each for each in metadata.open_epochs if broker in each.heirs)
 
 
 def epochs_behind(metadata: ClusterMetadata, brokers: Collection[int]) -> list[Epoch]:
     """Returns the epochs whose logs a successor of these brokers may need, oldest first.
 
-    They are those in which the brokers may still write, and those that they are heirs of.
+    They are those in which the brokers may still write, and those that the brokers are heirs of.
     """
     return [
         each
@@ -116,7 +116,7 @@ def register(
 ) -> ClusterMetadata:
     """Opens the next epoch of `broker`, whatever `registration.epoch` says. Never refused.
 
-    It takes no partition: older epochs of the broker may still write.
+    It does not take over partitions: older epochs of the broker may still write.
     """
     known = metadata.brokers.get(broker)
     epoch = known.epoch + 1 if known else 1
@@ -129,7 +129,7 @@ def register(
 
 
 def elect(metadata: ClusterMetadata, broker: int, epoch: int) -> ClusterMetadata | None:
-    """Makes `broker` the controller. Nothing depends on there being one only."""
+    """Makes `broker` the controller. Nothing depends on there being only one."""
     check_lease(metadata, broker, epoch)
     if metadata.controller == broker:
         return None
@@ -137,10 +137,10 @@ def elect(metadata: ClusterMetadata, broker: int, epoch: int) -> ClusterMetadata
 
 
 def raise_level(metadata: ClusterMetadata) -> ClusterMetadata | None:
-    """Raises the feature level to the highest that all brokers know that may still write.
+    """Raises the feature level to the highest supported by all brokers that may still write.
 
-    A broker that has died counts until its log has a fence: it may only be suspended. The level of
-    an older epoch of a broker is not kept, so nothing rises before that epoch is fenced.
+    A dead broker counts until its epoch is fenced, because it may only be suspended. The level of a
+    broker's older epoch is not stored, so the level does not rise before that epoch is fenced.
     """
     known = (
         (metadata.brokers[each.broker], each.epoch)
@@ -158,7 +158,7 @@ def raise_level(metadata: ClusterMetadata) -> ClusterMetadata | None:
 def succeed(
     metadata: ClusterMetadata, broker: int, epoch: int, *, sealed: Collection[tuple[int, int]]
 ) -> ClusterMetadata | None:
-    """Continues the older epochs of the same broker, and takes over what they led.
+    """Continues the older epochs of the same broker, and takes over the partitions that they led.
 
     `sealed`: the epochs in whose logs the caller has put or seen a fence. Raises `LeadersChanged`
     if an older epoch is not among them: it may still write.
@@ -186,12 +186,12 @@ def failover(
     sealed: Collection[tuple[int, int]],
     successors: Mapping[tuple[str, int], int],
 ) -> ClusterMetadata | None:
-    """Gives the partitions of `dead` to other brokers, who become heirs in its place everywhere.
+    """Assigns the partitions of `dead` to other brokers, which replace it as heirs everywhere.
 
-    Raises `LeadersChanged` if the broker has registered another epoch than `epoch`, which was
-    judged, if one of its epochs is neither fenced nor among `sealed`, if a partition that it leads
-    has no successor, or if a successor is not up. Resignations are kept: a partition's state may be
-    in one still, if its leader died before its own log had it.
+    Raises `LeadersChanged` if the broker has registered an epoch other than the judged `epoch`, if
+    one of its epochs is neither fenced nor among `sealed`, if a partition that it leads has no
+    successor, or if a successor is not up. Resignations are kept: one may still contain a
+    partition's state, if its leader died before its own log contained it.
 
     `successors`: the broker id for each (topic, partition) that `dead` leads.
     """
@@ -231,7 +231,7 @@ def failover(
 def inherit(
     metadata: ClusterMetadata, broker: int, epochs: Collection[tuple[int, int]]
 ) -> ClusterMetadata:
-    """Makes `broker` an heir of open epochs, also of those that led nothing."""
+    """Makes `broker` an heir of open epochs, including those that led nothing."""
     open_epochs = tuple(
         _with_heirs(each, {*each.heirs, broker}) if each.id in epochs else each
         for each in metadata.open_epochs
@@ -245,10 +245,10 @@ def inherit(
 def resign(
     metadata: ClusterMetadata, broker: int, epoch: int, moves: Mapping[Handover, int]
 ) -> ClusterMetadata | None:
-    """Gives partitions to other brokers, after their resignations exist in the log of this epoch.
+    """Hands partitions over to other brokers, once this epoch's log contains their resignations.
 
     `moves`: the sequence of the flush with each resignation. Raises `BrokerFenced`, and
-    `LeadersChanged` if a partition is not led in that leader epoch any more, or a target is not up.
+    `LeadersChanged` if a partition is no longer led in that leader epoch, or a target is not up.
     """
     resigned = {each: Resignation(broker, epoch, at) for each, at in moves.items()}
     return _hand_over(metadata, broker, epoch, resigned)
@@ -257,9 +257,9 @@ def resign(
 def pass_on(
     metadata: ClusterMetadata, broker: int, epoch: int, moves: Iterable[Handover]
 ) -> ClusterMetadata | None:
-    """Gives partitions to other brokers that this one has never begun to serve.
+    """Hands over to other brokers partitions that this one has never started to serve.
 
-    An earlier resignation of another leader still has their state. Raises like `resign`.
+    An earlier resignation by another leader still contains their state. Raises like `resign`.
     """
     return _hand_over(metadata, broker, epoch, dict.fromkeys(moves))
 
@@ -273,8 +273,8 @@ def _hand_over(
     check_lease(metadata, broker, epoch)
     if not moves:
         return None
-    if not is_up(metadata, broker):  # an older epoch of it may be the one that serves them
-        raise errors.LeadersChanged(reason=f"broker {broker} has an older epoch without a fence")
+    if not is_up(metadata, broker):  # an older epoch of it may be serving them
+        raise errors.LeadersChanged(reason=f"broker {broker} has an older epoch that is not fenced")
     topics = dict(metadata.topics)
     for move, resignation in moves.items():
         _check_target(metadata, broker, move.target)
@@ -284,7 +284,9 @@ def _hand_over(
             or topic.topic_id != move.topic_id
             or (topic.leaders[at], topic.leader_epochs[at]) != (broker, move.leader_epoch)
         ):
-            reason = f"broker {broker} leads {move.topic}-{at} no more in epoch {move.leader_epoch}"
+            reason = (
+                f"broker {broker} no longer leads {move.topic}-{at} in epoch {move.leader_epoch}"
+            )
             raise errors.LeadersChanged(reason=reason)
         topics[move.topic] = msgspec.structs.replace(
             topic,
@@ -313,13 +315,13 @@ def leave(
     *,
     covered: Mapping[str, Mapping[int, int]],
 ) -> ClusterMetadata | None:
-    """Removes `broker` from the heirs of epochs in which its partitions need no entry any more.
+    """Removes `broker` from the heirs of epochs whose entries its partitions no longer need.
 
     Changes nothing while the broker leads a partition whose state its own newest checkpoint does
-    not have: the partition may have come meanwhile, from one of these epochs. A partition in leader
-    epoch 0 has come from nowhere. Raises `BrokerFenced`.
+    not contain: the partition may have arrived in the meantime, from one of these epochs. A
+    partition in leader epoch 0 is new and has no earlier state. Raises `BrokerFenced`.
 
-    `covered`: the leader epoch of each partition in that checkpoint, by topic id and number.
+    `covered`: the leader epoch of each partition in that checkpoint, by topic id and partition.
     """
     check_lease(metadata, broker, epoch)
     for topic in metadata.topics.values():
@@ -347,7 +349,7 @@ def leave(
 def _without_resignations(
     topic: TopicMetadata, broker: int, left: Collection[tuple[int, int]]
 ) -> TopicMetadata:
-    """Removes the resignations in epochs of `left` to `broker`, whose checkpoint has the states."""
+    """Removes resignations to `broker` in epochs of `left`: its checkpoint contains the states."""
     resigned = {
         n: each
         for n, each in topic.resigned.items()
@@ -374,7 +376,7 @@ def _check_target(metadata: ClusterMetadata, giver: int, target: int) -> None:
 def _with_successors(
     topics: dict[str, TopicMetadata], leader: int, successor_of: Callable[[str, int], int]
 ) -> dict[str, TopicMetadata]:
-    """Gives each partition of `leader` a successor, in the next leader epoch."""
+    """Assigns each partition of `leader` a successor, in the next leader epoch."""
     changed = {
         name: msgspec.structs.replace(
             topic,

@@ -3,17 +3,17 @@
 The newest metadata names the leader; no other broker can ack a record. The rules are:
 
 - A leader whose last heartbeat says that it stopped, or whose process has ended on this machine, is
-  dead at once.
-- On the leader's machine, the age of its last heartbeat is measured by the monotonic clock that
+  dead immediately.
+- On the leader's machine, the age of its last heartbeat is measured with the monotonic clock that
   both processes share.
 - On any other machine, only a heartbeat that *changes* while it is watched proves that the leader
-  is alive. The wall clocks of two hosts are never compared: with a clock that is a minute ahead,
+  is alive. The wall clocks of two hosts are never compared: to a clock that is a minute ahead,
   every broker would seem dead.
-- A heartbeat of a later epoch has overwritten the leader's, which may still be alive. It means that
-  the metadata is old, not that the leader is silent.
-- Silence is a reason to ask, not a death: a file system that is frozen for a snapshot, or that is
-  full, stops heartbeats and no broker. A silent broker that answers at its address is alive, and so
-  is one that began to start on this machine within the last minute, and has no port yet.
+- A heartbeat of a later epoch overwrites that of the leader, which may still be alive. It means
+  that the metadata is stale, not that the leader is silent.
+- Silence is a reason to ask, not proof of death: a file system that is full, or frozen for a
+  snapshot, stops heartbeats but not brokers. A silent broker that answers at its address is alive,
+  and so is one that started on this machine within the last minute and has no port yet.
 
 Safety comes from the fence alone (`broker/log/takeover.py`).
 """
@@ -33,26 +33,26 @@ from sparklog.storage.metadata.processes import Fate, Process, fate_of, is_of_th
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 
-STARTING_SECONDS = 60.0  # for which a broker without heartbeats may be starting, while it runs
+STARTING_SECONDS = 60.0  # a running broker without heartbeats may be starting for this long
 
 _LOOK_LOCAL_SECONDS: Final = 0.05
 _LOOK_REMOTE_SECONDS: Final = 0.25
 _ANSWER_SECONDS: Final = 1.0
-"""The time for which an answer of a silent broker counts."""
+"""The time for which a silent broker's answer is valid."""
 
 
 class Phase(enum.StrEnum):
-    """Phase of a live broker's life. A broker of an older release names none: it serves."""
+    """Phase of a live broker. Older releases report none, which means that the broker serves."""
 
     STARTING = "starting"
-    """It recovers, and serves no client yet."""
+    """It is recovering, and does not serve clients yet."""
     SERVING = ""
     DRAINING = "draining"
-    """It gives its partitions away, and stops then."""
+    """It is handing over its partitions, and then stops."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`heartbeats/<broker>.json`: that a broker runs, and where. The broker overwrites it."""
+    """`heartbeats/<broker>.json`: shows that a broker runs, and where. The broker overwrites it."""
 
     broker: int
     epoch: int
@@ -71,11 +71,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Path of the broker's log file; empty for standard error."""
     newest_sequence: int = -1
     stopped: bool = False
-    """True if the broker was shut down in order; no wait is needed then."""
+    """True if the broker was shut down cleanly; there is then no need to wait."""
     phase: str = Phase.SERVING
-    """One of `Phase`. A hint for observers, and for members that give or get partitions."""
+    """One of `Phase`. A hint for observers, and for members that hand over or take partitions."""
     is_stuck: bool = False
-    """True if it cannot take over the partitions that it has got."""
+    """True if it cannot take over the partitions assigned to it."""
     nonces: tuple[str, ...] = ()
     """Newest nonces of programs that have asked which root it serves; see `identity`."""
 
@@ -89,7 +89,7 @@ def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
 
 
 def read_heartbeat(store: Store, broker: int) -> Heartbeat | None:
-    """Returns the newest heartbeat of that broker; None if there is none that can be read."""
+    """Returns the newest heartbeat of that broker; None if it is missing or unreadable."""
     try:
         return _decoder.decode(store.get(_path(broker)))
     except (ObjectMissing, msgspec.MsgspecError):
@@ -112,13 +112,13 @@ def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
 
 
 class Readiness(enum.Enum):
-    """Readiness of a broker that is up in the metadata to serve partitions that it gets."""
+    """Readiness of a broker, which is up in the metadata, to serve partitions assigned to it."""
 
     SERVES = enum.auto()
     WAITS = enum.auto()
-    """It has not begun to serve, or cannot take over what it has got before."""
+    """It has not started to serve, or cannot take over partitions assigned to it before."""
     LEAVES = enum.auto()
-    """It stops, or has stopped."""
+    """It is stopping, or has stopped."""
 
 
 AskReadiness: TypeAlias = Callable[[ClusterMetadata, Iterable[int]], Mapping[int, Readiness]]
@@ -128,7 +128,7 @@ AskReadiness: TypeAlias = Callable[[ClusterMetadata, Iterable[int]], Mapping[int
 def readiness(
     store: Store, metadata: ClusterMetadata, brokers: Iterable[int]
 ) -> dict[int, Readiness]:
-    """Returns the readiness of each of the brokers, as far as is known at once.
+    """Returns the readiness of each of the brokers, as far as it is known without waiting.
 
     Raises the errors of the store.
     """
@@ -164,7 +164,8 @@ class Leader:
     ) -> Leader | None:
         """Reads the leader's heartbeat. Returns None if no broker has ever led the root.
 
-        `broker`: the id of a broker to look at in the leader's place; None if it has not started.
+        `broker`: the id of a broker to check instead of the leader. If it has never registered,
+        returns None.
         """
         broker = metadata.controller if broker is None else broker
         known = metadata.brokers.get(broker)
@@ -198,18 +199,18 @@ class Leader:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether it has stopped in order, or its process has ended on this machine."""
+        """Returns whether it shut down cleanly, or its process has ended on this machine."""
         return self.stopped or fate_of(self.process) is Fate.GONE
 
     @property
     def is_starting(self) -> bool:
-        """Returns whether its process runs on this machine, and has not opened its port yet."""
+        """Returns whether its process runs on this machine, but has not opened its port yet."""
         is_early = self.heartbeat is None or self.heartbeat.phase == Phase.STARTING
         return is_early and fate_of(self.process) is Fate.RUNS
 
     @property
     def is_leaving(self) -> bool:
-        """Returns whether it says that it is about to stop or has stopped, or its process ended."""
+        """Returns whether it reports that it is stopping or has stopped, or its process ended."""
         is_draining = self.heartbeat is not None and self.heartbeat.phase == Phase.DRAINING
         return is_draining or self.has_ended
 
@@ -239,7 +240,7 @@ def describe_broker(broker: int, known: BrokerRegistration, *, now_us: int | Non
 
 
 def age(since_us: int) -> str:
-    """Formats a span of time, such as `3 min`. A negative one, of two hosts' clocks, is `0 s`."""
+    """Formats a duration, such as `3 min`. A negative one, from two hosts' clocks, is `0 s`."""
     seconds = max(since_us, 0) / 1e6
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -270,15 +271,15 @@ Answers: TypeAlias = Callable[[Leader], bool]
 
 
 class LeaderWatch:
-    """Watches the leader of a root, and remembers when its heartbeat was seen to change.
+    """Watches the leader of a root, and remembers when it last saw the heartbeat change.
 
     Args:
         store: the store of the root.
         clock: the observer's own clock; only its monotonic time is used.
         dead_after_seconds: a leader that is silent for longer is dead. If the leader has registered
-            a longer time for itself, that one counts.
+            a longer time for itself, that one applies.
         broker: the id of the broker to watch, if it is not the leader.
-        answers: asks a silent broker; None: silence is death.
+        answers: asks a silent broker; None: silence means death.
     """
 
     def __init__(
@@ -304,7 +305,7 @@ class LeaderWatch:
 
     @property
     def metadata(self) -> ClusterMetadata:
-        """The newest version that the watch has read by itself."""
+        """The newest version that the watch itself has read."""
         return self._meta.current
 
     def patience_seconds(self, leader: Leader) -> float:
@@ -314,7 +315,7 @@ class LeaderWatch:
         """Reads the heartbeat of the leader once. Returns None if no broker has ever led the root.
 
         `metadata`: the newest metadata that the caller knows; read from the store if not given, or
-        if it proves to be old. Raises the errors of the store.
+        if it proves to be stale. Raises the errors of the store.
         """
         known = self._meta.refresh() if metadata is None else metadata
         while True:
@@ -324,7 +325,7 @@ class LeaderWatch:
                 break
             newest = self._meta.refresh()
             if newest.version <= known.version:
-                break  # the heartbeat's epoch is in no metadata
+                break  # no version of the metadata has the heartbeat's epoch
             known = newest
         if leader is None:
             return None
@@ -346,7 +347,7 @@ class LeaderWatch:
         if self._answers is None:
             return False
         if self._clock.monotonic() - self._answered_at >= _ANSWER_SECONDS:
-            # Its machine is ours, so its clock is, too.
+            # It runs on our machine, so we share a clock.
             started_seconds = (self._clock.now_us() - leader.known.started_us) / 1e6
             may_start = leader.is_starting and started_seconds < STARTING_SECONDS
             if not (may_start or self._answers(leader)):
@@ -370,11 +371,11 @@ class LeaderWatch:
     ) -> Sighting | None:
         """Polls until the leader is known to be alive or dead: for `patience_seconds` at most.
 
-        If another broker replaces the leader meanwhile, that one is watched, for as long.
-        `metadata` is as in `poll`, and serves the first poll only.
+        If another broker replaces the leader in the meantime, that one is watched for just as long.
+        `metadata` is as in `poll`, and is used for the first poll only.
 
-        `on_wait` is called once, with the leader and the longest wait in seconds, if the answer
-        takes time.
+        `on_wait` is called once, with the leader and the maximum wait in seconds, if a wait is
+        needed.
         """
         has_reported = False
         while True:
@@ -410,7 +411,7 @@ def state_of(
             slow answer, or a pause of the observer, does not count as silence of the leader.
         now: the observer's monotonic time after the heartbeat was read.
         patience_seconds: a leader that is silent for longer is dead.
-        seen_at: since when the heartbeat has not changed, as far as it was watched.
+        seen_at: the time since which the heartbeat has not changed, as far as it was watched.
         has_changed: whether the heartbeat changed while it was watched.
     """
     heartbeat = leader.heartbeat

@@ -1,7 +1,7 @@
 """Values of the cluster metadata: brokers, epochs, topics and the leaders of their partitions.
 
-Values are immutable. A change makes a new version, which shares with the version before everything
-that it leaves as it was.
+Values are immutable. A change makes a new version, which shares everything unchanged with the
+version before.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from sparklog.storage.snapshot import WalKind
 
 
 class BrokerKind(enum.StrEnum):
-    """The way in which a broker was started; decides which broker gives way to which."""
+    """The way a broker was started; determines which broker gives way to which."""
 
     STANDING = "standing"
     """Started by `sparklog broker`; replaces the other kinds without being asked."""
     EMBEDDED = "embedded"
     """Started inside a program that opened the root; ends with the program."""
     DETACHED = "detached"
-    """Started as a process of its own by a program that needed a broker; stops when idle."""
+    """Started as a separate process by a program that needed a broker; stops when idle."""
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Addresses of a member of a cluster, for clients and for the other members."""
+    """Address and rack of a member of a cluster, for clients and for the other members."""
 
     kafka: str = ""
     """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
     rack: str = ""
-    """Its failure domain, as `cluster.rack` names it; empty if it names none."""
+    """Its failure domain, from `cluster.rack`; empty if that is unset."""
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,16 +45,16 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = BrokerKind.STANDING
     process: Process = Process()
     dead_after_seconds: float = 0.0
-    """The longest silence before others consider it dead; 0 if it registered none."""
+    """The longest silence before others consider it dead; 0 if it did not register any."""
     membership: Membership | msgspec.UnsetType = msgspec.UNSET
-    """Unset if it leads the root alone: so its bytes are those that an earlier release wrote."""
+    """Unset if it leads the root alone, so that its encoding is that of earlier releases."""
 
     known_level: int | msgspec.UnsetType = msgspec.UNSET
-    """The highest feature level that it knows. Unset if it is 1, as in releases without levels."""
+    """The highest feature level it supports. Unset if that is 1, as in releases without levels."""
 
     @property
     def level(self) -> int:
-        """The highest feature level that it knows."""
+        """The highest feature level that it supports."""
         return self.known_level if isinstance(self.known_level, int) else 1
 
     @property
@@ -69,12 +69,12 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rack(self) -> str:
-        """The failure domain of a member; empty if it names none."""
+        """The failure domain of a member; empty if none is set."""
         return self.membership.rack if isinstance(self.membership, Membership) else ""
 
 
 class Resignation(msgspec.Struct, frozen=True, array_like=True):
-    """The flush in which a leader gave a partition up: it has the partition's whole state."""
+    """The flush in which a leader gave up a partition; it contains the partition's full state."""
 
     broker: int
     epoch: int
@@ -86,7 +86,7 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     leaders: tuple[int, ...]
     """Broker id of the leader of each partition."""
     leader_epochs: tuple[int, ...]
-    """Rises by one each time that the partition gets a leader."""
+    """Leader epoch of each partition; incremented each time the partition is assigned a leader."""
     config: dict[str, str] = {}
     resigned: dict[int, Resignation] = {}
     """For each partition whose state a leader gave up in an open epoch, the newest such flush."""
@@ -102,11 +102,11 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
     broker: int
     epoch: int
     log: WalKind = WalKind.OBJECTS
-    """Storage of its write-ahead log; a root changes from one kind to another epoch by epoch."""
+    """Storage of its write-ahead log; a root migrates from one kind to another epoch by epoch."""
     fenced: bool = False
     """True once its fence exists: no flush follows."""
     heirs: tuple[int, ...] = ()
-    """Ids of the brokers that may need entries or states of it, in order."""
+    """Sorted ids of the brokers that may need its entries or states."""
 
     @property
     def id(self) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, TopicMetadata] = {}
     next_producer_id: int = 0
     level: int = 1
-    """The feature level: additions to the formats up to it may be written. It only rises."""
+    """The feature level: format additions up to this level may be written. It only rises."""
 
     def topic(self, name: str) -> TopicMetadata:
         """Raises `UnknownTopic`."""

@@ -1,13 +1,13 @@
-"""Which brokers of a cluster are dead, as one of them sees it. A hint only, as in `liveness`.
+"""Dead brokers of a cluster, as seen by one of its members. Only a hint, as in `liveness`.
 
-A broker is dead at once if its last heartbeat says that it stopped, or if its process has ended on
-this machine. Otherwise it is dead when its heartbeat has not changed for too long, over several
-looks of ours, and it does not answer either. Only our own monotonic clock counts. A member that
+A broker is dead immediately if its last heartbeat says that it stopped, or if its process has ended
+on this machine. Otherwise it is dead once its heartbeat has not changed for too long, over several
+of our polls, and it does not answer either. Only our own monotonic clock counts. A member that
 answers that it cannot write to the root counts as dead: others can serve its partitions.
 
-A store that answers late, or a pause of our own process, does not mean that others are silent. So a
-look that comes long after the one before it begins all observations again, except of brokers that
-were dead before: an outage of the store ends no broker.
+A slow store, or a pause of our own process, does not mean that others are silent. So a poll that
+comes long after the previous one restarts all observations, except those of brokers already dead:
+an outage of the store does not make brokers dead.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sparklog.storage.objects import Store, in_parallel
 
 _ASKED_AT_ONCE: Final = 32
 _LOOKS: Final = 5
-"""A silent broker is dead only after so many looks at the same heartbeat."""
+"""A silent broker is dead only after this many polls that find the same heartbeat."""
 PAUSE: Final = 1 / 3
-"""The longest pause between two looks, as a share of the time after which a broker is dead."""
+"""The longest pause between two polls, as a share of the time after which a broker is dead."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The newest heartbeat of an epoch, and since when we have known it."""
+    """The newest heartbeat of an epoch, and the time of the last sign of life."""
 
     heartbeat: Heartbeat | None
     since: float
     looks: int = 0
     dead_at: float = 0.0
-    """When the broker counts as dead, if no other heartbeat of it is seen, in monotonic seconds."""
+    """Monotonic time, in seconds, when the broker counts as dead unless a heartbeat is seen."""
     is_dead: bool = False
 
 
@@ -52,9 +52,9 @@ class Observer:
         dead_after_seconds: float,
         answers: Answers | None = None,
     ) -> None:
-        """`dead_after_seconds`: unless a broker has registered a longer silence for itself.
+        """`dead_after_seconds`: applies unless a broker has registered a longer time for itself.
 
-        `answers`: asks a silent broker; None: silence is death.
+        `answers`: asks a silent broker; None: silence means death.
         """
         self._store = store
         self._answers = answers
@@ -66,16 +66,16 @@ class Observer:
 
     @property
     def next_death(self) -> float:
-        """When the next silent broker counts as dead, in monotonic seconds; else infinite.
+        """Monotonic time, in seconds, when the next silent broker counts as dead; else infinite.
 
-        A look at that moment finds it sooner than one at a fixed pace.
+        A poll at that time detects it sooner than polls at a fixed interval.
         """
         to_come = (each.dead_at for each in self._seen.values() if each.dead_at > self._looked_at)
         return min(to_come, default=float("inf"))
 
     @property
     def silent(self) -> Collection[int]:
-        """The brokers that count as dead soon: half of the time until then has passed."""
+        """The brokers that will soon count as dead: half of the time until then has passed."""
         now = self._looked_at
         return {
             broker
@@ -84,13 +84,13 @@ class Observer:
         }
 
     def forget(self) -> None:
-        """Begins all observations again, because our own view of the store may be at fault."""
+        """Restarts all observations, because our own view of the store may be at fault."""
         self._seen.clear()
 
     def dead(self, metadata: ClusterMetadata, brokers: Collection[int]) -> dict[int, int]:
-        """Looks at these brokers once, and returns the dead ones, with the epoch that was judged.
+        """Polls these brokers once, and returns the dead ones with the epoch that was judged.
 
-        Raises the errors of the store; then no broker is judged.
+        Raises the errors of the store, in which case no broker is judged.
         """
         began = self._clock.monotonic()
         peers = [
@@ -101,11 +101,11 @@ class Observer:
             if peer is not None
         ]
         if began - self._looked_at > self._dead_after_seconds * PAUSE:
-            # Those that were dead before are still dead: a failover that fails may take that long.
+            # Those already dead remain dead: a failing failover may take that long.
             self._seen = {key: each for key, each in self._seen.items() if each.is_dead}
         self._looked_at = self._clock.monotonic()
         known, self._seen = self._seen, {}
-        # A later epoch has written the heartbeat: the metadata that we know are old.
+        # If a later epoch has written the heartbeat, the metadata that we know is stale.
         judged = [peer for peer in peers if not peer.is_replaced]
         silent = [peer for peer in judged if self._is_silent(peer, known, began)]
         self._bury(silent)
@@ -115,7 +115,7 @@ class Observer:
         return self._seen[peer.broker, peer.epoch]
 
     def _bury(self, silent: Collection[Leader]) -> None:
-        """Marks those of the silent brokers as dead that have ended, or do not answer."""
+        """Marks silent brokers as dead if they have ended or do not answer."""
         asked = [each for each in silent if not (each.has_ended or self._of(each).is_dead)]
         alive = self._answering(asked) if self._answers is not None and asked else set()
         for each in silent:
@@ -125,7 +125,7 @@ class Observer:
                 seen.since = self._clock.monotonic()  # an answer is a sign of life
 
     def _answering(self, asked: Collection[Leader]) -> set[int]:
-        """Asks brokers at the same time, and returns those that answer."""
+        """Asks brokers concurrently, and returns those that answer."""
         assert self._answers is not None
         with ThreadPoolExecutor(min(len(asked), _ASKED_AT_ONCE)) as pool:
             replies = list(pool.map(self._answers, asked))

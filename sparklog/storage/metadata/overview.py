@@ -1,8 +1,8 @@
 """Description of a cluster: its brokers and their states, and what they lead. Changes nothing.
 
 The metadata names the brokers and the leaders of partitions; heartbeats show which brokers are
-alive, by the rules of `liveness`. A broker of another machine is watched until its heartbeat has
-changed, or has not for so long that the broker is dead.
+alive, by the rules of `liveness`. A broker on another machine is watched until its heartbeat has
+changed, or has not changed for so long that the broker is dead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparklog.storage.metadata.processes import is_of_this_machine
 from sparklog.storage.objects import Store, in_parallel
 
 _ATTEMPTS: Final = 5
-"""Looks that begin again because a broker has registered meanwhile."""
+"""The maximum number of attempts, repeated if a broker has registered in the meantime."""
 
 
 class BrokerState(enum.StrEnum):
@@ -42,11 +42,11 @@ class BrokerState(enum.StrEnum):
 
     UP = "up"
     STARTING = "starting"
-    """It recovers, or an older epoch of it is not fenced yet: it serves no partition."""
+    """It is recovering, or an older epoch of it is not fenced yet: it serves no partition."""
     DRAINING = "draining"
-    """It gives its partitions away, and stops then."""
+    """It is handing over its partitions, and then stops."""
     STOPPED = "stopped"
-    """It was shut down in order."""
+    """It was shut down cleanly."""
     DEAD = "dead"
     """It ended in any other way, or is silent, or has been replaced."""
 
@@ -54,7 +54,7 @@ class BrokerState(enum.StrEnum):
 SERVING: Final = (BrokerState.UP, BrokerState.DRAINING)
 """States in which a broker serves the partitions that it leads."""
 ENDED: Final = (BrokerState.STOPPED, BrokerState.DEAD)
-"""States of a broker that has no process any more, or none that counts."""
+"""States of a broker that no longer has a process, or none that counts."""
 
 
 def look(
@@ -66,19 +66,19 @@ def look(
     pause: Callable[[], object] | None = None,
     answers: Answers | None = None,
 ) -> tuple[ClusterMetadata, dict[int, Sighting]]:
-    """Returns the metadata, and a sighting of each broker that they name.
+    """Returns the metadata, and a sighting of each broker that it names.
 
-    Takes as long as a silent broker of another machine takes to be dead. Raises the errors of the
-    store.
+    May take as long as it takes for a silent broker on another machine to count as dead. Raises the
+    errors of the store.
 
     Args:
         store: the store of the root.
         clock: the observer's clock.
         newest: returns the newest metadata.
-        waits: is called if it takes time to see whether brokers are alive, with these and the
-            longest wait in seconds.
-        pause: waits between two looks, or raises; None: a short time by the clock.
-        answers: asks silent brokers; None: silence is death.
+        waits: called if it takes time to determine whether brokers are alive, with these brokers
+            and the maximum wait in seconds.
+        pause: waits between two polls, or raises; None: waits briefly, on the clock.
+        answers: asks silent brokers; None: silence means death.
     """
     has_reported = False
     for attempt in range(_ATTEMPTS):
@@ -124,7 +124,7 @@ def _poll(
 ) -> Iterator[tuple[int, Sighting]]:
     sightings = in_parallel(store, lambda each: watches[each].poll(metadata), brokers)
     for broker, sighting in zip(brokers, sightings, strict=True):
-        assert sighting is not None, "the metadata has a broker, and later ones have not"
+        assert sighting is not None, "a later version of the metadata lacks the broker"
         yield broker, sighting
 
 
@@ -147,7 +147,7 @@ def describe(
     clock: Clock,
     with_topics: bool = False,
 ) -> ClusterDescription:
-    """Returns what a version of the metadata and sightings of all its brokers say."""
+    """Describes a cluster from a version of its metadata and sightings of all its brokers."""
     states = states_of(metadata, sightings)
     loads = Loads.of(metadata.topics.values())
     serving = {broker for broker, state in states.items() if state in SERVING}

@@ -1,10 +1,10 @@
-"""Which broker leads which partition: decisions from the metadata alone.
+"""Placement of partitions on brokers: decisions from the metadata alone.
 
-They use no clock, no random numbers and no `hash`, so every broker comes to the same decision on
-the same version. None of them changes anything: the caller makes the change, whose precondition is
-judged again (`storage/metadata/leadership.py`).
+They use no clock, random numbers or `hash`, so every broker makes the same decision on the same
+version. None of them changes anything: the caller makes the change, whose precondition is checked
+again (`storage/metadata/leadership.py`).
 
-Leaders are counted, and the bytes of their partitions are not. Balance within a topic takes
+Load is the number of partitions that a broker leads, not their bytes. Balance within a topic takes
 precedence over balance across topics, because a topic's partitions are read and written together.
 """
 
@@ -22,9 +22,9 @@ import msgspec
 from sparklog.storage.metadata.leadership import is_up
 from sparklog.storage.metadata.model import ClusterMetadata, TopicMetadata
 
-SUCCESSORS = 10  # brokers that share the partitions of one that has died
-MOVES_AT_ONCE = 16  # partitions that a broker gives, or gets, in one pass of balancing
-BALANCE_PLANNED = 5_000_000  # partitions that a plan looks at, in all of its passes together
+SUCCESSORS = 10  # brokers that share the partitions of a dead one
+MOVES_AT_ONCE = 16  # partitions that a broker gives up, or receives, in one balancing pass
+BALANCE_PLANNED = 5_000_000  # partitions that a plan examines, over all of its passes
 UNEVEN_LEADERS = 2  # a difference in partitions that is not worth a move
 
 
@@ -34,9 +34,9 @@ class Candidate:
 
     broker: int
     rack: str = ""
-    """Its failure domain; empty if it names none."""
+    """Its failure domain; empty if none is set."""
     takes: bool = True
-    """False for a broker that is about to stop, or only helps out while no other one is up."""
+    """False for a broker that is about to stop, or only fills in while no other one is up."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,10 +71,10 @@ def place(
 ) -> tuple[int, ...]:
     """Returns leaders for a topic with `count` partitions; none if no broker takes any.
 
-    The brokers take turns, so that none gets more than one partition more than another. The first
-    turn is that of the least loaded, and of equals the id of the topic decides, so that the first
-    partitions of all topics are spread too. Neighbouring partitions are in different racks, as far
-    as the racks have equally many brokers.
+    The brokers take turns, so their numbers of partitions differ by at most one. The least loaded
+    one is first, and the topic id breaks ties, so that the first partitions of all topics are
+    spread too. Neighbouring partitions are in different racks, as far as the racks have equal
+    numbers of brokers.
     """
     taking = [each for each in candidates if each.takes]
     taking.sort(key=lambda each: (loads.get(each.broker, 0), order(topic_id, each.broker)))
@@ -89,10 +89,10 @@ def place_more(
     candidates: Collection[Candidate],
     loads: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """Returns `leaders` and those of the partitions that a topic gets in addition.
+    """Returns `leaders`, followed by those of the partitions added to a topic.
 
-    Brokers that lead the fewest of its partitions come first. Returns no more than `leaders` if no
-    broker takes any.
+    Brokers that lead the fewest of its partitions come first. Returns only `leaders` if no broker
+    takes any.
     """
     of_topic = Counter(leaders)
     found = list(leaders)
@@ -114,10 +114,10 @@ def successors(
     *,
     most: int = SUCCESSORS,
 ) -> dict[tuple[str, int], int]:
-    """Returns for each (topic, partition) of `leaving` another leader; none if no broker takes any.
+    """Returns a new leader for each (topic, partition) of `leaving`; none if no broker takes any.
 
-    `most`: at most this many successors, those that lead the fewest partitions. Each successor of
-    a dead broker reads its whole log.
+    `most`: the maximum number of successors, chosen as those that lead the fewest partitions. Each
+    successor of a dead broker reads that broker's whole log.
     """
     taking = [each for each in candidates if each.takes and each.broker != leaving]
     taking.sort(key=lambda each: (loads.get(each.broker, 0), order(str(leaving), each.broker)))
@@ -142,7 +142,7 @@ def successors(
 def successors_without(
     metadata: ClusterMetadata, leaving: int, unfit: Collection[int]
 ) -> dict[tuple[str, int], int]:
-    """Returns `successors` among the members that are up, without those that are unfit."""
+    """Returns `successors` among the members that are up, except those that are unfit."""
     taking = [each for each in candidates(metadata) if each.broker not in unfit]
     loads = Loads.of(metadata.topics.values())
     return successors(metadata.topics, leaving, taking, loads)
@@ -154,12 +154,12 @@ def successors_without(
 def balance(
     topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate], loads: Mapping[int, int]
 ) -> list[Move]:
-    """Returns moves that level the brokers; none if they are level enough.
+    """Returns moves that balance the brokers; none if they are balanced enough.
 
-    A broker that takes nothing gives everything, and no broker gives or gets more than
-    `MOVES_AT_ONCE` in one call. The others give while one of them leads more than
-    `UNEVEN_LEADERS` partitions more than another, and more than a tenth of what a broker
-    leads on average. Calls with the moves made in between come to an end, where nothing moves.
+    A broker that takes nothing gives up everything, and no broker gives up or receives more than
+    `MOVES_AT_ONCE` in one call. The others give up partitions while the difference between two of
+    them exceeds both `UNEVEN_LEADERS` and a tenth of what a broker leads on average. If the moves
+    are made between calls, repeated calls eventually return none.
     """
     led = {each.broker: loads.get(each.broker, 0) for each in candidates}
     taking = [each.broker for each in candidates if each.takes]
@@ -176,7 +176,8 @@ def balance(
 def plan(topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate]) -> list[Move]:
     """Returns the moves of repeated calls of `balance`, each partition once, by topic.
 
-    In a cluster with so many partitions that the plan would take long, it has the first ones only.
+    If a cluster has so many partitions that planning would take too long, returns the moves of the
+    first passes only.
     """
     partitions = sum(topic.partition_count for topic in topics.values())
     most_passes = max(BALANCE_PLANNED // max(partitions, 1), 1)
@@ -205,9 +206,9 @@ def _moves(
     taking: Collection[int],
     partitions: Mapping[int, dict[str, list[int]]],
 ) -> Iterator[Move]:
-    """Yields moves from brokers in their order, each to the one that leads the least by then.
+    """Yields moves from brokers in their order, each to the one that then leads the fewest.
 
-    No broker gives and gets: it leads more than the mean at first, or less.
+    No broker both gives and receives: it starts above the mean or below it.
     """
     mean = sum(led.values()) / len(taking)
     got: Counter[int] = Counter()
@@ -220,7 +221,7 @@ def _moves(
                 break
             least, target = targets[0]
             if giver in taking and not (least < mean < led[giver] and led[giver] - least > 1):
-                break  # moves between brokers that lead about the same would have no end
+                break  # moves between brokers that lead about the same would never end
             name = _topic_to_move(mine, partitions[target])
             partition = mine[name].pop()
             partitions[target].setdefault(name, []).append(partition)
@@ -236,7 +237,7 @@ def _moves(
 
 
 def _topic_to_move(mine: Mapping[str, list[int]], others: Mapping[str, list[int]]) -> str:
-    """Returns the topic of which the giver leads the most partitions more than the target."""
+    """Returns the topic in which the giver's surplus of partitions over the target is largest."""
     having = (name for name, led in mine.items() if led)
     return min(having, key=lambda name: (len(others.get(name, ())) - len(mine[name]), name))
 
@@ -258,12 +259,12 @@ def _by_leader(
 
 
 def order(seed: str, broker: int) -> bytes:
-    """Returns a number that orders brokers differently for each seed, and equally everywhere."""
+    """Returns a key that orders brokers differently for each seed, but identically everywhere."""
     return hashlib.blake2b(f"{seed}/{broker}".encode(), digest_size=8).digest()
 
 
 def _racks_in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Returns the brokers so that racks alternate; within a rack, they stay in their order."""
+    """Returns the brokers so that racks alternate; within a rack, their order is unchanged."""
     racks: dict[str, list[Candidate]] = {}
     for each in candidates:
         racks.setdefault(each.rack, []).append(each)

@@ -1,8 +1,8 @@
-"""Identity of a process, so that another process of the same machine can check whether it runs.
+"""Identity of a process, so that another process on the same machine can check whether it runs.
 
 A pid is valid only inside one pid namespace of one boot of one machine, and is reused later. A
 process is therefore identified by all of these and its start time. On a machine that does not
-report them, a process cannot be checked. That is not an error: its heartbeat decides then.
+report them, a process cannot be checked. That is not an error: its heartbeat decides instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     machine: str = ""
     """One boot of one kernel, and the namespaces in which `pid` and monotonic times are valid."""
     started: str = ""
-    """Start time in units of that machine; distinguishes processes that had the same pid."""
+    """Start time in units of that machine; distinguishes processes that shared a pid."""
 
 
 class Fate(enum.Enum):
@@ -58,14 +58,14 @@ def _own(pid: int) -> Process:
 def is_of_this_machine(process: Process) -> bool:
     """Returns whether pid and monotonic times of `process` are valid on this machine.
 
-    Compares host names too: virtual machines that were resumed from one snapshot share a boot id.
+    Compares host names too: virtual machines resumed from the same snapshot share a boot id.
     """
     here = machine()
     return bool(here) and process.machine == here and process.host == socket.gethostname()
 
 
 def fate_of(process: Process) -> Fate:
-    """Returns whether `process` still runs; unknown for a process of another machine."""
+    """Returns whether `process` is still running; unknown for a process on another machine."""
     if not process.pid or not is_of_this_machine(process):
         return Fate.UNKNOWN
     try:
@@ -73,7 +73,7 @@ def fate_of(process: Process) -> Fate:
     except ProcessLookupError:
         return Fate.GONE
     except PermissionError:
-        pass  # the process exists, and belongs to another user
+        pass  # the process exists, but belongs to another user
     started = _started(process.pid)
     if started is None or not process.started:
         return Fate.UNKNOWN
@@ -106,13 +106,13 @@ def _boot() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _started_by_ps(pid: int, *, second: int) -> str | None:
-    """As `_started`, once a second at most: a member asks for the others many times a second."""
+    """Like `_started`, at most once a second: a member checks the others many times a second."""
     del second
     return _output("ps", "-o", "lstart=", "-p", str(pid)) or None
 
 
 def _started(pid: int) -> str | None:
-    """Returns when the process started; "" if it has ended; None if unknown."""
+    """Returns the start time of the process; "" if it has ended; None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:

@@ -1,17 +1,17 @@
-"""Reads and changes the metadata of a root by compare-and-swap.
+"""Reads the metadata of a root, and changes it by compare-and-swap.
 
-Version v is put only if it is absent, so one of two writers wins. It is a delta, which names the
-version that it follows; every twentieth version has a snapshot too, or every hundredth one in a
-large cluster (`storage/metadata/format.py`).
+Version v is put only if it is absent, so exactly one of two writers wins. It is a delta, which
+names the version that it follows; every twentieth version also has a snapshot, or every hundredth
+one in a large cluster (`storage/metadata/format.py`).
 
 Old versions are pruned, in order, once they are ten minutes old and precede two snapshots. So
 
-- a reader that has looked within half a minute finds the next version by one probe: it cannot have
-  been pruned meanwhile;
-- any other reader lists the versions. It continues from the version that it knows only if those
-  that were listed follow it without a gap, and otherwise starts from the newest snapshot;
-- a writer that was suspended may succeed in putting a version that existed before. After each put,
-  the versions are listed: the put counts only if the newest version descends from it.
+- a reader whose last look is less than half a minute old finds the next version with one probe: it
+  cannot have been pruned in the meantime;
+- any other reader lists the versions. It continues from the version that it knows only if the
+  listed ones follow it without a gap, and otherwise starts from the newest snapshot;
+- a suspended writer may succeed in putting a version that existed before and was pruned. After each
+  put, the versions are listed: the put counts only if the newest version descends from it.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from sparklog.storage.objects import (
     in_parallel,
 )
 
-META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five times as many
+META_SNAPSHOT_EVERY = 20  # versions of the metadata; in a large cluster five times as many
 META_LARGE_TOPICS = 1_000
-META_KEPT_SECONDS = 600.0  # the minimum for a version of the metadata; above META_LOOK_SECONDS
-META_LOOK_SECONDS = 30.0  # after this time without a look, the next one lists the versions
+META_KEPT_SECONDS = 600.0  # minimum retention of a version; must exceed META_LOOK_SECONDS
+META_LOOK_SECONDS = 30.0  # after this long without a look, the next one lists the versions
 META_LIST_SECONDS = 60.0
 
 _FOLDER: Final = "meta"
 _DELTA: Final = ".json"
 _SNAPSHOT: Final = ".snapshot"
 _LAST: Final = "~"
-"""Suffix of a name that follows all names of a version."""
+"""Suffix of a name that sorts after all names of a version."""
 _LARGE_FACTOR: Final = 5
 _PRUNE_EVERY: Final = 10
 _PRUNED_AT_ONCE: Final = 50
@@ -75,12 +75,12 @@ class _Listing:
     deltas: list[int]
     snapshots: list[int]
     modified_us: dict[str, int]
-    """For each name, by the store's clock."""
+    """By name, on the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The newest version, as one look at the store found it. Moments are those of its begin."""
+    """The newest version, as one look at the store found it. Times are those of its start."""
 
     newest: ClusterMetadata
     listed: Moment = NEVER
@@ -95,7 +95,7 @@ class _Look:
         )
 
     def precedes(self, other: _Look) -> bool:
-        """Returns whether `other` knows more: a probe after an older listing may be misled."""
+        """Returns whether `other` is newer: a probe after an older listing may be misled."""
         return (self.listed.monotonic_seconds, self.at.monotonic_seconds) <= (
             other.listed.monotonic_seconds,
             other.at.monotonic_seconds,
@@ -103,7 +103,7 @@ class _Look:
 
 
 def _snapshot_every(metadata: ClusterMetadata) -> int:
-    """Returns the number of versions from one snapshot to the next: more where they are large."""
+    """Returns the number of versions from one snapshot to the next: more if they are large."""
     is_large = len(metadata.topics) > META_LARGE_TOPICS
     return META_SNAPSHOT_EVERY * (_LARGE_FACTOR if is_large else 1)
 
@@ -119,12 +119,12 @@ class MetadataStore:
 
     @property
     def current(self) -> ClusterMetadata:
-        """The version that was read or written last; version 0 if there is none."""
+        """The version that was last read or written; version 0 if there is none."""
         return self._look.newest
 
     @property
     def look_age_seconds(self) -> float:
-        """The time since the last successful look at the store began, also while suspended."""
+        """The time since the last successful look at the store began, including while suspended."""
         return self._look.at.age_seconds(self._clock)
 
     # -------------------------------------------------------------------------- reading
@@ -137,13 +137,13 @@ class MetadataStore:
         began, look = Moment.now(self._clock), self._look
         if look.newest.version and look.may_probe(self._clock):
             newest = self._probe(look.newest)
-            # If this process was suspended meanwhile, the probed version may have been pruned.
+            # If this process was suspended during the probe, the version may have been pruned.
             if newest is not None and look.may_probe(self._clock):
                 return self._adopt(_Look(newest, look.listed, began))
         return self.reload()
 
     def reload(self) -> ClusterMetadata:
-        """Returns the newest version by listing, whatever is known. Raises as `refresh`."""
+        """Returns the newest version by listing, whatever is known. Raises like `refresh`."""
         for _ in range(_ATTEMPTS):
             began, known = Moment.now(self._clock), self.current
             listing = self._list()
@@ -162,7 +162,7 @@ class MetadataStore:
         )
 
     def _adopt(self, look: _Look) -> ClusterMetadata:
-        """Keeps what `look` found, unless another thread's look knows more."""
+        """Stores the result of `look`, unless another thread's is newer."""
         with self._lock:
             if self._look.precedes(look):
                 self._look = look
@@ -181,9 +181,10 @@ class MetadataStore:
         return _Listing(found[_DELTA], found[_SNAPSHOT], modified_us)
 
     def _rebuild(self, listing: _Listing) -> ClusterMetadata | None:
-        """Returns the newest version, as it follows from a snapshot, an older format or nothing.
+        """Returns the newest version, derived from a snapshot, an older format or from scratch.
 
-        Returns None if it does not. Raises `ObjectMissing` if a listed version has been pruned.
+        Returns None if it does not descend from that. Raises `ObjectMissing` if a listed version
+        has been pruned.
         """
         newest = listing.deltas[-1]
         for version in reversed(listing.snapshots):
@@ -224,7 +225,7 @@ class MetadataStore:
     def _next(
         self, known: ClusterMetadata, change: Delta | ClusterMetadata
     ) -> ClusterMetadata | None:
-        """Returns the version that follows `known`; None if `change` follows another one."""
+        """Returns the version that follows `known`; None if `change` follows a different one."""
         if isinstance(change, ClusterMetadata):
             return change
         if change.previous != known.change_id:
@@ -248,7 +249,7 @@ class MetadataStore:
         try:
             return metadata_format.decode_snapshot(version, data)
         except (msgspec.MsgspecError, ValueError) as error:
-            check = f"{error}; where an older snapshot exists, delete this one"
+            check = f"{error}; if an older snapshot exists, delete this one"
             raise errors.CorruptObject(path=path, check=check) from error
 
     # -------------------------------------------------------------------------- changing
@@ -256,7 +257,7 @@ class MetadataStore:
     def change(
         self, decide: Callable[[ClusterMetadata], ClusterMetadata | None]
     ) -> ClusterMetadata:
-        """Puts the version that `decide` derives from the newest one; repeats it after a conflict.
+        """Puts the version that `decide` derives from the newest one; retries after a conflict.
 
         `decide` returns None to change nothing, and raises to refuse. Raises `OutcomeUnknown` if
         the change may have been made, and the errors of the store if it was not.
@@ -276,7 +277,7 @@ class MetadataStore:
         raise AssertionError  # the loop has no end
 
     def _put(self, before: ClusterMetadata, after: ClusterMetadata) -> bool:
-        """Returns whether `after` is the version that follows `before`."""
+        """Puts `after`. Returns whether it is the version that follows `before`."""
         delta, content = metadata_format.delta_of(before, after), None
         if after.version % _snapshot_every(after) == 0:
             content = metadata_format.content_of(after)
@@ -297,12 +298,12 @@ class MetadataStore:
             raise errors.OutcomeUnknown(what=f"put of {path}", reason=str(error)) from error
         if not counts:
             if is_doubtful:
-                reason = "the first try may have counted, and have been pruned before the second"
+                reason = "the first attempt may have counted, but been pruned before the second"
                 raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
             self._store.delete([path])
             self.reload()
             return False
-        # A later version has a snapshot too, and prunes as well.
+        # Best effort: later versions also have snapshots, and also prune.
         with contextlib.suppress(errors.SparklogError, ObjectExists, PutUnresolved):
             if content is not None:
                 snapshot = metadata_format.encode_snapshot(content)
@@ -312,11 +313,11 @@ class MetadataStore:
         return True
 
     def _counts(self, after: ClusterMetadata) -> bool:
-        """Returns whether our put counts, or fell into the pruned past.
+        """Returns whether our put counts; False if it fell into the pruned past.
 
-        Versions are pruned in order. So if ours exists although the next one had already been
-        pruned, ours was put after that. Raises `OutcomeUnknown` if ours is gone as well,
-        or if the look took so long that it proves nothing.
+        Versions are pruned in order. So if ours exists although the next one has been pruned, ours
+        was put after that. Raises `OutcomeUnknown` if ours is gone too, or if the look took so long
+        that it proves nothing.
         """
         path = _path(after.version)
         began, newest = Moment.now(self._clock), None
@@ -336,7 +337,7 @@ class MetadataStore:
         return False
 
     def _back_off(self, attempt: int) -> None:
-        """Waits for a random time, so that not all writers try again together."""
+        """Waits for a random time, so that writers do not all retry together."""
         most_seconds = min(_JITTER_SECONDS * 2.0 ** min(attempt, 16), _JITTER_MAX_SECONDS)
         self._clock.sleep(most_seconds * secrets.token_bytes(1)[0] / 256)
 
@@ -352,5 +353,5 @@ class MetadataStore:
             modified_us = listing.modified_us.get(_name(version), 0)
             if version >= kept_from or modified_us >= kept_since_us:
                 break
-            # One by one, because the order matters.
+            # One at a time, because the order matters.
             self._store.delete([_path(version), _path(version, _SNAPSHOT)])

@@ -1,6 +1,6 @@
-"""Object stores of a root: a folder, a bucket, or memory. `base` has their common contract.
+"""Object stores of a root: a folder, a bucket, or memory. `base` defines their common contract.
 
-Only `open_store` knows which URI means which store.
+Only `open_store` maps URIs to stores.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def open_store(uri: str, options: Mapping[str, str] | None = None) -> Store:
-    """Returns the store of a root, without any request to it; nothing is created.
+    """Returns the store of a root without making a request to it; creates nothing.
 
     `uri` is a folder's path, `file:///…`, `s3://bucket/…` (or `s3a`), `gs://bucket/…`,
     `az://container/…`, or `memory://name`, which all threads of a process share. `options` are for
@@ -98,13 +98,13 @@ def _without(options: Mapping[str, str] | None, location: str) -> str:
 
 
 def _bucket_uri(parts: SplitResult) -> str:
-    """Returns the canonical URI. Refuses credentials in it, which would appear in logs."""
+    """Returns the canonical URI. Rejects credentials in it, which would appear in logs."""
     scheme = "s3" if parts.scheme == "s3a" else parts.scheme
     prefix = [part for part in parts.path.split("/") if part]
     plain = "/".join([f"{scheme}://{parts.hostname}", *prefix])
     if not parts.hostname:
         raise errors.BadOption(option="root", value=f"{scheme}://", reason="it names no bucket")
-    has_key = ":" in parts.netloc or "@" in parts.netloc  # a key with a / ends in the folders
+    has_key = ":" in parts.netloc or "@" in parts.netloc  # a key with a / runs into the path
     if has_key or parts.query or parts.fragment or ".." in prefix:
         raise errors.BadOption(
             option="root",

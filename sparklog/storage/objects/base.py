@@ -1,16 +1,16 @@
 """Contract of every object store, and `claim`, on which the log is built.
 
-- An object appears whole or not at all, and `put_new` creates it only if it is absent. Write-ahead
-  log, cluster metadata and Delta log rest on this alone.
-- Durable means that an object survives a power cut. An object is durable when its `put_new` has
-  returned. An object that another process has just made visible may not be durable before
-  `sync_folder`, nor, if another program wrote it, before `sync_files`.
-- The type of an error says if the put had an effect. None: `StorageFull`, `StorageUnavailable`,
-  `RootNotWritable`. Unknown: `PutUnresolved`. An effect that a power cut may undo, with no way to
-  find out: `SyncFailed`.
-- After a put at a path was issued, only the same bytes may be tried again there, because the first
-  try may still be under way. `claim` obeys this.
-- A path is relative to the root, POSIX, and never leaves the root; "" is the root as a folder.
+- An object appears whole or not at all, and `put_new` creates it only if it is absent. The
+  write-ahead log, the cluster metadata and the Delta log rely on this alone.
+- Durable means that an object survives a power cut. An object is durable once its `put_new` has
+  returned. One that another process has just made visible may not be durable before `sync_folder`
+  or, if another program wrote it, before `sync_files`.
+- The type of an error says whether the put took effect. No: `StorageFull`, `StorageUnavailable`,
+  `RootNotWritable`. Unknown: `PutUnresolved`. Possibly, but a power cut may undo it, and there is
+  no way to find out: `SyncFailed`.
+- Once a put at a path has been issued, only the same bytes may be retried there, because the first
+  attempt may still be in flight. `claim` follows this rule.
+- A path is relative to the root, POSIX, and never leaves the root; "" is the root folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RANGE_READ_BYTES = 256 * limits.KIB
 
 Piece: TypeAlias = bytes | memoryview | pa.Buffer
 Payload: TypeAlias = Piece | Sequence[Piece]
-"""The content of an object: one buffer, or several that are written one after another."""
+"""The content of an object: one buffer, or several that are concatenated."""
 
 PutAllNew: TypeAlias = Callable[[Sequence[tuple[str, Payload]]], list[Exception | None]]
 """See `Store.put_all_new`."""
@@ -43,9 +43,9 @@ TEMPORARY: Final = ".tmp-"
 
 
 class ObjectExists(Exception):
-    """The put was refused: an object exists at `path`, or another put of it is under way.
+    """The put was refused: an object exists at `path`, or another put there is in flight.
 
-    The object may be from an earlier try of the same put, so compare its bytes.
+    The object may be from an earlier attempt at the same put, so compare its bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -99,8 +99,8 @@ class CountsRequests(Protocol):
 class Store(Protocol):
     """The objects under one root. Thread-safe.
 
-    Every operation may raise `StorageUnavailable` (try again), `RootNotWritable` (no permission)
-    and ValueError (a path that leaves the root). Its docstring has the other errors.
+    Every operation may raise `StorageUnavailable` (retry), `RootNotWritable` (no permission) and
+    ValueError (a path that leaves the root). Its docstring lists any other errors.
     """
 
     @property
@@ -110,12 +110,12 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """True if a put costs a disk's flush, False if it costs a network round trip."""
+        """True if a put costs a disk flush, False if it costs a network round trip."""
         ...
 
     @property
     def requests_at_once(self) -> int:
-        """The number of requests that take about as long together as one; 1: make them in turn."""
+        """The number of concurrent requests that take about as long as one; 1: run sequentially."""
         ...
 
     def put_new(self, path: str, data: Payload) -> None:
@@ -128,14 +128,14 @@ class Store(Protocol):
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         """Creates each object if it is absent, and makes all of them durable together.
 
-        On a local store this costs a few rounds of flushes, whatever the number of objects; on
-        others, parallel requests. Returns for each object what `put_new` would have raised for it,
-        or None. Raises `SyncFailed`; then some may exist.
+        On a local store this costs a few rounds of flushes, however many objects there are; on
+        others, parallel requests. Returns, for each object, what `put_new` would have raised, or
+        None. Raises `SyncFailed`, after which some may exist.
         """
         ...
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        """Creates or replaces an object. Readers see the old or the new one, whole.
+        """Creates or replaces an object. Readers see all of the old one or all of the new one.
 
         Only for hints such as heartbeats, because concurrent puts overwrite each other. Without
         `durable`, a power cut may leave the old object, the new one, or an empty one.
@@ -149,7 +149,7 @@ class Store(Protocol):
         ...
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
-        """Returns at most `length` bytes from `start` to the end. Raises `ObjectMissing`."""
+        """Returns `length` bytes from `start`, fewer at the end. Raises `ObjectMissing`."""
         ...
 
     def open(self, path: str) -> pa.NativeFile:
@@ -157,7 +157,7 @@ class Store(Protocol):
         ...
 
     def stat(self, path: str) -> Stat:
-        """Returns size and age, under the given path. Raises `ObjectMissing`."""
+        """Returns size and modification time, named by the path. Raises `ObjectMissing`."""
         ...
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
@@ -165,30 +165,30 @@ class Store(Protocol):
         ...
 
     def folders(self, folder: str) -> list[str]:
-        """Lists the folders directly in the folder, sorted. On a local store some may be empty."""
+        """Lists the direct subfolders of the folder, sorted. On a local store some may be empty."""
         ...
 
     def walk(self, folder: str) -> Iterator[Stat]:
-        """Iterates all objects below the folder, in no particular order."""
+        """Iterates over all objects below the folder, in no particular order."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes objects. Ignores missing ones. A power cut may bring deleted ones back.
 
-        If some cannot be deleted, deletes the others as far as possible before it raises.
+        If some cannot be deleted, deletes as many of the others as possible before raising.
         """
         ...
 
     def sync_folder(self, folder: str) -> None:
         """Makes the names of all objects directly in the folder durable, including others' puts.
 
-        Only the names: the bytes of an object that this class has put are durable before its name
-        is, but those of other programs' objects are not. Raises `SyncFailed`.
+        Only the names: the bytes of an object put by this class are durable before its name is,
+        but those of other programs' objects may not be. Raises `SyncFailed`.
         """
         ...
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Makes bytes and names of objects durable that another program wrote without a flush.
+        """Makes bytes and names of objects durable that another program wrote without flushing.
 
         Ignores missing objects. Raises `SyncFailed`.
         """
@@ -197,15 +197,15 @@ class Store(Protocol):
     def remove_folder(self, folder: str) -> None:
         """Removes the folder if it is empty, on stores that have folders.
 
-        A put into it that is under way creates the folder again. A folder with objects remains.
+        A concurrent put into the folder recreates it. A folder with objects remains.
         """
         ...
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        """Removes files of crashed puts below the folder, and returns their number.
+        """Removes files left by crashed puts below the folder, and returns their number.
 
-        Only files that were last written before `older_than_us`, which should lie well in the
-        past: a put whose file is removed starts again. Returns 0 on stores without such files.
+        Only files last written before `older_than_us`, which should be well in the past: a put
+        whose file is removed starts over. Returns 0 on stores without such files.
         """
         ...
 
@@ -214,12 +214,12 @@ class Store(Protocol):
         ...
 
     def free_inodes(self) -> int | None:
-        """Returns the number of files that may still be created; None if unknown or unlimited."""
+        """Returns the number of files that can still be created; None if unknown or unlimited."""
         ...
 
 
 def shortage(error: OSError) -> str:
-    """Returns what a file system lacks by the error of a write: `StorageFull.missing`."""
+    """Returns the resource that a failed write ran out of: `StorageFull.missing`."""
     return "quota" if error.errno == errno.EDQUOT else "space"
 
 
@@ -239,7 +239,7 @@ def checked_folder(folder: str) -> str:
 
 
 def pieces(data: Payload) -> list[memoryview]:
-    """Returns the payload as non-empty byte views, without a copy."""
+    """Returns the payload as non-empty byte views, without copying."""
     given: Any = [data] if isinstance(data, bytes | memoryview | pa.Buffer) else data
     views = [memoryview(piece).cast("B") for piece in given]
     return [view for view in views if len(view)]
@@ -258,23 +258,24 @@ def claim(
     doubtful: bool = False,
     is_refused: bool = False,
 ) -> bool:
-    """Puts `data` at `path` if it is absent. Returns whether *these* bytes are there, durably.
+    """Puts `data` at `path` if nothing is there. Returns whether *these* bytes are there, durably.
 
-    Resolves a put without an answer by reading back; while no object is there, tries the same
-    bytes again. Compares all bytes to decide whose object it is, so `data` must contain something
+    Resolves an unanswered put by reading back; while there is no object, retries with the same
+    bytes. Compares all bytes to decide whose object it is, so `data` must contain something
     unique, such as the id of a flush.
 
-    Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only if no try can have had an
-    effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
+    Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only if no attempt can have
+    taken effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
 
     Args:
         store: the store to put into.
         path: the path of the object.
         data: the bytes of the object.
-        clock: sleeps between two tries.
-        attempts: the largest number of tries.
-        doubtful: whether an earlier call with the same bytes may have had an effect.
-        is_refused: whether a put was refused because an object is there; the first try is that put.
+        clock: sleeps between attempts.
+        attempts: the maximum number of attempts.
+        doubtful: whether an earlier call with the same bytes may have taken effect.
+        is_refused: whether a put was just refused because an object exists. It counts as the first
+            attempt.
     """
     reason = ""
     for attempt in range(attempts):
@@ -285,7 +286,7 @@ def claim(
                 raise ObjectExists(path)
             store.put_new(path, data)
         except ObjectExists:
-            doubtful, reason = True, "a put was refused, but no object is there"
+            doubtful, reason = True, "a put was refused, but no object exists"
         except PutUnresolved as error:
             doubtful, reason = True, error.reason
         except _REFUSALS as error:
@@ -296,7 +297,7 @@ def claim(
             return True
         try:
             found = store.get(path)
-            # Its writer may have died before it was durable, and our caller relies on it.
+            # Its writer may have died before it was durable, but our caller relies on it.
             store.sync_folder(path.rpartition("/")[0])
         except ObjectMissing:
             continue
@@ -314,11 +315,11 @@ def claim_all(
     clock: Clock,
     put_all_new: PutAllNew | None = None,
 ) -> list[bool | Exception]:
-    """Puts each object as `claim` does, but all of them durably together.
+    """Puts each object as `claim` does, but makes all of them durable together.
 
-    Returns for each what `claim` would have returned or raised. An object whose put is refused or
-    gets no answer is claimed by itself, after all others. `put_all_new` has the first try at the
-    puts, instead of the store's. Raises `SyncFailed`.
+    Returns, for each, what `claim` would have returned or raised. An object whose put is refused
+    or unanswered is claimed individually, after all others. `put_all_new` makes the first attempt
+    instead of the store's. Raises `SyncFailed`.
     """
     found: list[bool | Exception] = []
     outcomes = (put_all_new or store.put_all_new)(objects)
@@ -339,9 +340,9 @@ def claim_all(
 
 
 def put_together(store: Store, objects: Sequence[tuple[str, Payload]], *, clock: Clock) -> None:
-    """Puts objects under new names, all of them durably together.
+    """Puts objects under new names, and makes all of them durable together.
 
-    Raises what `claim` raises for the first that fails; then some of them may exist.
+    Raises what `claim` raises for the first that fails, after which some of the others may exist.
     """
     outcomes = store.put_all_new(objects)
     for (path, data), outcome in zip(objects, outcomes, strict=True):
@@ -356,8 +357,8 @@ _REFUSALS = (errors.StorageFull, errors.StorageUnavailable, errors.RootNotWritab
 
 
 def backoff_seconds(attempt: int) -> float:
-    """Returns the pause before the try of a put that follows `attempt` others."""
-    doublings = min(attempt - 1, 16)  # many tries would exceed a float
+    """Returns the pause before the put that follows `attempt` failed ones."""
+    doublings = min(attempt - 1, 16)  # too many would overflow a float
     most_seconds = CLAIM_BACKOFF_MAX_SECONDS
     return min(CLAIM_BACKOFF_SECONDS * 2.0**doublings, most_seconds)
 
@@ -383,7 +384,7 @@ def open_by_ranges(store: Store, path: str) -> pa.NativeFile:
 
 
 class _RangedFile:
-    """File object for `pa.PythonFile`. Keeps one window, so that small reads share a request."""
+    """File object for `pa.PythonFile`. Caches one window, so that small reads share a request."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store = store

@@ -1,12 +1,12 @@
-"""Writes past the page cache (`O_DIRECT`), for objects so large that a copy into it is expensive.
+"""Writes that bypass the page cache (`O_DIRECT`), for objects too large to copy into it cheaply.
 
-Each byte that goes through the cache costs a fresh page, even if it is never read: a quarter of the
-cost of a burst. Few large objects are read soon, because consumers and the publisher have their
-rows in memory; a later reader pays for its pages then.
+Bytes written through the cache take fresh pages even if they are never read: a quarter of the cost
+of a burst. Few large objects are read soon, because consumers and the publisher have their rows in
+memory; a later reader pays for the pages it reads.
 
-The kernel requires addresses, lengths and file positions that are multiples of a block. So bytes go
-through an aligned buffer, and the rest after the last whole block goes through the cache. On a file
-system without direct I/O, or with larger blocks, everything goes through the cache.
+The kernel requires addresses, lengths and file positions to be multiples of a block. So bytes go
+through an aligned buffer, and those after the last whole block through the cache. On a file system
+without direct I/O, or with larger blocks, everything goes through the cache.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def write(file: int, views: list[memoryview]) -> None:
 
 
 def write_blocks(file: int, views: Sequence[memoryview]) -> int | None:
-    """Writes whole blocks, at most a buffer of them, to a file that was opened for direct I/O.
+    """Writes whole blocks, at most one buffer's worth, to a file opened for direct I/O.
 
-    Returns the number of bytes that were written, or None if the file system refuses direct writes
-    of this size or place. Raises OSError.
+    Returns the number of bytes written, or None if the file system rejects direct writes of this
+    size or at this position. Raises OSError.
     """
     try:
         buffer = _idle.pop()

@@ -1,4 +1,4 @@
-"""Hooks into the operations of a store, which raise errors, wait, or delay. For tests."""
+"""Hooks into the operations of a store that raise errors, block, or delay. For tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Faults(Protocol):
     """Hooks into the operations of a store. `path` is the object, or the listed folder."""
 
     def before(self, operation: Operation, path: str, /) -> None:
-        """Runs before any effect: the moment for `StorageUnavailable` or `StorageFull`."""
+        """Runs before any effect: the place to raise `StorageUnavailable` or `StorageFull`."""
         ...
 
     def between(self, operation: Operation, path: str, /) -> None:
@@ -39,7 +39,7 @@ class Faults(Protocol):
         ...
 
     def after(self, operation: Operation, path: str, /) -> None:
-        """Runs after the effect, before the caller learns it: the moment for `PutUnresolved`."""
+        """Runs after the effect, before the operation returns: the place for `PutUnresolved`."""
         ...
 
 
@@ -54,7 +54,7 @@ class NoFaults:
 
 
 class DelayFaults(NoFaults):
-    """Delays every operation by `seconds` of the clock before its effect."""
+    """Delays every operation by `seconds` on the clock before its effect."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock

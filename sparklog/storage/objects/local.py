@@ -1,18 +1,18 @@
-"""Object store in a folder of this machine, built on system calls.
+"""Object store in a folder on this machine, built on system calls.
 
-- An object is written under a hidden name in its own folder, flushed, linked to its name, and the
-  folder is flushed, in this order. `link` atomically refuses a name that exists.
-- Several objects are put together by the same steps, each of which is taken for all of them before
-  the next: so flushes run side by side, and the file system's journal commits once for many.
-- All steps of one put use one descriptor of the folder, so that a folder that is moved or removed
-  meanwhile cannot tear the put. Opening it costs 2 µs; a cache of descriptors would cost as much,
-  and could write into a folder that has been moved away.
-- A folder's own entry is durable before any object in it: each process flushes the folders above a
-  folder before it first uses it, because their creator may have died before it did.
-- A failed flush is never repeated. The kernel has dropped the data that it could not write, and the
-  second flush would succeed without them
+- An object is written under a hidden name in its own folder, flushed, and linked to its name; then
+  the folder is flushed. `link` atomically refuses a name that exists.
+- Several objects are put together by performing each of these steps for all of them before the
+  next, so that flushes run in parallel and the file system's journal commits once for many.
+- All steps of a put use one descriptor of the folder, so that moving or removing the folder
+  concurrently cannot tear the put. Opening it costs 2 µs; a cache of descriptors would cost as
+  much, and could write into a folder that has been moved away.
+- A folder's own entry is durable before any object in it: before first using a folder, each process
+  flushes the folders above it, because their creator may have died before doing so.
+- A failed flush is never retried. The kernel has dropped the data that it could not write, and a
+  second flush would succeed without it
   (https://www.usenix.org/conference/atc20/presentation/rebello).
-- A crash leaves hidden files behind; `sweep_temporaries` removes them when they are old.
+- A crash leaves hidden files behind; `sweep_temporaries` removes them once they are old.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from sparklog.storage.objects.base import (
 from sparklog.storage.objects.files import LogFiles
 from sparklog.storage.objects.local_files import LocalFiles
 
-_FLUSH_THREADS = 16  # that flush the files of a joint put; more share no more of a disk's flush
-_PUTS_TOGETHER = 128  # objects of a joint put that are open at a time
-LOCAL_PUT_ATTEMPTS = 3  # if the folder is removed meanwhile
+_FLUSH_THREADS = 16  # for the files of a joint put; more would not share disk flushes any better
+_PUTS_TOGETHER = 128  # objects of a joint put that are open concurrently
+LOCAL_PUT_ATTEMPTS = 3  # if the folder is removed during the put
 LOCAL_FOLDERS_REMEMBERED = 65_536
 
 _Item = TypeVar("_Item")
@@ -80,13 +80,13 @@ class LocalStore:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
         self.requests: Counter[str] = Counter()
-        """Operations that were called, on objects and on log files, by name."""
+        """Calls by operation, on objects and on log files."""
         self.files: LogFiles | None = LocalFiles(self.root, self.requests)
         self._has_hard_links = True
-        # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
+        # Folders whose entries are durable. Needs no lock: updates are atomic and idempotent.
         self._durable_folders: set[str] = set()
         self._flush_pool: tuple[int, ThreadPoolExecutor | None] = 0, None
-        """Threads that flush several files at once, and the process that they are of."""
+        """The pid of the process that started the threads, and the threads, which flush files."""
 
     # -------------------------------------------------------------------------- writing
 
@@ -108,7 +108,7 @@ class LocalStore:
                     descriptor = self._open_folder(self._absolute(folder))
                     _put_in(descriptor, name, path, data, make_visible, durable=durable)
                 except FileNotFoundError:
-                    # The folder was removed meanwhile, or a sweeper removed our temporary file.
+                    # The folder was removed concurrently, or a sweeper removed our temporary file.
                     self._durable_folders.clear()
                 else:
                     return
@@ -141,7 +141,7 @@ class LocalStore:
         try:
             _flush_folder_at(above)
         except PermissionError:
-            # An existing root may lie in a folder that we must not read.
+            # An existing root may be in a folder that we are not permitted to read.
             if inside or created:
                 raise
         if len(self._durable_folders) >= LOCAL_FOLDERS_REMEMBERED:
@@ -169,7 +169,10 @@ class LocalStore:
         """Renames without replacing, for Linux file systems without hard links."""
         failed = _rename_noreplace(folder, temporary, name)
         if failed in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOTSUP):
-            reason = "put-if-absent needs hard links or RENAME_NOREPLACE; its file system has none"
+            reason = (
+                "put-if-absent needs hard links or RENAME_NOREPLACE; its file system supports"
+                " neither"
+            )
             raise errors.RootNotWritable(root=self.uri, reason=reason)
         with _translated_errors(path):
             if failed:
@@ -193,7 +196,7 @@ class LocalStore:
             self._in_parallel(_Written.flush, whole)
             for each in whole:
                 each.link()
-            # One object of each folder flushes the names of all of them.
+            # One object per folder flushes the names of all objects in it.
             folders = {each.folder_path: each for each in whole if each.is_linked}
             self._in_parallel(_Written.flush_folder, list(folders.values()))
         finally:
@@ -202,7 +205,7 @@ class LocalStore:
                     hidden.close()
         self.requests["put_new"] += sum(each is not None and each.is_linked for each in written)
         return [
-            # One that failed for any reason is put again by itself, which finds out why.
+            # One that failed for any reason is put again individually, which reveals the reason.
             None if each is not None and each.is_linked else self._put_alone(path, data)
             for each, (path, data) in zip(written, objects, strict=True)
         ]
@@ -210,7 +213,7 @@ class LocalStore:
     def _create_folders(self, folders: Iterable[str]) -> None:
         """Creates missing folders, and makes their entries durable together.
 
-        Those that cannot be created here are left to the put of their object.
+        Those that cannot be created here are left to the puts of their objects.
         """
         missing: set[str] = set()
         for folder in folders:
@@ -221,7 +224,7 @@ class LocalStore:
         if not missing or self.root not in self._durable_folders:
             return
         created = []
-        for full_path in sorted(missing):  # those above come first
+        for full_path in sorted(missing):  # parents come first
             try:
                 os.mkdir(full_path)
             except FileExistsError:
@@ -254,7 +257,7 @@ class LocalStore:
         return None
 
     def _write_hidden(self, path: str, data: Payload) -> _Written | None:
-        """Writes the bytes under a hidden name, without a flush; None where that fails."""
+        """Writes the bytes under a hidden name, without flushing; None if that fails."""
         folder, _, name = checked_path(path).rpartition("/")
         descriptor = -1
         try:
@@ -269,18 +272,18 @@ class LocalStore:
         return written
 
     def _flushers(self) -> ThreadPoolExecutor:
-        """Returns the threads that flush; a process that was forked from ours has others."""
+        """Returns the threads that flush; a forked process gets its own."""
         process, pool = self._flush_pool
         if pool is None or process != os.getpid():
             pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="sparklog-flush")
-            # Two threads may do so at once: each then uses a pool of its own, the first time.
+            # Two threads may get here concurrently; each then uses its own pool the first time.
             self._flush_pool = os.getpid(), pool
         return pool
 
     def _in_parallel(self, work: Callable[[_Item], None], items: Sequence[_Item]) -> None:
-        """Does the work for every item, and raises the first error once all is done.
+        """Runs `work` for every item, and raises the first error once all have finished.
 
-        A `SyncFailed` comes before any other.
+        A `SyncFailed` takes precedence over any other error.
         """
         count = min(_FLUSH_THREADS, len(items))
         if count <= 1:
@@ -294,7 +297,7 @@ class LocalStore:
 
         pool, running = self._flushers(), list[Future[None]]()
         try:
-            # Where no threads are to be had, as when the interpreter ends, this one does the rest.
+            # If no thread can be started, as at interpreter shutdown, this one does the rest.
             with contextlib.suppress(RuntimeError):
                 for number in range(count):
                     running.append(pool.submit(run, number))
@@ -303,7 +306,7 @@ class LocalStore:
         finally:
             wait(running)
         failures = [error for future in running if (error := future.exception()) is not None]
-        # The system reports a failed flush once, so another error must not hide it.
+        # The system reports a failed flush only once, so another error must not hide it.
         for error in sorted(failures, key=lambda each: not isinstance(each, SyncFailed)):
             raise error
 
@@ -446,10 +449,10 @@ class LocalStore:
             self._durable_folders.discard(full_path)
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        """Removes files of crashed puts below the folder, and returns their number.
+        """Removes files left by crashed puts below the folder, and returns their number.
 
-        Only files that were last written before `older_than_us`, which should lie well in the
-        past: a put that loses its file writes it again, a limited number of times.
+        Only files last written before `older_than_us`, which should be well in the past: a put
+        that loses its file rewrites it, a limited number of times.
         """
         swept = 0
         for _, entry in self._scan_below(folder):
@@ -495,7 +498,7 @@ class LocalStore:
             )
 
     def _refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
-        """Returns the error to raise for a system call that surely had no effect."""
+        """Returns the error to raise for a system call that certainly had no effect."""
         if error.errno in _FULL:
             return self._full(error)
         if error.errno in _FORBIDDEN:
@@ -503,11 +506,11 @@ class LocalStore:
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
 
     def _full(self, error: OSError) -> errors.StorageFull:
-        """Returns the error that names the missing resource: each put creates a file."""
+        """Returns the error for a lack of space, quota or inodes: each put creates a file."""
         missing, free_bytes = shortage(error), self.free_bytes()
         free_inodes = self.free_inodes()
         has_few = free_inodes is not None and free_inodes < limits.FEW_INODES
-        # XFS, for example, has no inodes where it has no space.
+        # XFS, for example, has no free inodes when it is out of space.
         if missing == "space" and has_few and free_bytes >= limits.MIB:
             missing = "inode"
         return errors.StorageFull(
@@ -516,10 +519,10 @@ class LocalStore:
 
 
 class _Written:
-    """A file of a joint put, written under a hidden name, on its way to its own name."""
+    """A file of a joint put, written under a hidden name and then linked to its own name."""
 
     def __init__(self, folder_path: str, folder: int, path: str, name: str) -> None:
-        """Takes over the descriptor `folder`."""
+        """Takes ownership of the descriptor `folder`."""
         self.folder_path = folder_path
         self.is_linked = False
         self._folder = folder
@@ -530,7 +533,7 @@ class _Written:
         self._is_flushed = False
 
     def write(self, data: Payload) -> None:
-        """Raises OSError after removing what it wrote."""
+        """Writes the bytes. Raises OSError after removing the file again."""
         try:
             self._file = os.open(self._temporary, _OPEN_NEW, 0o666, dir_fd=self._folder)
             direct.write(self._file, pieces(data))
@@ -539,13 +542,13 @@ class _Written:
             raise
 
     def flush(self) -> None:
-        """Makes the bytes durable; where there is no space for them, the file is not linked."""
+        """Makes the bytes durable; if there is no space for them, the file will not be linked."""
         with contextlib.suppress(OSError):  # `_flush_data` raises any other failure as SyncFailed
             _flush_data(self._file, self._path)
             self._is_flushed = True
 
     def link(self) -> None:
-        """Gives a flushed file its name, if that is free and its folder exists."""
+        """Gives a flushed file its name, if the name is free and the folder exists."""
         if not self._is_flushed:
             return
         try:
@@ -567,7 +570,7 @@ class _Written:
         _flush_folder(self._folder, self._path)
 
     def close(self) -> None:
-        """Closes the descriptors, and removes a file that has no name of its own."""
+        """Closes the descriptors, and removes the file if it was not linked."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -616,7 +619,7 @@ def _replace(folder: int, temporary: str, name: str, path: str) -> None:
 
 @contextlib.contextmanager
 def _translated_errors(path: str) -> Iterator[None]:
-    """Translates a failed link or rename. Some errors leave open if the entry is on disk."""
+    """Translates errors of a link or rename. After some, it is unknown if the entry is on disk."""
     try:
         yield
     except FileExistsError:
@@ -629,7 +632,7 @@ def _translated_errors(path: str) -> Iterator[None]:
 
 def _flush_data(file: int, path: str) -> None:
     try:
-        if sys.platform == "darwin":  # where fsync does not flush the cache of the disk
+        if sys.platform == "darwin":  # where fsync does not flush the disk's cache
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
         else:
             os.fdatasync(file)

@@ -1,11 +1,12 @@
-"""Files of a local root that grow, on system calls. `files` has the contract.
+"""Growing files of a local root, built on system calls. `files` defines the contract.
 
-- O_APPEND makes an append atomic alongside others: the kernel chooses the position and writes under
-  the lock of the inode. After the write, the position of the descriptor is the end of the bytes.
-- O_DSYNC makes a write durable before it returns, size included, in one call.
-- FALLOC_FL_KEEP_SIZE reserves blocks beyond the end, so that an append changes no allocation and
-  its sync writes no journal. Python has no call for it; posix_fallocate(3) changes the size.
-- macOS has no O_DSYNC that reaches the disk: an append is followed by F_FULLFSYNC.
+- O_APPEND makes concurrent appends atomic: the kernel chooses the position and writes under the
+  inode lock. After the write, the position of the descriptor is the end of the bytes.
+- O_DSYNC makes a write durable before it returns, including the size, in one call.
+- FALLOC_FL_KEEP_SIZE reserves blocks beyond the end, so that an append does not change the
+  allocation and its sync does not write to the journal. Python does not expose it, and
+  posix_fallocate(3) changes the size.
+- On macOS, O_DSYNC does not reach the disk, so an append is followed by F_FULLFSYNC.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LocalFiles:
         self._root = root
         self._requests = requests
         self._can_sync: bool | None = None
-        """False: a sync of this machine does not reach the disk. None: not known yet."""
+        """False: a sync on this machine does not reach the disk. None: not known yet."""
 
     def open(self, path: str, access: Access) -> LocalFile:
         full_path = f"{self._root}/{path}"
@@ -57,13 +58,13 @@ class LocalFiles:
             raise ObjectMissing(path) from None
         except PermissionError as error:
             reason = (
-                f"{path} cannot be opened: {error}. A broker appends to the files of the broker"
-                " before it: run both as one user, or give this one write permission on them"
+                f"{path} cannot be opened: {error}. A broker appends to the files of its"
+                " predecessor: run both as the same user, or give this one write permission on them"
             )
             raise errors.RootNotWritable(root=f"file://{self._root}", reason=reason) from error
 
     def _reaches_disk(self) -> bool:
-        """Returns whether a sync reaches the disk; on a mount of the network it may not."""
+        """Returns whether a sync reaches the disk; on a network mount it may not."""
         if self._can_sync is None:
             self._can_sync = not is_unsuited(file_system(self._root))
         return self._can_sync
@@ -171,11 +172,11 @@ class LocalFile:
 
     def drop_cached(self, start: int = 0, length: int = 0) -> None:
         if hasattr(os, "posix_fadvise"):
-            # Of a page in part nothing is dropped, and some machines have pages of many blocks.
+            # Partial pages are not dropped, and on some machines a page is many blocks.
             first = start - start % mmap.PAGESIZE
             if length:
                 length = -(-(start + length) // mmap.PAGESIZE) * mmap.PAGESIZE - first
-            with contextlib.suppress(OSError):  # advice that some file systems do not take
+            with contextlib.suppress(OSError):  # advice that some file systems reject
                 os.posix_fadvise(self._read, first, length, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, end: int) -> None:
@@ -213,7 +214,7 @@ def _full_sync(descriptor: int) -> None:
 
 
 def _load_fallocate() -> Callable[[int, int, int], int] | None:
-    """Returns fallocate(2) with KEEP_SIZE, which gives 0 or an errno; None without one."""
+    """Returns fallocate(2) with KEEP_SIZE, which returns 0 or an errno; None if unavailable."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,11 +1,11 @@
 """Object store in memory, with every failure that a real store can have. For tests.
 
-- One set of objects has any number of views: one per simulated process, each with its own faults.
-  `lose_unsynced` is a power cut for all of them.
+- A set of objects can have any number of views: one per simulated process, each with its own
+  faults. `lose_unsynced` is a power cut for all of them.
 - A fault is a hook that is called before an operation, between its effect and the effect's
-  durability, and after it, before the caller learns the result. It may raise any error, wait, or
+  durability, and after it, before the caller learns the result. It may raise any error, block, or
   let another greenlet run.
-- Everything is deterministic: no thread, no lock, no clock except the given one.
+- Everything is deterministic: no threads, no locks, no clock but the given one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sparklog.storage.objects.parallel import in_parallel
 
 _Listed = TypeVar("_Listed")
 _PAGE: Final = 1_000
-"""Objects in one answer of a bucket to a listing, and in one request to delete."""
+"""Objects per page of a bucket's listing, and per delete request."""
 
 # ------------------------------------------------------------------------------ the store
 
@@ -62,7 +62,7 @@ class MemoryStore:
         faults: Faults | None = None,
         has_files: bool = False,
     ) -> None:
-        """Creates an empty store. `has_files`: it also has files that grow, as a folder has."""
+        """Creates an empty store. `has_files`: it also supports growing files, as a folder does."""
         self.uri = f"memory://{name}"
         self.is_local = is_local
         self._name = name
@@ -71,7 +71,7 @@ class MemoryStore:
         # Threads share the dict without a lock, because its operations are atomic in CPython.
         self._objects: dict[str, MemoryObject] = {}
         self._unsynced: dict[str, dict[str, MemoryObject]] = {}
-        """Objects whose names are visible and not durable, by folder and path."""
+        """Objects whose names are visible but not durable, by folder and path."""
         self.files: MemoryFiles | None = (
             MemoryFiles(self._find_object, self._faults) if has_files else None
         )
@@ -80,7 +80,7 @@ class MemoryStore:
         return self._objects.get(path)
 
     def view(self, faults: Faults) -> MemoryStore:
-        """Returns the same objects as another process sees them, with its own faults."""
+        """Returns another process's view of the same objects, with its own faults."""
         other = MemoryStore(
             self._clock,
             name=self._name,
@@ -92,7 +92,7 @@ class MemoryStore:
         return other
 
     def share_objects(self, other: MemoryStore) -> None:
-        """Shows the objects of another store from now on."""
+        """Switches this store to the objects of another."""
         self._objects, self._unsynced = other._objects, other._unsynced
 
     def _note_name(self, path: str, created: MemoryObject) -> None:
@@ -133,7 +133,7 @@ class MemoryStore:
         self._faults.after("put_new", path)
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
-        """As on a disk: all become visible, one after another, and then durable together."""
+        """As on a disk: all become visible, one at a time, and then durable together."""
         visible: list[int] = []
         found: list[Exception | None] = [None] * len(objects)
 
@@ -170,7 +170,7 @@ class MemoryStore:
         self._note_name(path, created)
 
     def put_unflushed(self, path: str, data: Payload) -> None:
-        """Puts a new object as a program does that never flushes, such as delta-rs."""
+        """Puts a new object the way a program that never flushes does, such as delta-rs."""
         created = self._new_object(data)
         created.flushed = False
         self._faults.before("put_new", checked_path(path))
@@ -300,12 +300,12 @@ def named_store(name: str) -> MemoryStore:
 
 
 class DelayedStore:
-    """Delays each request to another store, and counts requests, as a bucket would bill them.
+    """Delays each request to another store, and counts requests as a bucket would bill them.
 
-    - `requests` has them by operation. A listing is a request for each page of 1,000 objects, and
-      opening an object is a `stat`; its reader makes a `get_range` for each window.
-    - Calls that are not requests to a bucket, as `sync_folder`, are neither delayed nor counted.
-    - `most_at_once` is the largest number of requests that were under way at the same time.
+    - `requests` counts them by operation. A listing costs a request per page of 1,000 objects;
+      opening an object costs a `stat`, and reading it a `get_range` per window.
+    - Calls that are not requests to a bucket, such as `sync_folder`, are not delayed or counted.
+    - `most_at_once` is the highest number of requests that were in flight concurrently.
     """
 
     def __init__(
@@ -316,9 +316,9 @@ class DelayedStore:
         *,
         requests_at_once: int | None = None,
     ) -> None:
-        """A request takes `seconds` of the clock more; the default clock is the machine's.
+        """Delays each request by `seconds` on the clock, by default the machine's.
 
-        `requests_at_once` is by default as in a bucket, unless `inner` is local.
+        `requests_at_once` defaults to that of a bucket, or to 1 if `inner` is local.
         """
         self.uri = inner.uri
         self.is_local = inner.is_local
@@ -347,7 +347,7 @@ class DelayedStore:
                 self._under_way -= 1
 
     def _paged(self, operation: Operation, found: list[_Listed]) -> list[_Listed]:
-        """Makes the requests for the further pages of a listing."""
+        """Makes the requests for the remaining pages of a listing."""
         for _ in range(_PAGE, len(found), _PAGE):
             with self._request(operation):
                 pass

@@ -1,10 +1,10 @@
-"""Files that grow in a `MemoryStore`, with every failure of `files`. For tests.
+"""Growing files in a `MemoryStore`, with every failure that `files` describes. For tests.
 
-An append is visible at once, and durable after a sync. Hooks run as in `memory`: operation `append`
-before its effect, between visible and durable, and after; `sync` before and after. An OSError of
-`between` is a failed sync: its bytes stay visible until `drop_cached`, and no sync saves them. As
-on Linux, the next sync through each descriptor that was open fails too, and those of later ones do
-not.
+An append is visible immediately, and durable after a sync. Hooks run as in `memory`: for `append`
+before its effect, between visible and durable, and after; for `sync` before and after. An OSError
+from `between` is a failed sync: the bytes stay visible until `drop_cached`, but no sync saves them.
+As on Linux, the next sync through each descriptor open at the time also fails, but not through
+descriptors opened later.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class MemoryObject:
     replaced: MemoryObject | None = None
     """The durable object that a power cut restores."""
     number: int = field(default_factory=itertools.count().__next__)
-    """Its identity, as the number of an inode."""
+    """Its identity, like an inode number."""
     durable_bytes: bytes | None = None
-    """The durable content of a file that has grown since the last power cut; None: all."""
+    """The durable content of a file that has grown since the last power cut; None: all of it."""
     failed_syncs: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of bytes that a failed sync has lost, and that are still visible."""
+    """Byte ranges lost by a failed sync but still visible."""
 
     def make_durable(self) -> None:
         self.durable, self.replaced = True, None
@@ -49,13 +49,13 @@ class MemoryFiles:
     """Implements `LogFiles`."""
 
     def __init__(self, find: Callable[[str], MemoryObject | None], faults: Faults) -> None:
-        """`find`: returns the object of a path. `faults`: the hooks of its store."""
+        """`find`: returns the object at a path. `faults`: the hooks of the store."""
         self._find = find
         self.faults = faults
         self.space_bytes: int | None = None
-        """Space for appends; None: as much as wanted."""
+        """Space for appends; None: unlimited."""
         self.can_sync = True
-        """False: this process may not sync files."""
+        """False: this process cannot sync files."""
 
     def open(self, path: str, access: Access) -> MemoryFile:
         self.faults.before("open", checked_path(path))
@@ -82,7 +82,7 @@ class MemoryFile:
         self._object = found
         self._access = access
         self._failed_syncs = found.failed_syncs
-        """Those that this descriptor has reported, or that were before it."""
+        """Failed syncs that this descriptor has reported, or that preceded it."""
         self.identity = FileId(0, found.number)
 
     def size_bytes(self) -> int:
@@ -145,13 +145,13 @@ class MemoryFile:
         return True
 
     def _lose(self, start: int) -> None:
-        """Has a sync fail for the bytes from `start` on; this descriptor has reported it then."""
+        """Simulates a failed sync of the bytes from `start` on, reported by this descriptor."""
         self._object.lost.append((start, self._object.data.size))
         self._object.failed_syncs += 1
         self._failed_syncs = self._object.failed_syncs
 
     def _make_durable(self) -> None:
-        """Makes all bytes durable that are not lost. Raises OSError if another sync has failed."""
+        """Makes all bytes durable except lost ones. Raises OSError if another sync has failed."""
         self._object.durable_bytes = _zeroed(self._object)
         if self._failed_syncs != self._object.failed_syncs:
             self._failed_syncs = self._object.failed_syncs
@@ -180,9 +180,9 @@ class MemoryFile:
 
 
 def cut_power(found: MemoryObject, path: str, choose: Callable[[str], bool]) -> None:
-    """Loses the pages of a file that are not durable and chosen; all others become durable.
+    """Loses the non-durable pages of a file that are chosen; all others become durable.
 
-    A page that is lost before one that is kept has zeros.
+    A lost page before one that survives reads as zeros.
     """
     durable = found.durable_bytes
     if durable is None:
@@ -201,7 +201,7 @@ def cut_power(found: MemoryObject, path: str, choose: Callable[[str], bool]) -> 
 
 
 def _zeroed(found: MemoryObject) -> bytes:
-    """Returns the content without the bytes that a failed sync has lost."""
+    """Returns the content, with zeros for the bytes that a failed sync has lost."""
     content = bytearray(found.data.to_pybytes())
     for start, end in found.lost:
         content[start:end] = bytes(end - start)

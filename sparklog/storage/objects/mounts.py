@@ -1,4 +1,4 @@
-"""File systems of roots: which of them order the appends of all processes, and sync them."""
+"""File systems of roots, and whether they serialize appends of all processes and sync them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Final
 SUITED: Final = frozenset(
     ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay", "apfs"]
 )
-"""File systems that order appends and sync them; of `overlay`, the upper layer has our files."""
+"""File systems that serialize and sync appends; `overlay` keeps our files in its upper layer."""
 _NETWORK: Final = ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "webdav", "9p", "virtiofs"]
 _CLUSTER: Final = ["gfs2", "ocfs2", "lustre", "ceph", "glusterfs", "beegfs", "gpfs"]
 _EXCHANGE: Final = ["vfat", "msdos", "exfat", "drvfs"]
 UNSUITED: Final = frozenset([*_NETWORK, *_CLUSTER, *_EXCHANGE])
-"""File systems where appends of two machines or processes may overlap, or a sync is not a sync."""
+"""File systems where appends of machines or processes may overlap, or syncs not reach the disk."""
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def is_unsuited(type_: str) -> bool:
-    """Returns whether a file system is known not to order appends, or not to sync them."""
+    """Returns whether a file system is known not to serialize appends, or not to sync them."""
     return type_ in UNSUITED or type_ == "fuse" or type_.startswith("fuse.")
 
 
@@ -44,7 +44,7 @@ def file_system(root: str) -> str:
 
 
 def mounts_of_linux(text: str) -> list[tuple[str, str]]:
-    """Returns (mount point, type) of each line of /proc/self/mountinfo, in their order."""
+    """Returns (mount point, type) for each line of /proc/self/mountinfo, in order."""
     found = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -56,12 +56,12 @@ def mounts_of_linux(text: str) -> list[tuple[str, str]]:
 
 
 def mounts_of_macos(text: str) -> list[tuple[str, str]]:
-    """Returns (mount point, type) of each line that mount(8) prints."""
+    """Returns (mount point, type) for each line that mount(8) prints."""
     return re.findall(r"^.* on (/.*) \((\w+)[,)]", text, re.MULTILINE)
 
 
 def type_at(path: str, mounts: list[tuple[str, str]]) -> str:
-    """Returns the type of the longest mount point above `path`; of two, the later covers it."""
+    """Returns the type of the longest mount point above `path`; later mounts hide earlier ones."""
     best, found = -1, ""
     for point, type_ in mounts:
         above = point.rstrip("/")

@@ -1,11 +1,11 @@
-"""Requests to a store in parallel, as many as the store answers in the time of one.
+"""Parallel requests to a store, as many as it answers in about the time of one.
 
-- `Store.requests_at_once` decides how many. On a disk or in memory nothing is gained: there
-  everything runs in the caller's thread, one after another.
-- Results have the order of the items. The error of the first item that failed is raised, once all
-  calls that were begun have ended, so that none continues behind the caller's back.
-- Threads belong to one call. So no caller waits for another one's requests, and a process that was
-  forked from this one finds no pool without threads.
+- `Store.requests_at_once` decides how many. On a disk or in memory there is nothing to gain, so
+  everything runs sequentially in the caller's thread.
+- Results are in the order of the items. The error of the first item that failed is raised once all
+  calls that were started have ended, so that none continues behind the caller's back.
+- Each call has its own threads, so no caller waits for another's requests, and a forked process
+  does not inherit a pool whose threads are gone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def in_parallel(
 ) -> list[_Result]:
     """Calls `call`, which makes requests to `store`, for each item, and returns the results.
 
-    Calls that themselves make requests in parallel must bound either: threads are those of all
-    levels together. Raises what `call` raises.
+    If `call` itself makes requests in parallel, bound one of the two levels: their thread counts
+    multiply. Raises what `call` raises.
 
     Args:
-        store: decides how many calls run at once.
-        call: is called with each item, from several threads if the store is worth it.
-        items: the arguments; taken before the first call.
-        at_once: a smaller bound than the store's.
+        store: decides how many calls run concurrently.
+        call: called with each item, from several threads if the store benefits from it.
+        items: the arguments; consumed before the first call.
+        at_once: the maximum number of concurrent calls, if lower than the store's.
     """
     arguments = list(items)
     most = store.requests_at_once if at_once is None else min(at_once, store.requests_at_once)
@@ -46,7 +46,7 @@ def in_parallel(
         return [call(each) for each in arguments]
     with ThreadPoolExecutor(workers, thread_name_prefix="sparklog-requests") as pool:
         running: list[Future[_Result]] = []
-        # Where no threads are to be had, as when the interpreter ends, this one does the rest.
+        # If no thread can be started, as at interpreter shutdown, this one does the rest.
         with suppress(RuntimeError):
             running.extend(pool.submit(call, each) for each in arguments)
         inline = [call(each) for each in arguments[len(running) :]]

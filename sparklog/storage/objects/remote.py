@@ -1,15 +1,15 @@
 """Object store in a bucket: S3, Google Cloud Storage or Azure, through obstore.
 
-- `put_new` is exactly one request. If the client repeated it, it could not tell its own first try
-  from another writer's object. `claim` repeats it instead.
-- The client may and does repeat all other requests.
-- No error contains credentials: only the first line of a message is kept, without URL queries and
-  without the values of secret options.
+- `put_new` is exactly one request. If the client retried it, it could not tell its own first
+  attempt from another writer's object. `claim` retries it instead.
+- The client may retry all other requests, and does.
+- No error contains credentials: only the first line of a message is kept, without URL queries or
+  the values of secret options.
 - An object is durable once the store has answered its put, so `sync_folder` has nothing to do.
 
-S3 may answer 409 to a conditional put although no object exists at its path
+S3 may answer a conditional put with 409 although no object exists at its path
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The client reports
-that as "exists", like Azure's 409, which means it. `ObjectExists` is worded for both.
+that as "exists", like Azure's 409, which does mean that. `ObjectExists` covers both.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ _CLIENT_OPTIONS: Final = {
     "timeout",
     "user_agent",
 }
-"""Options of obstore's HTTP client, which panics if they are among those of the store."""
+"""Options of obstore's HTTP client; it panics if they are passed as store options."""
 
 _SECRET: Final = re.compile(r"secret|password|token|[a-z]_key(?!_enabled)|account$|proxy_url")
-"""Options whose values no error shows: `google_service_account` may be given a key for a path."""
+"""Options whose values errors never show: `google_service_account` may hold a key, not a path."""
 _SECRET_LENGTH: Final = 8
-"""Shorter values are those of test servers, and often words of the error, such as its host."""
+"""Shorter values are those of test servers, and often part of the error, as in its host name."""
 _KEY_ID: Final = re.compile(r"(<AWSAccessKeyId>)[^<]*")
-"""Part of S3's answer to a wrong signature, also where the key is from the environment."""
+"""Part of S3's answer to a wrong signature, even if the key comes from the environment."""
 
 _PROVIDER: Final = "credential_provider"
 _FROM_PROVIDER: Final = " credential provider: "
-"""Part of errors of a credential provider, which may answer later; a refusal has no such part."""
+"""Part of errors of a credential provider, which may recover; refusals do not contain it."""
 _DENIED: Final = re.compile(r"status code: (401|403|404)")
 """Errors of a refused listing or batch, for which obstore has no exception; 404: no such bucket."""
 
@@ -90,11 +90,11 @@ _DELETES_PER_REQUEST: Final = 1_000
 class RemoteStore:
     """The objects of a bucket under a prefix.
 
-    `options` are obstore's configuration keys, in any case, such as `aws_endpoint`, and those of
-    its HTTP client, such as `allow_http`. The usual environment variables supply the others.
+    `options` are obstore's configuration keys (case-insensitive), such as `aws_endpoint`, and those
+    of its HTTP client, such as `allow_http`. The usual environment variables supply the others.
     `credential_provider` names a class or function, as `package.module:name`, that is called
-    without arguments and returns a credential provider of obstore. The store asks it again before
-    its credentials expire (https://developmentseed.org/obstore/latest/authentication/).
+    without arguments and returns an obstore credential provider. The store calls the provider again
+    before its credentials expire (https://developmentseed.org/obstore/latest/authentication/).
 
     Raises `BadOption`.
     """
@@ -105,7 +105,7 @@ class RemoteStore:
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
         self.requests: Counter[str] = Counter()
-        """Requests by operation, without those that the client repeats."""
+        """Requests by operation, not counting the client's retries."""
         config, client = _split(options or {})
         self._secrets = _secrets({**config, **client})
         provider = _provider(config.pop(_PROVIDER, None))
@@ -185,7 +185,7 @@ class RemoteStore:
             try:
                 return self._get_range(path, start, length)
             except errors.StorageUnavailable:
-                # A range that begins at the end gets the same error as any other failure.
+                # A range that starts at the end raises the same error as any other failure.
                 if start < self.stat(path).size_bytes:
                     raise
         else:
@@ -213,7 +213,7 @@ class RemoteStore:
         with self._translated_errors("list", folder):
             found: Iterable[Any]
             if after:
-                # Only this request can begin after a name; it also lists deeper objects.
+                # Only this request can start after a name; it also lists objects in subfolders.
                 found = obstore.list(self._store, folder or None, offset=within + after).collect()
             else:
                 found = obstore.list_with_delimiter(self._store, folder or None)["objects"]
@@ -301,12 +301,12 @@ class RemoteStore:
     # -------------------------------------------------------------------------- errors
 
     def _reason(self, error: Exception) -> str:
-        """Returns what an error says, in one line and without secrets."""
+        """Returns an error's message, on one line and without secrets."""
         return _reason(error, self._secrets)
 
 
 def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Splits options into those of the store and those of its HTTP client, without prefix."""
+    """Splits options into those of the store and, without prefix, those of its HTTP client."""
     config, client = {}, {}
     for option, value in options.items():
         name = option.lower()
@@ -328,7 +328,7 @@ def _secrets(options: Mapping[str, str]) -> list[str]:
 
 
 def _provider(named: str | None) -> Any:
-    """Returns a new credential provider by the name of its class or function; None if unnamed."""
+    """Creates a credential provider, given the name of its class or function; None if unnamed."""
     if named is None:
         return None
     module, _, name = named.partition(":")
@@ -336,7 +336,7 @@ def _provider(named: str | None) -> Any:
         return getattr(importlib.import_module(module), name)()
     except Exception as error:  # whatever the user's own code raises
         said = f"{type(error).__name__}: {_reason(error)}"  # may be a URL with a secret
-        reason = f"expected package.module:name of a credential provider of obstore: {said}"
+        reason = f"expected package.module:name of an obstore credential provider: {said}"
         raise errors.BadOption(option=f"storage.{_PROVIDER}", value=named, reason=reason) from None
 
 

@@ -1,4 +1,4 @@
-"""The number of rows of a Parquet file that may be decoded at a time, by their size."""
+"""The number of rows of a Parquet file to decode at a time, according to their size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sparklog import limits
 FILE_BATCH_BYTES = 8 * limits.MIB  # of rows that are read at a time; Arrow uses 6 × as much
 
 _DICTIONARY_BYTES: Final = 2 * limits.MIB
-"""A larger column chunk is more than a dictionary, which writers limit to 1 MiB."""
+"""A larger column chunk is more than just a dictionary, which writers limit to 1 MiB."""
 _DICTIONARY_ROWS: Final = 2_048
 
 
 def light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     """Returns how many rows of the row groups fit in `FILE_BATCH_BYTES`; at least one.
 
-    By their average encoded size. It does not apply to a column that is all dictionary, since a
-    thousand rows may refer to one value of a megabyte. There each row counts as the whole column
-    chunk, down to a number of rows that is worth reading.
+    Estimated from their average encoded size, except for a column that is all dictionary, since a
+    thousand rows may refer to one value of a megabyte. There, each row counts as the whole column
+    chunk, but the result stays large enough to be worth reading.
     """
     found = [metadata.row_group(number) for number in groups]
     size_bytes = sum(group.total_byte_size for group in found)
@@ -38,5 +38,5 @@ def light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
 
 
 def _may_be_large(column: pq.ColumnChunkMetaData) -> bool:
-    """Returns whether the column holds bytes and is not `key`, a dictionary in our files."""
+    """Returns whether the column holds bytes and is not `key` (a dictionary in our files)."""
     return bool(column.physical_type == "BYTE_ARRAY" and column.path_in_schema != "key")

@@ -1,7 +1,7 @@
-"""Plans the reading of a range of offsets: a table snapshot and WAL entries in, slices out. Pure.
+"""Plans how to read a range of offsets: a table snapshot and WAL entries in, slices out. Pure.
 
-Below the table's end (its `txn`) records are read from the table, and an offset that it lacks is a
-gap. From there on the WAL continues: its entries follow one another without a hole.
+Below the table's end (its `txn`), records are read from the table, and an offset that it lacks is a
+gap. From there on, the WAL continues: its entries are contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def join_tail(published: int, entries: Iterable[Located]) -> tuple[Located, ...]
 
     Entries may come in any order and from several epochs, and offsets may occur twice: in an entry
     and in its carried copy, which outlives it and is preferred. Entries after a hole are omitted,
-    since their predecessor is not read yet.
+    since their predecessor has not been read yet.
     """
     latest: dict[int, Located] = {}
     for each in entries:
@@ -69,7 +69,7 @@ def plan(
     start: int,
     end: int,
 ) -> list[Slice]:
-    """Returns all of `slices` as a list."""
+    """Returns the result of `slices` as a list."""
     return list(
         slices(topic=topic, snapshot=snapshot, tail=tail, partition=partition, start=start, end=end)
     )
@@ -84,11 +84,11 @@ def slices(
     start: int,
     end: int,
 ) -> Iterator[Slice]:
-    """Yields slices with every record of `start` <= offset < `end`, in order.
+    """Yields slices that cover every record with `start` <= offset < `end`, in order.
 
     Slices are computed lazily, so that the first ones are cheap. `tail` is the result of
-    `join_tail`, or the part of it with offsets of the range. Raises, before the first slice,
-    `OffsetOutOfRange` if a part of the range is below the log start or beyond the high watermark,
+    `join_tail`, or the part of it with offsets in the range. Raises, before the first slice,
+    `OffsetOutOfRange` if part of the range is below the log start or beyond the high watermark,
     `UnknownPartition` and `UnknownTopic`.
     """
     if snapshot.topic_id is None:
@@ -119,7 +119,7 @@ def slices(
 
 
 def latest_timestamp_us(piece: Slice) -> int:
-    """No record of the slice is later; the far future where nothing is known."""
+    """Returns an upper bound on the slice's timestamps; the far future if unknown."""
     if piece.entry is not None:
         return piece.entry.entry.max_timestamp_us
     bounds = [file.max_timestamp_us for file in piece.files]
@@ -130,16 +130,16 @@ def latest_timestamp_us(piece: Slice) -> int:
 def _clusters(
     files: Sequence[TableFile], start: int, end: int, published: int
 ) -> Iterator[tuple[tuple[TableFile, ...], int, int]]:
-    """Files that may hold an offset of `start` … `end`, grouped where their offsets overlap.
+    """Yields files that may contain an offset in `start` … `end`, grouped if their offsets overlap.
 
-    Each group comes with the part of the range that it covers. A file without statistics may hold
-    anything, so it joins all others to one group.
+    Each group comes with the part of the range that it covers. A file without statistics may
+    contain any offset, so it joins all others into one group.
     """
     if start >= end:
         return
     later = bisect.bisect_right(files, start, key=_low)
-    # Of the files that begin up to here only the last reaches so far, but for another engine's,
-    # which may have any length: so each is looked at. All that do have `start` in common.
+    # Of the files that begin at or before `start`, usually only the last reaches it. Another
+    # engine's may have any length, so each is checked. All that reach it overlap there.
     members = [
         file for file in itertools.islice(files, later) if file.last is None or file.last >= start
     ]
@@ -164,12 +164,12 @@ def _clusters(
 
 
 def _low(file: TableFile) -> int:
-    """The sort key of files: 0 without statistics, since such a file may have any offset."""
+    """The sort key of files: 0 without statistics, since such a file may contain any offset."""
     return 0 if file.first is None else file.first
 
 
 def _entries(tail: Sequence[Located], start: int, end: int) -> Iterator[tuple[Located, int, int]]:
-    """Yields entries with offsets in `start` … `end`, each with its part of the range."""
+    """Yields entries with offsets in `start` … `end`, each with the part of the range it covers."""
     if start >= end:
         return
     for index in range(bisect.bisect_right(tail, start, key=_end), len(tail)):

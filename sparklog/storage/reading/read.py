@@ -1,13 +1,13 @@
 """Reads a slice, from Parquet files or a WAL entry, as Arrow batches of rows in offset order.
 
-Names in a slice are hints. `ObjectMissing` means that its file or object was compacted or trimmed
-after it was planned: plan the same offsets again. Readers trust offsets and statistics only, never
-the name or order of a file, since another engine may have rewritten it. They check the CRC32 of
-each page that has one.
+Names in a slice are hints. `ObjectMissing` means that a slice's file or object was compacted or
+trimmed after it was planned: plan the same offsets again. Readers rely only on offsets and
+statistics, never on the name or order of a file, since another engine may have rewritten it. They
+check the CRC32 of each page that has one.
 
-The files of another engine may be large and unordered. Only row groups with offsets of the slice
-are decoded, batch by batch and up to the last of these offsets; unordered rows are sorted in
-bounded memory (`storage.reading.sorting`).
+Another engine's files may be large and unordered. Only row groups with offsets in the slice are
+decoded, batch by batch and up to the last of these offsets; unordered rows are sorted in bounded
+memory (`storage.reading.sorting`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from sparklog.storage.table.names import data_path
 SORT_OFFSETS_ROWS = 1_048_576  # of a file whose offsets are read at a time
 SORT_FIRST_ROWS = 65_536  # offsets that are sorted first if not all may be needed
 _SORT_GROWS = 4  # the factor by which that number grows
-FILES_OPEN = 64  # files that are read at the same time
+FILES_OPEN = 64  # files that are open at the same time
 BUFFERED_GROUP_BYTES = 32 * limits.MIB  # of a row group's column; larger ones are buffered
 _BUFFER_BYTES = 1 * limits.MIB
 _BUFFER_REMOTE_BYTES = 8 * limits.MIB
-SMALL_FILES_AT_ONCE = 16  # that one reader asks an object store for
+SMALL_FILES_AT_ONCE = 16  # that one reader requests concurrently from an object store
 
 
 def read_slice(
@@ -61,9 +61,9 @@ def read_slice(
         store: the store with the slice's file or object.
         piece: the slice.
         columns: names of `ROW_SCHEMA`; None: all.
-        batch_rows: the most rows of a batch.
-        wants_all: the caller takes all batches. Otherwise unordered rows are sorted in portions of
-            increasing size, so that the first ones are cheap.
+        batch_rows: the maximum rows per batch.
+        wants_all: the caller consumes all batches. Otherwise unordered rows are sorted in portions
+            of increasing size, so that the first ones are cheap.
 
     Raises `ObjectMissing` (plan again), `CorruptObject` (with object and check), and
     `StorageUnavailable` if rows that do not fit in memory cannot be written to disk.
@@ -81,11 +81,11 @@ def read_slice(
 def neighbours(
     slices: Iterable[Slice], batch_rows: int, *, with_gaps: bool
 ) -> Iterator[list[Slice]]:
-    """Groups slices that are read at once: up to a batch of rows of one partition.
+    """Groups slices that are read together: up to a batch of rows of one partition.
 
-    These are small files of its table, one for each slice, and entries of its log. Their bytes are
-    bounded too, because a column of Arrow has at most 2 GiB. `with_gaps`: offsets between two
-    slices of a group may be in neither.
+    These are either small files of its table, one per slice, or entries of its log. Their bytes are
+    bounded too, because an Arrow column has at most 2 GiB. `with_gaps`: offsets between two slices
+    of a group may be in neither.
     """
     run: list[Slice] = []
     size_bytes = 0
@@ -113,7 +113,10 @@ def neighbours(
 
 
 def _may_be_joined(piece: Slice) -> bool:
-    """Several files of one slice overlap, and are merged; a broker is asked for each slice."""
+    """Returns whether the slice may be joined with others.
+
+    Several files of one slice overlap, and have to be merged; a broker is asked for each slice.
+    """
     return piece.source is not ReadSource.BROKER and len(piece.files) <= 1
 
 
@@ -126,8 +129,8 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of neighbouring slices of a partition's table, as `read_slice` does.
 
-    Slices of small files become one batch, as in `read_runs`. An error comes after the rows before
-    it.
+    Slices of small files become one batch, as in `read_runs`. An error is raised after the rows
+    before it.
     """
     if len(pieces) > 1:
         (together,) = read_runs(store, [pieces], columns=columns, batch_rows=batch_rows)
@@ -145,12 +148,12 @@ def read_runs(
     columns: Sequence[str] | None = None,
     batch_rows: int = limits.SCAN_BATCH_ROWS,
 ) -> list[pa.RecordBatch | None]:
-    """Returns a batch for each run of neighbouring slices of small files; None if there is none.
+    """Returns a batch for each run of neighbouring slices of small files, or None for a run.
 
-    None means that `read_slices` finds rows, or the error. An object store is asked for many files
-    at the same time. Most of the time for a small file is spent on each call that handles some of
-    it, and much of that on code that the processor does not have in its caches. So the files of a
-    run are handled together, and each step for all runs.
+    None means that `read_slices` has to find the rows, or the error. Many files are requested from
+    an object store concurrently. Most of the time for a small file is per-call overhead, much of it
+    from instruction cache misses. So the files of a run are handled together, and each step is done
+    for all runs.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     tables: list[list[pa.Table]] = []
@@ -167,7 +170,7 @@ def read_runs(
 
 
 def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
-    """Returns the least offset with at least the given timestamp, as in Kafka's `ListOffsets`.
+    """Returns the lowest offset with at least the given timestamp, as in Kafka's `ListOffsets`.
 
     None if no record of the slices is that late. Raises like `read_slice`.
     """
@@ -181,7 +184,7 @@ def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int
 
 
 def first_row_since(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
-    """Returns the first offset since a timestamp in rows with these two columns, or None."""
+    """Returns the first offset at or after a timestamp in rows with these two columns, or None."""
     timestamps_us = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
     late = np.flatnonzero(timestamps_us >= timestamp_us)
     return int(rows.column("offset")[int(late[0])].as_py()) if len(late) else None
@@ -201,7 +204,7 @@ def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:
 
 
 def row_groups(store: Store, piece: Slice) -> list[RowGroup]:
-    """The row groups of the slice's one file; none where it does not tell their offsets.
+    """Returns the row groups of the slice's only file; none if their offsets are unknown.
 
     Raises `ObjectMissing` and `CorruptObject`.
     """
@@ -220,10 +223,10 @@ def row_groups(store: Store, piece: Slice) -> list[RowGroup]:
 def _read_files(
     files: _Files, piece: Slice, columns: list[str], batch_rows: int, wants_all: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Files in offset order; row groups outside the slice are skipped, other rows cut off.
+    """Yields rows in offset order; skips row groups outside the slice, and cuts off other rows.
 
-    The offsets are read first: they tell where to cut, and whether the file is in order at all. A
-    small file is read at once.
+    The offsets are read first: they determine where to cut, and whether the file is in order at
+    all. A small file is read whole.
     """
     small = _read_small(files, piece, columns, batch_rows)
     if small is not None:
@@ -257,7 +260,7 @@ def _read_files(
 
 
 def _steps(piece: Slice, batch_rows: int) -> Iterator[tuple[int, int]]:
-    """Parts of the slice's range, each some times as long as the one before."""
+    """Yields parts of the slice's range, each `_SORT_GROWS` times as long as the one before."""
     first, span = piece.first, max(batch_rows, SORT_FIRST_ROWS)
     while first < piece.end:
         end = min(first + span, piece.end)
@@ -270,7 +273,7 @@ def _steps(piece: Slice, batch_rows: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """A row group, and which of its rows have offsets of a slice."""
+    """A row group, and which of its rows have offsets in a slice."""
 
     file: TableFile
     number: int
@@ -279,19 +282,19 @@ class _Group:
     high: int
     """The row after the last that has one."""
     rows: int
-    """The number of all rows."""
+    """The total number of rows in the row group."""
     first: int
-    """The least offset of them."""
+    """The lowest of these offsets."""
     last: int
-    """The greatest."""
+    """The highest of these offsets."""
     rises: bool
-    """True if the offsets rise from row to row."""
+    """True if these offsets increase from row to row."""
     is_whole: bool
     """True if every row from `low` to `high` has an offset in the slice."""
 
 
 def _groups(files: _Files, file: TableFile, piece: Slice) -> list[_Group]:
-    """Returns the row groups of a file with offsets of the slice, by reading offsets only."""
+    """Returns the row groups of a file with offsets in the slice, reading only offsets."""
     found = []
     with files.reading(file) as parquet:
         metadata = parquet.metadata
@@ -309,7 +312,7 @@ def _groups(files: _Files, file: TableFile, piece: Slice) -> list[_Group]:
 
 
 def _runs(metadata: pq.FileMetaData, numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Row groups whose offsets are read at the same time."""
+    """Yields row groups whose offsets are read together."""
     run: list[int] = []
     rows = 0
     for number in numbers:
@@ -326,7 +329,7 @@ def _runs(metadata: pq.FileMetaData, numbers: Sequence[int]) -> Iterator[list[in
 def _group(
     file: TableFile, number: int, offsets: npt.NDArray[np.int64], piece: Slice
 ) -> _Group | None:
-    """None if no row is in the slice."""
+    """Returns the row group, or None if no row is in the slice."""
     if _rises(offsets):
         low, high = (int(at) for at in np.searchsorted(offsets, [piece.first, piece.end]))
         if low == high:
@@ -354,7 +357,7 @@ def _group(
 
 
 def _are_in_order(groups: Sequence[_Group]) -> bool:
-    """Returns whether the rows of the slice follow one another, and no other row is among them."""
+    """Returns whether the rows of the slice are in order, with no other rows in between."""
     return all(group.rises and group.is_whole for group in groups) and all(
         before.last < after.first and before.high == before.rows and not after.low
         for before, after in itertools.pairwise(groups)
@@ -389,7 +392,7 @@ def _stream(
 def _read_small(
     files: _Files, piece: Slice, columns: list[str], batch_rows: int
 ) -> pa.RecordBatch | None:
-    """Returns all rows of the slice if that is a file of a few rows, in order; else None."""
+    """Returns all rows of the slice if its file has few rows and is in order; else None."""
     table = _decode_small(files, piece, columns, batch_rows)
     if table is None:
         return None
@@ -400,9 +403,10 @@ def _read_small(
 
 
 def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.Buffer]:
-    """Returns the first small files of an object store, by path; none if there is an error.
+    """Returns the first small files from an object store, by path; none if there is an error.
 
-    It is raised where the file is decoded: a path of another engine may be no path of ours.
+    The error is raised when the file is decoded: another engine's path may be invalid for the
+    store.
     """
     if store.is_local:
         return {}
@@ -423,12 +427,12 @@ def _read_ahead(store: Store, runs: Sequence[Sequence[Slice]]) -> dict[str, pa.B
     try:
         found = in_parallel(store, read, paths, at_once=SMALL_FILES_AT_ONCE)
     except (errors.SparklogError, OSError, ValueError):
-        return {}  # the other files would wait for the store's retries too
+        return {}  # the other files would have to wait for the store's retries too
     return {path: data for path, data in zip(paths, found, strict=True) if data is not None}
 
 
 def _first_bytes(store: Store, path: str) -> pa.Buffer:
-    """Reads all of a file that is as small as the table's log says."""
+    """Reads all of a file, if it is as small as the table's log says."""
     return store.get_range(path, 0, limits.SMALL_FILE_BYTES)
 
 
@@ -440,10 +444,10 @@ def _decode_run(
     most_bytes: int,
     ahead: Mapping[str, pa.Buffer],
 ) -> list[pa.Table]:
-    """Returns the rows of each slice's file if each is one of a few rows; else none.
+    """Returns the rows of each slice's file if each has few rows; else an empty list.
 
-    None also if there is an error, or if they take more memory than `most_bytes`. `ahead`: the
-    bytes of files that were read already, by path.
+    The list is also empty if there is an error, or if the rows take more memory than `most_bytes`.
+    `ahead`: the bytes of files that have already been read, by path.
     """
     tables: list[pa.Table] = []
     try:
@@ -464,7 +468,7 @@ def _decode_run(
 def _decode_small(
     files: _Files, piece: Slice, columns: list[str], batch_rows: int
 ) -> pa.Table | None:
-    """Returns all rows of the slice's file, if it is one of a few rows; else None."""
+    """Returns all rows of the slice's file if it has few rows; else None."""
     file = piece.files[0]
     if len(piece.files) > 1 or file.size_bytes > limits.SMALL_FILE_BYTES:
         return None
@@ -473,7 +477,7 @@ def _decode_small(
         if rows > min(batch_rows, light_rows(parquet.metadata, range(parquet.num_row_groups))):
             return None
         stored = [name for name in dict.fromkeys(["offset", *columns]) if name != "partition"]
-        # Other threads would take longer to begin than this one takes to decode it.
+        # Other threads would take longer to start than this one takes to decode it.
         return parquet.read(stored, use_threads=False)
 
 
@@ -485,7 +489,7 @@ def _in_order(
         # Some files may lack a column.
         whole = pa.concat_tables(tables, promote_options="default")
         found = _shaped(whole, [table.num_rows for table in tables], pieces, columns)
-    except pa.ArrowException:  # files of other engines, of columns that differ or cannot be cast
+    except pa.ArrowException:  # other engines' files, with columns that differ or cannot be cast
         return None
     return found if found is not None and found.num_rows else None
 
@@ -493,7 +497,7 @@ def _in_order(
 def _shaped(
     table: pa.Table, counts: Sequence[int], pieces: Sequence[Slice], columns: list[str]
 ) -> pa.RecordBatch | None:
-    """Returns the rows of slices, whose files have so many rows of the table; None if unordered."""
+    """Returns the rows of slices; `counts`: how many rows are from each file. None if unordered."""
     (batch,) = table.combine_chunks().to_batches()
     column = batch.column("offset")
     if column.null_count:
@@ -512,7 +516,7 @@ def _shaped(
 def _read_group(
     files: _Files, group: _Group, partition: int, columns: list[str], first: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a row group that are in the range, in their order."""
+    """Yields the rows of a row group that are in the range, in file order."""
     with files.reading(group.file) as parquet:
         for batch in _decoded(
             parquet,
@@ -542,7 +546,7 @@ def _decoded(
     columns: list[str],
     batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields rows `low` to `high` of the row groups, and decodes none after them."""
+    """Yields rows `low` to `high` of the row groups, decoding none after them."""
     stored = [name for name in dict.fromkeys(columns) if name != "partition"]
     at = 0
     for batch in parquet.iter_batches(
@@ -562,12 +566,12 @@ def _decoded(
 
 
 class _Files:
-    """The files of a slice, opened when they are read, and a bounded number at a time."""
+    """The files of a slice, opened when they are read, a bounded number at a time."""
 
     def __init__(
         self, store: Store, piece: Slice, ahead: Mapping[str, pa.Buffer] = MappingProxyType({})
     ) -> None:
-        """`ahead`: the bytes of small files that were read already, by path."""
+        """`ahead`: the bytes of small files that have already been read, by path."""
         self._store = store
         self._topic = piece.topic
         self._ahead = ahead
@@ -582,7 +586,7 @@ class _Files:
 
     @contextmanager
     def reading(self, file: TableFile) -> Iterator[pq.ParquetFile]:
-        """Yields the file, and adds its name to errors with it."""
+        """Yields the file, and adds its path to errors in reading it."""
         path = data_path(self._topic, file)
         try:
             yield self._opened(path, file)
@@ -610,13 +614,13 @@ class _Files:
             count = parquet.metadata.num_rows
             if file.rows is not None and count != file.rows:
                 raise errors.CorruptObject(
-                    path=path, check=f"it holds {count} rows, and the table's log says {file.rows}"
+                    path=path, check=f"it holds {count} rows, but the table's log says {file.rows}"
                 )
             self._open[path] = stack.pop_all(), parquet
         return parquet
 
     def _source(self, path: str, file: TableFile) -> pa.NativeFile:
-        """Returns the bytes of a file; a small one is read by one request."""
+        """Returns the bytes of a file; a small one is read with one request."""
         if file.size_bytes < limits.SMALL_FILE_BYTES:
             data = self._ahead.get(path)
             if data is None:
@@ -629,10 +633,10 @@ class _Files:
 def open_parquet(
     source: pa.NativeFile, *, is_local: bool, pre_buffer: bool | None = None
 ) -> pq.ParquetFile:
-    """Opens a data file of any writer. Spark writes timestamps as INT96, in ns.
+    """Opens a data file from any writer. Spark writes timestamps as INT96, in ns.
 
-    Columns of large row groups are read as they are used, others at once; `pre_buffer` of a store
-    that is not local: all columns of a row group at once.
+    Columns of large row groups are read as they are used, others in full. `pre_buffer`: fetch all
+    columns of a row group together; None: only from a store that is not local.
     """
 
     def opened(
@@ -663,7 +667,7 @@ def _is_large(group: pq.RowGroupMetaData) -> bool:
 
 
 def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
-    """Returns the row groups that may have offsets of the slice, by their statistics."""
+    """Returns the row groups that may have offsets in the slice, according to their statistics."""
     found = []
     for number in range(parquet.metadata.num_row_groups):
         bounds = _bounds(parquet.metadata, number)
@@ -673,9 +677,9 @@ def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
 
 
 def _bounds(metadata: pq.FileMetaData, number: int) -> tuple[int, int] | None:
-    """Returns the least and greatest offset of a row group; None if unknown.
+    """Returns the lowest and highest offset of a row group; None if unknown.
 
-    A footer has no checksum: statistics that leave too few offsets for the rows do not count.
+    A footer has no checksum: statistics that leave too few offsets for the rows are ignored.
     """
     group = metadata.row_group(number)
     statistics = group.column(_offset_leaf(metadata)).statistics
@@ -694,7 +698,7 @@ def _offset_leaf(metadata: pq.FileMetaData) -> int:
 def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:
     """Returns `batch` with exactly `columns` and the types of `ROW_SCHEMA`.
 
-    Delta has a file lack a column that is null in all of its rows.
+    Delta allows a file to lack a column that is null in all of its rows.
     """
     schema, names = _schema(tuple(columns)), batch.schema.names
     arrays = []

@@ -1,8 +1,8 @@
-"""Reads the payloads of WAL entries ahead, so that a backlog does not cost a round trip each.
+"""Reads ahead the payloads of WAL entries, so that a backlog does not cost a round trip each.
 
-On an object store each entry of a backlog is a request, because consecutive entries of a partition
-are in different objects. A `ReadAhead` reads the next entries at the same time as the one that is
-asked for, up to a number of requests and bytes. On a disk it reads one at a time.
+On an object store, each entry of a backlog costs a request, because consecutive entries of a
+partition are in different objects. A `ReadAhead` reads the next entries concurrently with the
+requested one, up to a limit on requests and bytes. On a disk, it reads one at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import Located
 
-READ_AHEAD_BYTES = 16 * limits.MIB  # of log entries that are read with the one that is needed
+READ_AHEAD_BYTES = 16 * limits.MIB  # of log entries that are read along with the requested one
 
 
 class ReadAhead:
-    """The payloads of `entries`, which are asked for in this order; some may be left out.
+    """The payloads of `entries`, to be requested in this order; some may be skipped.
 
-    Belongs to one thread. `is_wanted` says of an entry that it is worth reading ahead.
+    Confined to one thread. `is_wanted` returns whether an entry is worth reading ahead.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class ReadAhead:
         self._entries = entries
         self._is_wanted = is_wanted
         self._read: dict[int, pa.Buffer | Exception] = {}
-        """Payloads and errors that were read ahead, by the place in `entries`."""
+        """Payloads and errors that were read ahead, by index in `entries`."""
 
     @functools.cached_property
     def _places(self) -> Mapping[int, int]:
         return {id(each): place for place, each in enumerate(self._entries)}
 
     def payload(self, located: Located) -> pa.Buffer:
-        """Returns the bytes of the entry. Raises what `wal.read_payload` raises for it."""
+        """Returns the bytes of the entry. Raises like `wal.read_payload`."""
         if self._store.requests_at_once == 1 or len(self._entries) == 1:
             return wal.read_payload(self._store, located)
         place = self._places[id(located)]
@@ -59,7 +59,7 @@ class ReadAhead:
         return found
 
     def _next_places(self, place: int) -> list[int]:
-        """Chooses the entry at `place`, and entries after it that are read with it."""
+        """Chooses the entry at `place`, and later entries to read along with it."""
         chosen, size = [place], _size(self._entries[place])
         for each in range(place + 1, len(self._entries)):
             if len(chosen) == self._store.requests_at_once:

@@ -1,9 +1,9 @@
-"""Sorts the unordered rows of another engine by offset, in bounded memory.
+"""Sorts another engine's unordered rows by offset, in bounded memory.
 
-The rows come in chunks, such as row groups, whose least offset is known beforehand. Each chunk is
-read once, in the order of these offsets. Rows wait until no unread chunk can have a lower offset.
-Waiting rows beyond `SORT_MEMORY_BYTES` go to an unnamed temporary file, which the system removes
-with the process.
+The rows come in chunks, such as row groups, whose lowest offset is known beforehand. Each chunk is
+read once, in the order of these offsets. Rows wait until no unread chunk can contain a lower
+offset. Waiting rows beyond `SORT_MEMORY_BYTES` are spilled to an unnamed temporary file, which the
+system removes with the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 
-SORT_MEMORY_BYTES = 64 * limits.MIB  # of unsorted rows that wait in memory; others wait on disk
+SORT_MEMORY_BYTES = 64 * limits.MIB  # of rows that wait in memory; others are spilled to disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class RowChunk:
     """Rows that are read together, in any order."""
 
     first: int
-    """The least offset."""
+    """The lowest offset."""
     last: int
-    """The greatest offset."""
+    """The highest offset."""
     rises: bool
     """True if `read` yields the rows in offset order."""
     read: Callable[[], Iterator[pa.RecordBatch]]
@@ -41,7 +41,7 @@ class RowChunk:
 def in_order(parts: Sequence[RowChunk], *, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yields all rows in offset order, in batches of at most `batch_rows`.
 
-    Raises the errors of reading, and `StorageUnavailable` if the temporary file cannot be written.
+    Raises any read error, and `StorageUnavailable` if the temporary file cannot be written.
     """
     waiting = sorted(parts, key=lambda part: part.first)
     pending = _Pending()
@@ -59,7 +59,7 @@ def in_order(parts: Sequence[RowChunk], *, batch_rows: int) -> Iterator[pa.Recor
 
 @dataclass(slots=True)
 class _Run:
-    """Rows in offset order; those before `at` are yielded."""
+    """Rows in offset order; those before `at` have been yielded."""
 
     offsets: npt.NDArray[np.int64]
     rows: pa.RecordBatch
@@ -71,14 +71,14 @@ class _Run:
 
 
 class _Pending:
-    """Rows that are read and not yet yielded."""
+    """Rows that have been read but not yet yielded."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
         self._in_memory: list[_Run] = []
         self._in_memory_bytes = 0
         self._span = 0
-        """The range of offsets of the last batch."""
+        """The offset range of the last batch."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -100,7 +100,7 @@ class _Pending:
         self._in_memory, self._in_memory_bytes = [], 0
 
     def take(self, horizon: int | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields the rows below `horizon`, or all, in offset order; a few may wait for more."""
+        """Yields the rows below `horizon`, or all rows, in offset order; may hold back a few."""
         while self._runs:
             if horizon is not None and 2 * self._below(horizon) <= batch_rows:
                 return
@@ -149,10 +149,10 @@ def _merged(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Returns the batches, mapped from a temporary file."""
+    """Returns the batches, memory-mapped from a temporary file."""
     if not batches:
         return []
-    # Spark's folders for such files, in a worker of Spark.
+    # In a Spark worker, Spark's folders for such files.
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     folder = next((each for each in folders if each and Path(each).is_dir()), None)
     try:

@@ -7,20 +7,20 @@ Rules:
 - The manifest in the same folder is put only if absent, and names the files that count. It is the
   decision: any process that finds it completes the batch, and ignores other files. A manifest that
   *refuses* the batch, put by a sweeper, prevents a late driver from deciding otherwise.
-- A refusal ends one *attempt* at the batch and the files staged for it. A task that begins later
-  stages for the next attempt, whose files and manifest have its number in their names. So a query
-  may resume after any pause, and only the abandoned driver is refused. Attempts are refused in
-  order, and refusals are removed from the last one: the first attempt without one is open.
+- A refusal ends one *attempt* at the batch, along with the files staged for it. A task that starts
+  later stages for the next attempt, whose files and manifest have its number in their names. So a
+  query can resume after any pause, and only the abandoned driver is refused. Attempts are refused
+  in order, and refusals are removed starting with the last: the first attempt without one is open.
 - A section is an Arrow IPC stream of exactly one record batch, a payload of one partition. It is
   read by its byte range alone, like an entry of the write-ahead log, and becomes one.
 - If several brokers lead the partitions, the driver puts a *receipt* next to the manifest once all
   of them have appended their sections. Both are kept until a later batch of the query is staged,
-  though the files go: a rerun finds that nothing is left to do.
-- A manifest names the ids of its topics. A topic that was deleted and created again is another one:
-  rows that were staged for the first are not written to the second. An attempt whose topics are all
-  gone is *void*, and ends like one that was refused: a rerun stages for the topics that exist.
-- A batch that keeps the offsets of its rows says which offsets each section covers. A section
-  without rows, and without bytes, covers offsets that have none.
+  even though the files are removed: a rerun finds that there is nothing left to do.
+- A manifest names the ids of its topics. A topic that was deleted and recreated is a different one:
+  rows staged for the first are not written to the second. An attempt whose topics are all gone is
+  *void*, and ends like a refused one: a rerun stages for the topics that exist.
+- A batch that keeps the offsets of its rows records which offsets each section covers. A section
+  without rows or bytes covers offsets that have no rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Natural = Annotated[int, Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """The byte range of rows of one partition. Times are those of rows that have one."""
+    """The byte range of rows of one partition. Timestamps are those of rows that have one."""
 
     topic: str
     partition: _Natural
@@ -74,11 +74,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     keyless: _Natural = 0
     """The number of rows without a key."""
     offsets: tuple[_Natural, _Natural] | None = None
-    """The offsets that the section covers, first and end, if it keeps those of its rows."""
+    """The offsets that the section covers, first and end, if it keeps its rows' offsets."""
 
     @property
     def count(self) -> int:
-        """The number of offsets that it takes."""
+        """The number of offsets that it takes up."""
         return self.rows if self.offsets is None else self.offsets[1] - self.offsets[0]
 
     def ref(self) -> StagedRef | None:
@@ -88,7 +88,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         return StagedRef(self.path, self.start, self.length, self.crc32c)
 
     def check(self) -> None:
-        """Raises `BadRequest` if its rows, bytes and offsets do not fit together."""
+        """Raises `BadRequest` if its rows, bytes and offsets are inconsistent."""
         reason = ""
         if bool(self.rows) != bool(self.length) or bool(self.rows) != bool(self.path):
             reason = "has rows without bytes, or bytes without rows"
@@ -97,7 +97,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         elif self.offsets is not None and not max(self.rows, 1) <= self.count:
             reason = f"has {self.rows} rows for offsets {self.offsets[0]} to {self.offsets[1]}"
         elif self.offsets is not None and self.offsets[1] > limits.OFFSET_MAX:
-            reason = f"ends at {self.offsets[1]}, and no offset is above {limits.OFFSET_MAX - 1}"
+            reason = f"ends at {self.offsets[1]}, but the highest offset is {limits.OFFSET_MAX - 1}"
         if reason:
             raise errors.BadRequest(
                 reason=f"a section of {self.topic}-{self.partition} {reason}: {self}"
@@ -112,7 +112,7 @@ class Destination(NamedTuple):
 
 
 Destinations = Mapping[str, Destination]
-"""By the topic's name."""
+"""By topic name."""
 
 
 def destinations(topics: Mapping[str, TopicMetadata]) -> Destinations:
@@ -130,9 +130,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kind: BatchKind = BatchKind.NUMBERED
     attempt: _Natural = 0
     topic_ids: dict[str, str] = {}
-    """By the topic's name; empty if an older release put it, and no receipt."""
+    """By topic name; empty if an older release put the manifest and there is no receipt."""
     run: str = ""
-    """The query's run that decided it (`query_run`); empty if that is unknown."""
+    """The query's run that decided it (`query_run`); empty if unknown."""
 
     @property
     def path(self) -> str:
@@ -143,9 +143,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return BatchId(self.query, self.batch)
 
     def topics_gone(self, topics: Destinations) -> set[str]:
-        """Returns the names of the topics that it was staged for and that are not among `topics`.
+        """Returns the names of the topics that it was staged for but that are not among `topics`.
 
-        Where it has no id, a partition that does not exist shows that, since topics lose none.
+        If it lacks a topic's id, a missing partition shows that a topic is gone: topics never lose
+        partitions.
         """
         return {
             each.topic for each in self.sections if not self._is_for(topics.get(each.topic), each)
@@ -160,12 +161,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return topic_id == known.topic_id
 
     def is_void(self, topics: Destinations) -> bool:
-        """Returns whether none of `topics`, which exist, is one that it was staged for."""
+        """Returns whether it was staged for none of `topics`, the existing ones."""
         gone = self.topics_gone(topics)
         return bool(gone) and all(each.topic in gone for each in self.sections)
 
     def check_files(self, store: Store, sections: Iterable[Section]) -> None:
-        """Checks by one listing that the file of each of `sections` exists and is long enough.
+        """Checks with one listing that the file of each of `sections` exists and is long enough.
 
         Raises `MissingObject` and `CorruptObject`, which name the file.
         """
@@ -181,7 +182,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 raise errors.CorruptObject(
                     path=section.path,
                     check=(
-                        f"it has {size} bytes, and {self.path} names bytes"
+                        f"it has {size} bytes, but {self.path} names bytes"
                         f" {section.start} to {section.start + section.length}"
                     ),
                 )
@@ -195,7 +196,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     topic_ids: dict[str, str]
 
     def holders(self, topics: Destinations) -> set[str]:
-        """Returns the topics that have rows of the batch and are among `topics`, which exist."""
+        """Returns the topics that contain rows of the batch and are among the existing `topics`."""
         ids = {name: each.topic_id for name, each in topics.items()}
         return {name for name in self.ranges if ids.get(name, "") == self.topic_ids.get(name)}
 
@@ -212,7 +213,7 @@ _manifest_decoder = msgspec.json.Decoder(Manifest)
 def find_receipt(store: Store, of: Manifest) -> Receipt | None:
     """Returns the receipt of a batch, if there is one. Raises `CorruptObject`.
 
-    Older releases put that of any attempt under the first one's name.
+    Older releases put the receipt of any attempt under the name of the first attempt's.
     """
     for attempt in dict.fromkeys((of.attempt, 0)):
         path = f"{folder(of.query, of.batch)}/{receipt_name(attempt)}"
@@ -297,9 +298,9 @@ def open_attempt(store: Store, query: str, batch: int, topics: Destinations) -> 
 
 
 def write(store: Store, manifest: Manifest, clock: Clock) -> Manifest:
-    """Puts `manifest` if its batch has none, and returns the batch's manifest, ours or an earlier.
+    """Puts `manifest` if its batch has none; returns the batch's manifest, ours or an earlier one.
 
-    Raises `BadRequest` if a sweeper has refused the batch, and like `claim`.
+    Raises `BadRequest` if a sweeper has refused the batch, and what `claim` raises.
     """
     if claim(store, manifest.path, msgspec.json.encode(manifest), clock=clock):
         return manifest
@@ -314,13 +315,13 @@ def refuse(store: Store, within: str, *, clock: Clock, attempt: int = 0) -> bool
 
 
 def read(store: Store, path: str) -> Manifest:
-    """Reads a manifest to complete. Raises `BadRequest` if it is refused, malformed or missing."""
+    """Reads a manifest for completion. Raises `BadRequest` if refused, malformed or missing."""
     found = load(store, path)
     if found.refused:
         raise errors.BadRequest(
-            reason=f"Batch {found.batch} of query {found.query} was staged and not committed for"
-            f" so long that it was abandoned ({path}), and its files are removed. Start the query"
-            " again; it stages the batch again."
+            reason=f"Batch {found.batch} of query {found.query} was staged but not committed for"
+            f" so long that it was abandoned ({path}), and its files were removed. Start the query"
+            " again; it will stage the batch again."
         )
     return found
 
@@ -396,8 +397,8 @@ class StagingWriter:
     def add(self, topic: str, partition: int, payload: pa.RecordBatch) -> None:
         """Adds rows of one partition, in order, with exactly the types of `PAYLOAD_SCHEMA`.
 
-        Their offsets are kept if they have a column `OFFSET`, in which they rise. Puts a file when
-        memory is full, and then raises like `claim`.
+        Their offsets are kept if they have a column `OFFSET`, which must be increasing. Puts a file
+        when the memory bound is reached, and then raises like `claim`.
         """
         key = topic, partition
         for piece in self._cut(payload):
@@ -460,7 +461,7 @@ class StagingWriter:
         for key in list(self._open_sections):
             self._close_section(key)
         if self._file.size:
-            # Noted first: a put that fails may still take effect, and its file is to be discarded.
+            # Recorded first: a failed put may still take effect, and its file must be discarded.
             self._put.append(self._file.path)
             claim(self._store, self._file.path, self._file.pieces, clock=self._clock)
             self._file = _File(self._new_path())
@@ -474,7 +475,7 @@ class StagingWriter:
         return self._sections
 
     def discard(self) -> None:
-        """Removes the files that are staged so far."""
+        """Removes the files staged so far."""
         self._store.delete(self._put)
 
 
@@ -506,7 +507,7 @@ class _File:
 
 
 def _offsets(payload: pa.RecordBatch) -> tuple[int, int] | None:
-    """Returns the first and the end of the offsets that the rows keep, if they keep any."""
+    """Returns the first and the end offset of the rows, if they keep their offsets."""
     at = payload.schema.get_field_index(OFFSET.name)
     if at < 0:
         return None
@@ -521,7 +522,7 @@ def _continues(before: pa.RecordBatch, after: pa.RecordBatch) -> bool:
 
 
 def _timestamps_us(payload: pa.RecordBatch) -> tuple[int | None, int | None]:
-    """Returns the least and greatest timestamp of the rows that have one."""
+    """Returns the minimum and maximum timestamp of the rows that have one."""
     index = payload.schema.get_field_index("timestamp")
     if index < 0:
         return None, None

@@ -1,13 +1,13 @@
-"""The newest run of a Spark query: two runs of one query never write at the same time.
+"""The newest run of a Spark query: two runs of one query never write concurrently.
 
-Each start of a query is another run. A run that begins takes the query over, as a driver that is
-started again does after a crash. The one before writes no batch after that: its driver is one that
-was thought dead, or of another query with a copy of the checkpoint, whose batches would be taken
-for each other's.
+Each start of a query is a new run, which takes the query over, as a driver that is restarted after
+a crash does. The previous run writes no more batches: its driver was presumed dead, or belongs to a
+different query with a copy of the checkpoint, so that the batches of each would be mistaken for the
+other's.
 
-The run is noted in one object, `staging/<query>/run.json`, which each batch reads and each start
-replaces. Of two runs that begin at the same moment the one that put it last has begun. The note is
-swept after 30 days; a run that still writes then notes itself again.
+The run is recorded in one object, `staging/<query>/run.json`, which each batch reads and each start
+replaces. If two runs start concurrently, the one that puts it last takes over. The record is swept
+after 30 days; a run that is still writing then records itself again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.storage.staging import manifest
 
 NAME: Final = "run.json"
 _REPLACED_KEPT: Final = 32
-"""Runs before the newest one that stay refused."""
+"""The number of earlier runs that stay refused."""
 
 
 class QueryRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,17 +33,17 @@ class QueryRun(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     first_batch: Annotated[int, Meta(ge=0)]
     replaced: tuple[str, ...] = ()
-    """The runs before it, the newest last."""
+    """The runs before it, newest last."""
 
     def next(self, run: str, batch: int) -> Self:
-        """Returns the note of `run`, which has begun with `batch`."""
+        """Returns the record of `run`, which starts with `batch`."""
         replaced = (*(each for each in self.replaced if each != run), self.run)
         return type(self)(
             query=self.query, run=run, first_batch=batch, replaced=replaced[-_REPLACED_KEPT:]
         )
 
     def put(self, store: Store) -> None:
-        """Notes that the run has begun. Raises the errors of the store."""
+        """Records that the run has started. Raises the errors of the store."""
         store.put(_path(self.query), msgspec.json.encode(self))
 
 
@@ -51,7 +51,7 @@ _decoder = msgspec.json.Decoder(QueryRun)
 
 
 def load(store: Store, query: str) -> QueryRun | None:
-    """Returns the newest run that is known of a query.
+    """Returns the newest known run of a query, if any.
 
     Raises `BadRequest` if the query is not a valid name, `CorruptObject`, and the errors of the
     store.

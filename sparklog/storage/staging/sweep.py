@@ -1,21 +1,21 @@
 """Sweeping of staged Spark batches below `staging/<query>/<batch>/`; `manifest` writes them.
 
-A batch with a manifest is removed only after all of it is published. A batch without one may still
-get its manifest from a slow driver. So before its files are removed, the sweeper puts a refusal at
-the manifest's path, which a late driver then finds. Files staged after a refusal belong to the next
-attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even later driver
-would commit files that no longer exist. A manifest whose topics were created again ends its
-attempt, too, and is kept as long.
+A batch with a manifest is removed only once all of it has been published. A batch without one may
+still get its manifest from a slow driver. So before its files are removed, the sweeper puts a
+refusal at the manifest's path, which a late driver then finds. Files staged after a refusal belong
+to the next attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even
+later driver would commit files that no longer exist. A manifest whose topics were recreated also
+ends its attempt, and is kept for as long.
 
-Of a batch that several brokers have appended, the files are removed an hour after the receipt was
-put. Manifest and receipt stay for as long as a rerun may ask for the batch: of a query, until a
-later batch is staged; of a write with a key, for 30 days.
+If several brokers have appended a batch, its files are removed an hour after the receipt was put.
+Manifest and receipt stay as long as a rerun may ask for the batch: for a query, until a later batch
+is staged; for a write with a key, for 30 days.
 
-The note of a query's newest run (`query_run`) is removed when it is 30 days old.
+The record of a query's newest run (`query_run`) is removed once it is 30 days old.
 
-A sweep lists all staged objects at once, and reads only manifests that may have something to do. It
-remembers those of batches that are done and kept for a rerun, and reads a few of them in each sweep
-until it knows all: there is one for each query that has ended.
+A sweep lists all staged objects together, and reads only manifests that may require work. It caches
+those of batches that are done and kept for a rerun, and reads a few of these in each sweep until it
+has all: there is one for each query that has ended.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from sparklog.storage.snapshot import BatchKind
 from sparklog.storage.staging import manifest, query_run
 from sparklog.storage.staging.manifest import Destinations, Manifest, Receipt
 
-PARTS_KEPT_SECONDS = 3600.0  # the staged files of several leaders, after all have appended them
+PARTS_KEPT_SECONDS = 3600.0  # for staged files of several leaders, once all have appended them
 
 IsPublished = Callable[[Manifest, int, Receipt | None], bool]
 """Returns whether every record of the batch is in its table, or its topic no longer exists.
 
-Called after the manifest is read, with the time at which it was put, in µs: a partition that was
-created for the batch exists by then. And with the receipt, if several brokers have appended it.
+Called with the manifest, the time at which it was put, in µs, and the receipt, if several brokers
+have appended the batch. The manifest has been read by then, so partitions created for the batch
+exist.
 """
 
 
 _LEARNT: Final = 10
-"""Manifests of kept batches that one sweep reads."""
+"""The maximum number of manifests of kept batches that one sweep reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class _Kept:
 
     names: frozenset[str]
     decided: Manifest
-    """With one section of each topic."""
+    """With only one section per topic."""
 
 
 class StagingSweep:
@@ -71,7 +72,7 @@ class StagingSweep:
         sweeps_receipts: Callable[[], bool] = lambda: True,
     ) -> None:
         """`topics` returns those that exist when it is called. `sweeps_receipts`: whether this
-        broker sweeps batches that several have appended; one broker is enough.
+        broker sweeps batches that several brokers have appended; one sweeper is enough.
         """
         self._store = store
         self._topics = topics
@@ -84,13 +85,13 @@ class StagingSweep:
         self._left_to_learn = 0
         """The number of kept batches that this call may still read."""
         self._last = ""
-        """The folder after which the next call begins, because this one was stopped."""
+        """The folder after which the next call resumes, because this one was stopped."""
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
         """Removes the files of published and abandoned batches, and empty folders.
 
-        Returns the number of files. An error with one batch (`BadRequest` or of the store) is
-        raised after all others are swept. Folders of other origin are ignored.
+        Returns the number of files removed. An error with one batch (`BadRequest` or of the store)
+        is raised once all others have been swept. Folders of other origin are ignored.
         """
         swept = 0
         failure: errors.SparklogError | None = None
@@ -125,9 +126,9 @@ class StagingSweep:
         return swept + len(old)
 
     def _listed(self) -> tuple[dict[str, list[Stat]], list[Stat]]:
-        """Returns the objects of each batch by its folder, with their names in it.
+        """Returns the objects of each batch, by its folder and with their names in it.
 
-        And the notes of runs, with their paths.
+        Also returns the records of runs, with their paths.
         """
         batches: dict[str, list[Stat]] = defaultdict(list)
         runs: list[Stat] = []
@@ -160,8 +161,8 @@ class StagingSweep:
         self, folder: str, stats: list[Stat], topics: Destinations, *, is_newest: bool
     ) -> int:
         gone = self._unneeded(folder, stats, topics, is_newest=is_newest)
-        # Manifests are removed last: without one, the other files would seem to wait for it. Of
-        # these the last attempt's is first: a refusal after a missing one is not found.
+        # Manifests are removed last: without one, the other files would seem to wait for it. The
+        # last attempt's goes first, because a refusal after a missing one is not found.
         manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
         self._store.delete([f"{folder}/{name}" for name in gone if name not in manifests])
         for name in reversed(manifests):
@@ -179,9 +180,9 @@ class StagingSweep:
             found = manifest.load(self._store, f"{folder}/{decided.name}")
             is_void = False
             if not found.refused and found.is_void(topics):
-                topics = self._topics()  # they may be newer than the first look
+                topics = self._topics()  # they may have changed since they were first read
                 is_void = found.is_void(topics)
-            # Where a topic was created again, tasks may stage for the next attempt just now.
+            # If a topic has been recreated, tasks may currently be staging for the next attempt.
             is_over = found.refused or (is_void and any(map(topics.get, found.topic_ids)))
             if not is_over:
                 return self._published(folder, stats, found, is_void=is_void, is_newest=is_newest)
@@ -198,7 +199,7 @@ class StagingSweep:
     def _published(
         self, folder: str, stats: list[Stat], found: Manifest, *, is_void: bool, is_newest: bool
     ) -> list[str]:
-        """Returns the names to remove of a batch that is decided: none until it is published."""
+        """Returns the names to remove from a decided batch: none until it has been published."""
         names = {stat.name: stat for stat in stats}
         decided_us = names[manifest.name(found.attempt)].modified_us
         put = names.get(manifest.receipt_name(found.attempt))
@@ -212,7 +213,7 @@ class StagingSweep:
                 return []
         if is_void or not _may_run_again(found, put, self._clock, is_newest=is_newest):
             return sorted(names)
-        # With earlier, refused attempts: without them their drivers could decide again.
+        # Including earlier, refused attempts: without these, their drivers could decide again.
         kept = {each for each in names if manifest.is_manifest(each) or manifest.is_receipt(each)}
         sections = {each.topic: each for each in found.sections}
         decided = msgspec.structs.replace(found, sections=tuple(sections.values()))
@@ -229,7 +230,7 @@ class StagingSweep:
 
 
 def _is_done(stats: list[Stat]) -> bool:
-    """Returns whether only the decision about a batch and its receipt are left: it is published."""
+    """Returns whether only manifests and a receipt are left, so the batch has been published."""
     names = [stat.name for stat in stats]
     return any(map(manifest.is_receipt, names)) and all(
         manifest.is_manifest(name) or manifest.is_receipt(name) for name in names
@@ -246,7 +247,7 @@ def _newest(folders: Iterable[str]) -> dict[str, int]:
 
 
 def _may_run_again(found: Manifest, receipt: Stat, clock: Clock, *, is_newest: bool) -> bool:
-    """Returns whether a rerun would look for the decision of a batch that is done."""
+    """Returns whether a rerun may need the decision about a batch that is done."""
     if found.kind is BatchKind.NUMBERED:
         return is_newest
     is_named = found.kind is BatchKind.NAMED

@@ -1,4 +1,4 @@
-"""Changes of a topic's table: the content of commits, as values."""
+"""Changes to a topic's table: the content of commits, as values."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TableChange:
     properties: Mapping[str, str | None] | None = None
     """Table properties to set, or to remove if None."""
     data_change: bool = True
-    """False if the rows are the same in other files."""
+    """False if the same rows are only moved to other files."""
     drops_rows: bool = False
-    """Some rows of the removed files are in no added one; all others are, whatever `data_change`.
+    """Some rows of the removed files are in no added file; all others are, whatever `data_change`.
 
     The protocol requires `dataChange` of an action to be true if its rows are nowhere else in the
     commit (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Add File and Remove File").
@@ -42,11 +42,11 @@ class TableChange:
     restores: bool = False
     """The added files were in the table before, so they may be old."""
     create: bool = False
-    """The commit creates a topic: a new table, or that of a deleted topic again."""
+    """The commit creates a topic, in a new table or in that of a deleted topic."""
 
 
 Decide: TypeAlias = Callable[[TableSnapshot], TableChange | None]
-"""Chooses the change for the version after the given one; None abandons it."""
+"""Chooses the change to commit on top of the given version; None abandons the commit."""
 
 
 def create_change(
@@ -58,7 +58,7 @@ def create_change(
 ) -> TableChange:
     """Returns the change that creates a topic, with all partitions empty at offset 0.
 
-    `creator`: the id and the epoch of the broker that will name the topic in the metadata.
+    `creator`: the id and epoch of the broker that will add the topic to the metadata.
     """
     app_ids = [
         name(topic_id, partition)
@@ -81,7 +81,7 @@ def create_change(
 def describe_change(
     snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]
 ) -> TableChange:
-    """Returns the change to a configuration and a number of partitions, not below the present."""
+    """Returns the change that sets the configuration and partition count, which never shrinks."""
     topic_id = snapshot.topic_id
     assert topic_id is not None
     assert partitions >= snapshot.partitions
@@ -102,7 +102,7 @@ def describe_change(
 def delete_change(snapshot: TableSnapshot) -> TableChange:
     """Returns the change that deletes the topic: removes every file, and clears the topic id.
 
-    As a table may be dropped although it is append-only, this property ends with the topic.
+    An append-only table may be dropped too, so this property is unset with the topic.
     """
     ours = (TOPIC_ID, PARTITIONS, CONFIG, CREATOR)
     is_barred = snapshot.append_only

@@ -1,17 +1,18 @@
-"""Encoding, naming and putting of the Parquet files of a topic's table.
+"""Encodes, names and puts the Parquet files of a topic's table.
 
 Rules:
 
-- This module knows no commits: a new file is part of the table only when `TopicTable.commit` adds
-  it, and an orphan otherwise. So its name is random, and no file is ever replaced.
-- Offsets rise strictly within a file; this is checked before a byte is written.
-- A row group is bounded by rows and bytes, and none spans a multiple of `ROW_GROUP_ROWS` rows of
+- This module knows nothing of commits: a new file becomes part of the table only when
+  `TopicTable.commit` adds it, and is an orphan otherwise. So its name is random, and no file is
+  ever overwritten.
+- Offsets are strictly increasing within a file; this is checked before a byte is written.
+- Row groups are bounded in rows and bytes, and none spans a multiple of `ROW_GROUP_ROWS` rows of
   its file, so that a file can be split there between row groups.
-- Offset and timestamp have statistics, by which readers skip. Offsets and timestamps are encoded as
-  differences, and repeated keys as a dictionary. Values that do not compress are stored unchanged,
-  which costs nothing to write or read.
-- A page has its CRC32, so that compaction never copies bytes that a disk has damaged.
-- A file of a few rows has no column for keys or headers if all of them are null, as Delta allows.
+- Offset and timestamp have statistics, which let readers skip data. Offsets and timestamps are
+  delta-encoded, and repeated keys are dictionary-encoded. Incompressible values are stored
+  unchanged, which costs nothing to write or read.
+- Each page has a CRC32, so that compaction never copies bytes that a disk has damaged.
+- A file with few rows omits the column of keys or headers if all of them are null, as Delta allows.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table.names import file_suffix, table_folder
 
 FAST_LEVEL: Final = 1
-"""The zstd level of files that are merged soon: 5 million short records per second and core."""
+"""The zstd level of files to be merged soon: 5 million short records per second per core."""
 SMALL_LEVEL: Final = 6
-"""The zstd level of lasting files: an eighth smaller than level 1, at a quarter of its speed."""
+"""The zstd level of lasting files: an eighth smaller than at level 1, at a quarter of its speed."""
 
 _SAMPLE_BYTES: Final = 32 * limits.KIB
 _SAMPLE_ROWS: Final = 1_024
@@ -57,7 +58,7 @@ _SMALL_OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The bytes of a data file and its entry in the table's log; both bounds are included."""
+    """The bytes of a data file and the facts for its log entry; both bounds are inclusive."""
 
     data: pa.Buffer
     rows: int
@@ -71,7 +72,7 @@ class Encoder:
     """Encodes one Parquet file batch by batch; buffers the encoded bytes and one row group."""
 
     def __init__(self, *, level: int = FAST_LEVEL, capacity_bytes: int | None = None) -> None:
-        """With `capacity_bytes`, which must suffice, memory is taken once and nothing is moved."""
+        """With `capacity_bytes`, which must suffice, memory is allocated once and never moved."""
         self._level = level
         self._room = None if capacity_bytes is None else pa.allocate_buffer(capacity_bytes)
         self._sink = (
@@ -90,7 +91,7 @@ class Encoder:
     def add(self, batch: pa.RecordBatch) -> None:
         """Appends rows of `ROW_SCHEMA` or `FILE_SCHEMA`."""
         for piece in _pieces(batch.select(FILE_SCHEMA.names)):
-            # Large pieces are row groups by themselves: joining would copy them.
+            # Large pieces become row groups of their own: joining would copy them.
             if self._waiting_bytes + piece.nbytes > limits.ROW_GROUP_BYTES and self._waiting:
                 self._write(self._waiting_rows)
             self._waiting.append(piece)
@@ -103,12 +104,12 @@ class Encoder:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the row groups that are encoded so far."""
+        """The size of the row groups encoded so far."""
         return int(self._sink.tell())
 
     @property
     def _missing_rows(self) -> int:
-        """The most rows of the next row group."""
+        """The maximum number of rows in the next row group."""
         return limits.ROW_GROUP_ROWS - self._rows % limits.ROW_GROUP_ROWS
 
     def _write(self, rows: int) -> None:
@@ -162,7 +163,7 @@ class Encoder:
 def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Encoded:
     """Encodes batches in offset order, with at least one row, as a Parquet file of `FILE_SCHEMA`.
 
-    Raises AssertionError if offsets do not rise strictly.
+    Raises AssertionError if offsets are not strictly increasing.
     """
     size_bytes = sum(batch.nbytes for batch in batches)
     if size_bytes <= _SMALL_BYTES and level == FAST_LEVEL:
@@ -175,9 +176,9 @@ def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Enc
 
 
 def _encode_small(batches: Sequence[pa.RecordBatch]) -> Encoded:
-    """Encodes a few rows in an eighth of the time: they are worth no compression.
+    """Encodes a few rows in an eighth of the time: they are not worth compressing.
 
-    The file lacks `key` and `headers` if they are null in all rows, as a file of a Delta table may.
+    The file omits `key` and `headers` if they are null in all rows, as Delta allows.
     """
     rows = [batch.select(FILE_SCHEMA.names) for batch in batches if batch.num_rows]
     whole = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
@@ -186,7 +187,7 @@ def _encode_small(batches: Sequence[pa.RecordBatch]) -> Encoded:
     assert not whole.column("timestamp").null_count, "a record without a time"
     times = arrow.as_numpy(whole.column("timestamp").view(pa.int64()))
     sink = pa.BufferOutputStream()
-    # Each column takes its time to write, and to read.
+    # Each column costs time to write and to read.
     lacking = {name for name in _LACKED if whole.column(name).null_count == whole.num_rows}
     names = [name for name in FILE_SCHEMA.names if name not in lacking]
     with pq.ParquetWriter(sink, _schema(tuple(names)), **_SMALL_OPTIONS) as writer:
@@ -248,7 +249,7 @@ def _has_any(table: pa.Table, path: str) -> bool:
 
 
 def _shrinks(values: pa.Array) -> bool:
-    """Returns whether zstd shrinks a sample of the values by a tenth."""
+    """Returns whether zstd shrinks a sample of the values by more than a tenth."""
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(values) + 1, 4 * values.offset)
     size = min(int(bounds[-1] - bounds[0]), _SAMPLE_BYTES)
@@ -274,8 +275,8 @@ def new_file(
     clock: Clock,
     preparation: int | None = None,
 ) -> TableFile:
-    """Returns the entry of a file under a new name, which is still to be put."""
-    # A name of this form marks a file as ours: `table.is_our_file`.
+    """Returns the entry of a file under a new name; the file still has to be put."""
+    # A name of this form marks a file as ours: `names.is_our_file`.
     name = f"{topic_id}-{encoded.first}-{encoded.last}-{file_suffix(preparation)}.parquet"
     return TableFile(
         path=f"partition={partition}/{name}",
@@ -286,7 +287,7 @@ def new_file(
         last=encoded.last,
         min_timestamp_us=encoded.min_timestamp_us,
         max_timestamp_us=encoded.max_timestamp_us,
-        # Its age counts from before the put; the log keeps it in milliseconds.
+        # Its age counts from before the put; the log stores milliseconds.
         modified_us=clock.now_us() // 1_000 * 1_000,
     )
 
@@ -321,7 +322,7 @@ def write_file(
     level: int = FAST_LEVEL,
     preparation: int | None = None,
 ) -> TableFile:
-    """Puts rows of one partition as a data file, which a commit has still to add.
+    """Puts rows of one partition as a data file, which a commit still has to add.
 
     `batches` are of `ROW_SCHEMA` or `FILE_SCHEMA`, in offset order, with at least one row. Raises
     like `claim`.

@@ -1,12 +1,12 @@
-"""Encoding and decoding of the Delta log: commits and checkpoints to actions and back.
+"""Encodes and decodes the Delta log: commits and checkpoints to actions and back.
 
 Rules:
 
 - Pure: bytes in, values out. `replay` computes the state from the actions.
 - Only the parts of an action that sparklog needs are kept. `add.stats` and `add.tags` are kept
-  unchanged, so that a checkpoint of ours loses nothing that another engine has written.
-- Tables have protocol (1, 2), which every Delta reader supports. `foreign_reason` names features
-  and columns of a table that sparklog does not support.
+  unchanged, so that our checkpoints lose nothing that another engine has written.
+- Tables use protocol (1, 2), which every Delta reader supports. `foreign_reason` names features and
+  columns of a table that sparklog does not support.
 
 Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -38,7 +38,7 @@ LAST_CHECKPOINT: Final = "_last_checkpoint"
 class Action(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False
 ):
-    """Base of the actions; names and units are the protocol's."""
+    """Base class of the actions; names and units are those of the protocol."""
 
 
 class Add(Action, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Actions:
     protocol: Protocol | None = None
     metadata: Metadata | None = None
     unknown: frozenset[str] = field(default_factory=frozenset)
-    """Names of actions that sparklog does not know; none belongs into a table at (1, 2)."""
+    """Names of actions that sparklog does not know; none is valid in a table at (1, 2)."""
 
     @property
     def count(self) -> int:
@@ -145,12 +145,12 @@ def commit_name(version: int) -> str:
 
 
 def checkpoint_name(version: int) -> str:
-    """Returns the name of a classic checkpoint in one part."""
+    """Returns the name of a single-part classic checkpoint."""
     return f"{version:020d}.checkpoint.parquet"
 
 
 def version_of(name: str) -> int | None:
-    """Returns the version of a name in the log folder, or None if it has none."""
+    """Returns the version in the name of a file in the log folder, or None if it has none."""
     found = _VERSIONED.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -304,9 +304,9 @@ _V2_COLUMNS: Final = ("checkpointMetadata", "sidecar")
 
 
 def encode_checkpoint(actions: Actions) -> pa.Buffer:
-    """Encodes a classic checkpoint in one part, with a row per action.
+    """Encodes a single-part classic checkpoint, with a row per action.
 
-    Removed files have their own row groups, because an old table has many and readers skip them.
+    Removed files get their own row groups, because an old table has many and readers skip them.
     """
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, _CHECKPOINT_SCHEMA) as writer:
@@ -381,7 +381,7 @@ def decode_checkpoint(
 
 
 def _has_only_removes(group: pq.RowGroupMetaData) -> bool:
-    """Returns whether a row group has only removes: a path that is never null excludes others."""
+    """Returns whether a row group contains only removes, that is, `remove.path` is never null."""
     columns = (group.column(number) for number in range(group.num_columns))
     return any(
         each.path_in_schema == "remove.path"
@@ -414,7 +414,7 @@ def _structs(array: pa.StructArray, kind: type[Action]) -> list[Any]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    if pa.types.is_map(column.type):  # thirty times as fast as pyarrow's own `maps_as_pydicts`
+    if pa.types.is_map(column.type):  # 30 × as fast as pyarrow's own `maps_as_pydicts`
         return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
     return column.to_pylist()
 
@@ -440,7 +440,7 @@ _last_checkpoint_decoder = msgspec.json.Decoder(_LastCheckpoint)
 
 
 def encode_last_checkpoint(version: int, count: int) -> bytes:
-    """Encodes the hint that names the newest checkpoint, of `count` actions."""
+    """Encodes the hint that names the newest checkpoint, which has `count` actions."""
     return _encoder.encode(_LastCheckpoint(version=version, size=count))
 
 
@@ -475,7 +475,7 @@ _statistics_decoder = msgspec.json.Decoder(_Statistics)
 
 
 def add_of(file: TableFile, *, data_change: bool) -> Add:
-    """Returns the action that adds `file`, which is ours and has all statistics."""
+    """Returns the action that adds `file`, which must be ours and have all statistics."""
     statistics = _Statistics(
         num_records=file.rows,
         min_values=_Bounds(offset=file.first, timestamp=_iso(file.min_timestamp_us)),
@@ -500,7 +500,7 @@ def file_of(add: Add) -> TableFile:
         raise ValueError(f"{add.path} is outside the table's folder")
     partition = add.partition_values.get("partition") or ""
     if not partition.isdecimal():
-        raise ValueError(f"{add.path} is of partition {partition or None}")
+        raise ValueError(f"{add.path} belongs to partition {partition or None}")
     try:
         statistics = _statistics_decoder.decode(add.stats or "{}")
     except msgspec.MsgspecError:
@@ -527,7 +527,7 @@ def _iso(timestamp_us: int | None) -> str | None:
 
 
 def _microseconds(text: str | None, *, is_upper: bool = False) -> int | None:
-    """Parses the time of a statistic. An upper bound in milliseconds is raised by one."""
+    """Parses a timestamp statistic. Adds one millisecond to an upper bound in milliseconds."""
     if text is None:
         return None
     try:
@@ -572,7 +572,7 @@ PROTOCOL: Final = Protocol(min_reader_version=READER_VERSION, min_writer_version
 
 
 def new_metadata(*, table_id: str, created_ms: int) -> Metadata:
-    """Returns the metadata of a table of ours without properties."""
+    """Returns the metadata of a new table of ours, without properties."""
     return Metadata(
         id=table_id,
         format=Format(provider="parquet"),
@@ -596,7 +596,7 @@ _WRITER_FEATURES: Final = {
 
 
 def foreign_reason(protocol: Protocol, metadata: Metadata) -> str | None:
-    """Names the feature, property or column that sparklog does not support; None: there is none."""
+    """Names a feature, property or column that sparklog does not support; None if there is none."""
     return _protocol_reason(protocol) or _property_reason(metadata) or _schema_reason(metadata)
 
 
@@ -616,7 +616,7 @@ def _protocol_reason(protocol: Protocol) -> str | None:
     features = ", ".join(sorted(named)) or _WRITER_FEATURES.get(writer, "unnamed features")
     return (
         f"its protocol is ({reader}, {writer}) for {features}, "
-        f"and sparklog keeps to ({READER_VERSION}, {WRITER_VERSION})"
+        f"but sparklog supports only ({READER_VERSION}, {WRITER_VERSION})"
     )
 
 
@@ -625,7 +625,7 @@ def _property_reason(metadata: Metadata) -> str | None:
     if properties.get("delta.columnMapping.mode", "none") != "none":
         return "column mapping is on"
     if properties.get("delta.setTransactionRetentionDuration") is not None:
-        return "delta.setTransactionRetentionDuration is set, which forgets where partitions end"
+        return "delta.setTransactionRetentionDuration is set, which drops the ends of partitions"
     return None
 
 

@@ -27,7 +27,7 @@ class Unsynced(NamedTuple):
 
 
 class SyncState:
-    """Which commits, checkpoints and data files of the replayed state may not be durable."""
+    """The commits, checkpoints and data files of the replayed state that may not be durable."""
 
     def __init__(self) -> None:
         self.is_synced = False
@@ -39,7 +39,7 @@ class SyncState:
         """Data files that other engines have added, percent-decoded."""
 
     def restart(self, version: int, base: Iterable[str]) -> None:
-        """Notes that the state is that of a checkpoint, by its paths."""
+        """Notes that the state is that of the checkpoint with the paths `base`."""
         self.is_synced, self.version, self.base = False, version, [*base]
         self._files.clear()
 
@@ -49,7 +49,7 @@ class SyncState:
         self._files.update(path for path in paths if not is_our_file(path))
 
     def files(self, active: Collection[str]) -> list[str]:
-        """Returns those of the `active` files that may not be durable."""
+        """Returns the `active` files that may not be durable."""
         return sorted(path for path in self._files if path in active)
 
     def note_synced(self, version: int) -> None:
@@ -62,7 +62,7 @@ class SyncState:
 class ReadBacks:
     """Commits to read back: ours, and those that remove files.
 
-    `may_differ`: false on a store where no engine can overwrite a commit; then none is noted.
+    `may_differ`: False on a store where no engine can overwrite a commit; none is noted then.
     """
 
     def __init__(self, *, may_differ: bool) -> None:
@@ -75,7 +75,7 @@ class ReadBacks:
             self._noted[version] = crc32c.crc32c(data), now
 
     def due(self, until: float | None) -> dict[int, tuple[int, float]]:
-        """Returns the commits that were noted by then; None: all."""
+        """Returns the commits that were noted by `until`, or all if it is None."""
         return {
             version: each
             for version, each in sorted(self._noted.items())
@@ -83,7 +83,7 @@ class ReadBacks:
         }
 
     def confirmed(self, noted: dict[int, tuple[int, float]], until: float) -> None:
-        """Forgets commits that were read back, unless they are younger or were noted again."""
+        """Forgets commits that were read back, unless younger than `until` or noted again."""
         for version, each in noted.items():
             if each[1] <= until and self._noted.get(version) == each:
                 del self._noted[version]

@@ -1,4 +1,4 @@
-"""Encodes a change of a table as a commit, after a check that its version allows it. Pure."""
+"""Encodes a change to a table as a commit, after checking that its version allows it. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APPEND_ONLY_REASON: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCommit:
-    """A commit that is encoded and not put yet."""
+    """A commit that has been encoded but not yet put."""
 
     version: int
     change: TableChange
@@ -37,7 +37,7 @@ class PreparedCommit:
 
 
 def lost_preparation(topic: str) -> errors.TimedOut:
-    """Returns the error of a preparation that is not open any more."""
+    """Returns the error for a preparation that is no longer open."""
     what = f"preparing files for the table of topic {topic}, which another writer has ended,"
     return errors.TimedOut(what=what, timeout_seconds=limits.ORPHAN_GRACE_SECONDS)
 
@@ -70,14 +70,14 @@ def check(
         if is_prepared and preparation_of(unquote(file.path)) in replay.open_preparations:
             continue
         if change.restores:
-            continue  # no orphan: the log knows it
+            continue  # not an orphan: the log names it
         if now_us - file.modified_us > limit_seconds * 1e6:
             what = f"writing {file.path} and adding it"
             raise errors.TimedOut(what=what, timeout_seconds=limit_seconds)
 
 
 def _removes_rows(change: TableChange, replay: Replay) -> bool:
-    """Returns whether rows would leave a table that stays append-only."""
+    """Returns whether the change removes rows from a table that stays append-only."""
     if delta_log.APPEND_ONLY in (change.properties or {}):
         return False
     if change.create and replay.active:
@@ -88,13 +88,13 @@ def _removes_rows(change: TableChange, replay: Replay) -> bool:
 def encode(
     change: TableChange, replay: Replay, version: int, path: str, *, now_us: int
 ) -> PreparedCommit:
-    """Returns the commit of a change that was checked, as the version after `replay`."""
+    """Returns the commit of a checked change, as the version after `replay`."""
     actions = _actions(change, replay, now_us // 1_000)
     info = CommitInfo(
         timestamp=now_us // 1_000,
         operation=change.operation,
         operation_parameters={},
-        # Other engines allow a rewrite of theirs alongside appends that read nothing.
+        # Other engines allow their own rewrites alongside appends that read nothing.
         is_blind_append=not change.removes and not change.properties,
         engine_info=f"sparklog/{VERSION}",
         txn_id=secrets.token_hex(16),

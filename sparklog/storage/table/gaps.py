@@ -1,13 +1,13 @@
-"""Offsets of a topic that have no record, and why they have none.
+"""Offsets of a topic that have no record, and the reasons.
 
-Each offset that a broker gives out has a record, and `verify` reports one that is missing as lost.
-Three causes explain gaps. The table keeps, for each partition and cause, the offset below which the
-cause explains them, as the version of a `txn`, which only rises. So it outlasts the configuration:
-a mirror that was cut over, or a topic that is no longer compacted, keeps its gaps. It also outlasts
-merges, retention, and RESTORE, which resets a table's properties, but no `txn`.
+Each offset that a broker assigns has a record, and `verify` reports a missing one as lost. Three
+causes explain gaps. For each partition and cause, the table records the offset below which the
+cause explains them, as the version of a `txn`, which only increases. So it outlasts the
+configuration: a mirror that was cut over, or a topic that is no longer compacted, keeps its gaps.
+It also outlasts merges, retention, and RESTORE, which resets a table's properties but no `txn`.
 
-A commit of ours that makes a gap names its cause itself. Rows that another engine removes without
-adding as many are found when its commit is replayed, and a broker notes that soon after.
+A commit of ours that makes a gap names its cause. If another engine removes rows without adding as
+many, the gap is found when its commit is replayed, and a broker records it soon after.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def app_id(topic_id: str, partition: int, cause: GapCause) -> str:
 
 
 def of_app_id(topic_id: str, name: str) -> tuple[int, GapCause] | None:
-    """Returns the partition and the cause of a `txn`, if it is about gaps.
+    """Returns the partition and cause of a `txn` about gaps; None for any other `txn`.
 
-    The end of the last key compaction is such a `txn`, too: older releases have no other.
+    The end of the last key compaction is such a `txn` too: older releases wrote no other.
     """
     if not name.endswith("/compacted") and "/gaps/" not in name:
         return None
@@ -41,7 +41,7 @@ def of_app_id(topic_id: str, name: str) -> tuple[int, GapCause] | None:
 
 
 def of_txns(topic_id: str, txns: Iterable[Txn]) -> Gaps:
-    """Returns the causes that the `txn` of a topic name."""
+    """Returns the causes of gaps named by the `txn` of a topic."""
     found: dict[tuple[int, GapCause], int] = {}
     for txn in txns:
         if (cause := of_app_id(topic_id, txn.app_id)) is not None:
@@ -50,9 +50,9 @@ def of_txns(topic_id: str, txns: Iterable[Txn]) -> Gaps:
 
 
 def removed_below(gone: Iterable[TableFile], come: Iterable[TableFile], end: int) -> int:
-    """Returns the offset below which rows are missing after files were replaced; 0: none is.
+    """Returns the offset below which rows are missing after files were replaced; 0 if none are.
 
-    `end`: of the partition, for files whose offsets are unknown.
+    `end`: the partition's end, for files whose offsets are unknown.
     """
     gone = list(gone)
     before, after = _rows(gone), _rows(come)

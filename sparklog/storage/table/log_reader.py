@@ -1,4 +1,4 @@
-"""Requests that read the Delta log of one table: its commits, its checkpoints, and their order."""
+"""Reads the Delta log of one table: its commits, its checkpoints, and their order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sparklog.storage.table import delta_log
 from sparklog.storage.table.delta_log import Actions
 from sparklog.storage.table.names import table_folder
 
-_OLD_COMMITS = 100  # the newest ones of a table that are read to find which are old
+_OLD_COMMITS = 100  # how many of the newest commits are read to find the old ones
 _LOAD_ATTEMPTS: Final = 5
 
 
 class LogReader:
-    """Reads the log of a topic's table. Keeps no state, except the newest checkpoint's version."""
+    """Reads the log of a topic's table. Has no state except the newest checkpoint's version."""
 
     def __init__(self, store: Store, topic: str, *, with_removes: bool) -> None:
-        """`with_removes`: read also which files were removed, most of an old checkpoint."""
+        """`with_removes`: also read the removed files, which are most of an old checkpoint."""
         self.store = store
         self._topic = topic
         self._with_removes = with_removes
@@ -36,7 +36,7 @@ class LogReader:
         return f"{self.folder}/{delta_log.commit_name(version)}"
 
     def read_commits(self, first: int, count: int) -> list[pa.Buffer]:
-        """Reads up to `count` commits from `first` on, up to the first missing one."""
+        """Reads up to `count` commits from `first` on, stopping at the first missing one."""
 
         def read(version: int) -> pa.Buffer | None:
             try:
@@ -48,14 +48,14 @@ class LogReader:
         return list(itertools.takewhile(lambda data: data is not None, found))
 
     def checksum(self, version: int) -> int | None:
-        """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""
+        """Returns the CRC32C of a commit; None if it was cleaned up after a checkpoint."""
         try:
             return crc32c.crc32c(self.store.get(self.commit_path(version)))
         except ObjectMissing:
             return None
 
     def exists(self, version: int) -> bool:
-        """Returns whether the commit exists; if so, no later one is cleaned up."""
+        """Returns whether the commit exists; if so, no later one has been cleaned up."""
         if version < 0:
             return True
         try:
@@ -65,7 +65,7 @@ class LogReader:
         return True
 
     def follows(self, version: int) -> bool:
-        """Returns whether the new commit continues the log, and is not in its removed part."""
+        """Returns whether the new commit continues the log, and does not fill a removed version."""
         if version == 0:
             return len(self.store.list_after(self.folder)) == 1
         return self.exists(version - 1)
@@ -79,10 +79,11 @@ class LogReader:
         return delta_log.decode_last_checkpoint(hint)
 
     def load(self, known_version: int) -> tuple[int, Actions, Sequence[str]]:
-        """Reads the newest complete checkpoint that all commits up to the newest one follow.
+        """Reads the newest complete checkpoint that is followed by all commits up to the newest.
 
-        Returns its version, its actions and the names of its parts; (-1, no actions, no names)
-        where the log's start serves. `known_version`: one that the log had before.
+        Returns its version, its actions and the names of its parts; (-1, no actions, no names) if
+        the log can be replayed from its start. `known_version`: one that the log is known to have
+        reached.
 
         Raises `CorruptObject` if no checkpoint is complete, `MissingObject` for a commit that later
         versions need or that is gone, and `ForeignTable`.
@@ -93,7 +94,7 @@ class LogReader:
                 try:
                     found = self._newest_base(after, known_version)
                 except ObjectMissing as error:
-                    failure = errors.MissingObject(path=error.path, reason="it was listed just now")
+                    failure = errors.MissingObject(path=error.path, reason="it was just listed")
                 except errors.Corrupt as error:
                     failure = error
                 else:
@@ -102,7 +103,7 @@ class LogReader:
         raise failure
 
     def _places_to_list_from(self) -> Iterator[str]:
-        """Yields the names to list from: of the hinted checkpoint, and the start of the log."""
+        """Yields the names to list from: the hinted checkpoint, then the start of the log."""
         hint = self.last_checkpoint()
         if hint is not None:
             yield f"{hint:020d}"
@@ -150,10 +151,10 @@ class LogReader:
         return whole
 
     def ends_before(self, snapshot: TableSnapshot, horizon_us: int) -> dict[int, int]:
-        """Returns ends of partitions that were committed before that time, by the store's clock.
+        """Returns partition ends that were committed before `horizon_us`, by the store's clock.
 
-        They may be lower than the ends then; none if the newest commits are too many or are gone.
-        Raises the errors of the store.
+        They may be lower than the actual ends at that time. Empty if too many commits are newer, or
+        if one of these is missing or cannot be used. Raises the errors of the store.
         """
         version, ends = snapshot.version, dict(enumerate(snapshot.ends))
         first = max(version - _OLD_COMMITS, 0)

@@ -10,17 +10,17 @@ from urllib.parse import unquote
 from sparklog.storage.snapshot import TableFile
 
 _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
-# The names are given by `data_file.put_file` and `file_suffix`.
+# These names are formed by `data_file.new_file` and `file_suffix`.
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
 
 
 def is_our_file(path: str) -> bool:
-    """Returns whether a data file has a name of ours, by its path in the table's folder."""
+    """Returns whether sparklog named a data file; `path` is relative to the table's folder."""
     return _OUR_FILE.fullmatch(path) is not None
 
 
 def file_suffix(preparation: int | None) -> str:
-    """Returns the unique end of a data file's name: 16 hexadecimal digits."""
+    """Returns the unique suffix of a data file's name: 16 hexadecimal digits."""
     if preparation is None:
         return secrets.token_hex(8)
     return f"{preparation:08x}{secrets.token_hex(4)}"
@@ -33,12 +33,12 @@ def preparation_of(path: str) -> int | None:
 
 
 def table_folder(topic: str) -> str:
-    """Returns the path of the topic's table below a root."""
+    """Returns the path of the topic's table under a root."""
     return f"topics/{topic}"
 
 
 def data_path(topic: str, file: TableFile) -> str:
-    """Returns the path of `file` in the store, which the log percent-encodes."""
+    """Returns the path of `file` in the store; the Delta log percent-encodes it."""
     return f"{table_folder(topic)}/{unquote(file.path)}"
 
 
@@ -58,38 +58,38 @@ def compacted_app_id(topic_id: str, partition: int) -> str:
 
 
 def tombstones_app_id(topic_id: str, partition: int) -> str:
-    """The `txn` below whose version tombstones wait since its `lastUpdated`."""
+    """The `txn` below whose version tombstones have been waiting since its `lastUpdated`."""
     return f"sparklog/{topic_id}/{partition}/tombstones"
 
 
 def preparation_app_id(topic_id: str, broker: int) -> str:
-    """The `txn` whose version numbers a broker's preparations; it is odd while one is open."""
+    """The `txn` whose version numbers a broker's preparations; odd while one is open."""
     return f"{preparations_prefix(topic_id)}/{broker}"
 
 
 def preparations_prefix(topic_id: str) -> str:
-    """Begins the `app_id` of every preparation; alone, it is that of an older release."""
+    """The prefix of every preparation's `app_id`; on its own, the `app_id` of an older release."""
     return f"sparklog/{topic_id}/preparation"
 
 
 def query_app_id(topic_id: str, query: str) -> str:
-    """The `txn` whose version is the newest batch of a Spark query that is in the table."""
+    """The `txn` whose version is the newest batch of a Spark query in the table."""
     return f"sparklog/{topic_id}/query/{query}"
 
 
 def begun_app_id(topic_id: str, query: str) -> str:
-    """The `txn` whose version is the newest batch of a query of which a part is in the table.
+    """The `txn` whose version is the newest batch of a query that is at least partly in the table.
 
-    Several leaders append the parts of such a batch, and commit them one after another.
+    Several leaders append the parts of such a batch, and commit them separately.
     """
     return f"sparklog/{topic_id}/begun/{query}"
 
 
 def key_app_id(topic_id: str, key: str) -> str:
-    """The `txn` of a write with an idempotency key that is in the table; its version is 0."""
+    """The `txn` of a write with an idempotency key, once it is in the table; its version is 0."""
     return f"sparklog/{topic_id}/key/{key}"
 
 
 def maintenance_app_id(topic_id: str) -> str:
-    """The `txn` of compaction and retention, by which other engines detect conflicts."""
+    """The `txn` of compaction and retention, which lets other engines detect conflicts."""
     return f"sparklog/{topic_id}/maintenance"

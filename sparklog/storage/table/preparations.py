@@ -1,7 +1,7 @@
-"""Preparations: data files that are written over a long time, for one later commit.
+"""Preparations: data files that are written over a long time for one later commit.
 
 A preparation is open while the version of its `txn` is odd. While it is open, no sweeper removes
-its files, which have its number in their names.
+its files, whose names contain its number.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sparklog.storage.table.topic_table import TopicTable
 
 
 def prepare(table: TopicTable, topic_id: str, broker: int) -> int:
-    """Opens a preparation of files for one later commit, and closes the broker's other one.
+    """Opens a preparation of files for one later commit, and closes the broker's previous one.
 
     Those of other brokers stay open: each leader prepares the files of its own partitions. A number
-    is used once in a table, whichever broker has it. Returns it; the names of the files contain it.
+    is used only once per table, across all brokers. Returns the number, for the names of the files.
     Raises like `TopicTable.commit`, and `TimedOut` if the topic no longer exists.
     """
     opened: int | None = None
@@ -58,7 +58,7 @@ def renew(table: TopicTable, number: int) -> None:
 
 
 def end_old(table: TopicTable, before_us: int) -> None:
-    """Closes the open preparations that were not renewed since. Raises like `TopicTable.commit`."""
+    """Closes open preparations not renewed since `before_us`. Raises like `TopicTable.commit`."""
 
     def decide(_before: TableSnapshot) -> TableChange | None:
         old = {

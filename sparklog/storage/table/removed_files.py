@@ -1,17 +1,18 @@
-"""Retention of the files that have left a table, for readers of its older versions.
+"""Retention of files removed from a table, for readers of its older versions.
 
-Two kinds of readers need such a file: a query that has opened an older version, or asks for one
-(time travel), and a stream of another engine that was paused, and continues with the commits that
-it has not seen.
+Two kinds of readers need such files: a query that has opened or requests an older version (time
+travel), and another engine's stream that was paused and resumes with the commits that it has not
+seen.
 
-- Each file stays for a grace, within which a merge can be undone.
-- After it, files stay while they are young, few and small: `RemovedFileRetention`. The oldest go
-  first.
-- A property of the table, `delta.deletedFileRetentionDuration`, replaces the age, and lifts the
-  bounds on the bytes and the number of its files; that on the number in all tables holds.
+- Each file is retained for a grace period, within which a merge can be undone.
+- After that, files are retained while they are young, few and small (`RemovedFileRetention`). The
+  oldest are removed first.
+- The table property `delta.deletedFileRetentionDuration` replaces the maximum age, and lifts the
+  bounds on the bytes and number of the table's removed files; the bound on the number in all tables
+  still applies.
 
-The number is bounded because a broker has the remove actions of its tables in memory, about 600
-bytes each, and writes them into every checkpoint.
+The number is bounded because a broker keeps the remove actions of its tables in memory, about 600
+bytes each, and writes them to every checkpoint.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import Final
 from sparklog import limits
 from sparklog.storage.table.delta_log import Remove
 
-REMOVED_FILES = 100_000  # of all tables of a broker, beyond their grace,
+REMOVED_FILES = 100_000  # in all tables of a broker, beyond their grace period
 REMOVED_FILES_OF_TABLE = 10_000
-REMOVED_FILE_BYTES = 64 * limits.MIB  # of a table's removed files, or
-_REMOVED_FILE_SHARE = 0.25  # of the table's bytes, if that is more
+REMOVED_FILE_BYTES = 64 * limits.MIB  # of a table's removed files,
+_REMOVED_FILE_SHARE = 0.25  # or this share of the table's bytes, if that is more
 
 REMOVED_AT: Final = "sparklog.removedAt"
-"""The tag with the time of removal in ms, of a file whose `deletionTimestamp` is later."""
+"""The tag with the removal time in ms of a file whose `deletionTimestamp` is later than that."""
 _UNIT_SECONDS: Final = {
     "microsecond": 1e-6,
     "millisecond": 1e-3,
@@ -48,27 +49,27 @@ _INTERVAL: Final = re.compile(
 
 @dataclass(slots=True)
 class RemovedFileRetention:
-    """The age and number up to which removed files stay beyond their grace.
+    """The age and number up to which removed files are retained beyond their grace period.
 
-    The tables of a broker share one, whose number its janitor adapts to how many there are.
+    The tables of a broker share one instance; the janitor adapts `files` to how many there are.
     """
 
     kept_seconds: float
     files: int = REMOVED_FILES
 
     def seconds_of(self, property_seconds: float | None) -> float:
-        """Returns how long files stay in a table, whose own retention is `property_seconds`."""
+        """Returns how long removed files are retained, given the table's own retention, if any."""
         return self.kept_seconds if property_seconds is None else property_seconds
 
     def files_of(self, property_seconds: float | None) -> int:
-        """Returns how many files may stay in a table, whose own retention is `property_seconds`."""
+        """Returns how many removed files are retained, given the table's own retention, if any."""
         if property_seconds is not None:
             return self.files
         return min(self.files, REMOVED_FILES_OF_TABLE)
 
 
 NO_RETENTION: Final = RemovedFileRetention(kept_seconds=0.0)
-"""Files go when their grace is over."""
+"""Files are removed once their grace period is over."""
 
 
 def removed_ms(remove: Remove) -> int | None:
@@ -88,8 +89,8 @@ def expired(
 ) -> list[str]:
     """Returns the paths of the files to remove now, oldest first.
 
-    Files without a time stay, which an engine may omit. `property_seconds` is the table's own
-    retention, None without one; `table_bytes` the size of its newest version.
+    Files without a removal time, which an engine may omit, are retained. `property_seconds` is the
+    table's own retention, None if not set; `table_bytes` is the size of its newest version.
     """
     dated = [
         (at_ms, path, remove.size or 0)
@@ -112,9 +113,9 @@ def expired(
 
 
 def fair_number(counts: Iterable[int]) -> int:
-    """Returns how many removed files each table may keep, for `REMOVED_FILES` in all.
+    """Returns how many removed files each table may retain, for `REMOVED_FILES` in total.
 
-    `counts` are those that the tables have now: tables with few leave room to the others.
+    `counts` are the tables' current numbers: tables with few leave room for the others.
     """
     left, waiting = REMOVED_FILES, sorted(counts)
     for done, count in enumerate(waiting):
@@ -126,9 +127,9 @@ def fair_number(counts: Iterable[int]) -> int:
 
 
 def interval_seconds(text: str | None) -> float | None:
-    """Returns the duration of a table property such as `interval 7 days`; None if it is none.
+    """Returns the duration in a table property such as `interval 7 days`; None if it is not one.
 
-    The syntax is Spark's, of the units that Delta allows in its durations.
+    The syntax is Spark's, with the units that Delta allows in durations.
     """
     text = (text or "").strip()
     if _INTERVAL.fullmatch(text) is None:

@@ -1,4 +1,4 @@
-"""Replay of a table's Delta log: its state after each commit, and why it is not supported. Pure."""
+"""Replays a table's Delta log: its state after each commit, and unsupported features. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparklog.storage.table.names import (
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
 
 _BOUND: Final = re.compile(r"(\d{1,9})(?:/start)?")
-"""The end of the `app_id` of a partition's end or start."""
+"""The suffix of the `app_id` of a partition's end or start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Topic:
-    """The topic according to protocol, schema and properties."""
+    """The topic according to the table's protocol, schema and properties."""
 
     topic_id: str | None = None
     partitions: int = 0
@@ -41,7 +41,7 @@ class _Topic:
     file_retention_seconds: float | None = None
     log_retention_seconds: float | None = None
     foreign: str | None = None
-    """The reason why sparklog does not support this table."""
+    """The reason sparklog does not support this table; None if it does."""
 
 
 def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
@@ -55,7 +55,7 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
     try:
         config = msgspec.json.decode(properties.get(CONFIG) or "", type=dict[str, str])
         partitions = int(properties.get(PARTITIONS) or "")
-        if not 1 <= partitions <= limits.PARTITIONS_PER_TOPIC:  # each takes memory
+        if not 1 <= partitions <= limits.PARTITIONS_PER_TOPIC:  # each one takes memory
             raise ValueError(f"{partitions} partitions")
         return _Topic(
             topic_id=properties[TOPIC_ID],
@@ -82,14 +82,14 @@ def _creator(text: str | None) -> tuple[int, int] | None:
 
 
 def _order(file: TableFile) -> tuple[int, int, str]:
-    """Files without statistics first, then by first offset."""
+    """Returns the sort key: files without statistics first, then by first offset."""
     if file.first is None or file.last is None:
         return (-1, -1, file.path)
     return (file.first, file.last, file.path)
 
 
 def _end(files: Iterable[TableFile]) -> int:
-    """Returns the offset after the greatest one in `files`, by their statistics."""
+    """Returns the offset after the highest one in `files`, according to their statistics."""
     return max((file.last + 1 for file in files if file.last is not None), default=0)
 
 
@@ -98,9 +98,9 @@ def _is_ours(txn: Txn) -> bool:
 
 
 class Replay:
-    """The state of the log. Accepts every commit in turn; `snapshot` checks the result.
+    """The state of the log. `apply` takes each commit in turn; `snapshot` checks the result.
 
-    Paths are compared percent-decoded, because engines may spell them differently.
+    Paths are compared percent-decoded, because engines may encode them differently.
     """
 
     def __init__(self, *, remembers_removed: bool) -> None:
@@ -117,14 +117,14 @@ class Replay:
         self._topic = _Topic()
         self._files: dict[int, tuple[TableFile, ...]] = {}
         self._file_ends: dict[int, int] = {}
-        """The offset after the last one in each partition's files, by their statistics."""
+        """The offset after the highest one in each partition's files, per their statistics."""
         self._changed: set[int] = set()
-        """Partitions that differ from the three lists below, which `snapshot` brings up to date."""
+        """Partitions for which `snapshot` still has to update the three lists below."""
         self._ends: list[int] = []
         self._starts: list[int] = []
         self._files_in_order: list[tuple[TableFile, ...]] = []
         self._foreign: dict[int, str] = {}
-        """The reason why sparklog does not support a partition's files, by its number."""
+        """The reason sparklog does not support a partition's files, by partition number."""
         self._unusable: dict[str, str] = {}
         self._unknown: frozenset[str] = frozenset()
         self.gaps: Gaps = {}
@@ -147,7 +147,7 @@ class Replay:
         return self._topic.file_retention_seconds
 
     def apply(self, version: int, actions: Actions) -> None:
-        """Applies the actions of a commit or checkpoint, which lead to `version`."""
+        """Applies the actions of a commit or checkpoint, which result in `version`."""
         self.version = version
         if actions.protocol or actions.metadata:
             self.protocol = actions.protocol or self.protocol
@@ -179,7 +179,7 @@ class Replay:
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
 
     def _shared(self, remove: Remove) -> Remove:
-        """Returns the action with a mapping that all files of its partition have: many are kept."""
+        """Returns the action with the mapping shared by its partition: many actions are kept."""
         values = remove.partition_values or {}
         if len(values) != 1:
             return remove
@@ -203,7 +203,7 @@ class Replay:
         gone: Mapping[int, set[str]],
         come: Mapping[int, list[TableFile]],
     ) -> None:
-        """Notes gaps that another engine has made. Each commit of ours that does has a `txn`."""
+        """Notes gaps made by another engine; a commit of ours that makes any has a `txn`."""
         found: dict[tuple[int, GapCause], int] = {}
         for partition, paths in gone.items():
             files = [file for file in self._files.get(partition, ()) if file.path in paths]
@@ -214,13 +214,13 @@ class Replay:
         self.add_gaps(found)
 
     def add_gaps(self, more: Gaps) -> None:
-        """Adds causes; offsets only rise."""
+        """Adds causes; offsets only increase."""
         risen = {each: until for each, until in more.items() if until > self.gaps.get(each, 0)}
         if risen:
             self.gaps = {**self.gaps, **risen}
 
     def unnoted_gaps(self) -> dict[str, int]:
-        """Returns the `txn` of gaps that were found and that no commit names, by `app_id`."""
+        """Returns the `txn` of gaps that were found but that no commit names, by `app_id`."""
         found = {
             gaps.app_id(self.topic_id or "", *each): until
             for each, until in self.gaps.items()
@@ -245,7 +245,7 @@ class Replay:
         self._changed = {*range(topic.partitions), *self._files}
 
     def _partition_of(self, app_id: str) -> int | None:
-        """Returns the partition whose end or start the `txn` is, if it is one."""
+        """Returns the partition whose end or start the `app_id` names; None for any other one."""
         named = _BOUND.fullmatch(app_id.removeprefix(f"sparklog/{self.topic_id}/"))
         return int(named[1]) if named is not None else None
 
@@ -255,7 +255,7 @@ class Replay:
             gone.setdefault(delta_log.file_of(add).partition, set()).add(add.path)
 
     def _rearrange(self, partition: int, gone: set[str] | None, come: list[TableFile]) -> None:
-        """Updates the ordered files of the partition; appending one copies the tuple."""
+        """Updates the ordered files of the partition; appending a file copies the tuple."""
         files = self._files.get(partition, ())
         if gone:
             files = tuple(file for file in files if file.path not in gone)
@@ -268,7 +268,7 @@ class Replay:
         self._changed.add(partition)
 
     def snapshot(self, topic: str) -> TableSnapshot:
-        """Returns the state; looks at the partitions that changed since the last call only.
+        """Returns the state; updates only the partitions that have changed since the last call.
 
         Raises `ForeignTable`.
         """
@@ -308,7 +308,7 @@ class Replay:
         self._changed.clear()
 
     def bounds(self, topic_id: str, numbers: range) -> TableSnapshot | None:
-        """Returns the bounds of the partitions, which are valid even if the rest is not."""
+        """Returns the partitions' bounds, which are valid even if the rest of the state is not."""
         if any(end_app_id(topic_id, number) not in self.txns for number in numbers):
             return None
         return TableSnapshot(
@@ -321,7 +321,7 @@ class Replay:
         )
 
     def _end_of(self, topic_id: str, number: int) -> int:
-        """Returns the end by `txn`, or by statistics if another engine has dropped it."""
+        """Returns the end from its `txn`, or from statistics if another engine dropped that."""
         txn = self.txns.get(end_app_id(topic_id, number))
         return txn.version if txn else self._file_ends.get(number, 0)
 
@@ -341,13 +341,13 @@ class Replay:
     def _foreign_files_reason(self, topic_id: str, partition: int) -> str | None:
         files, count = self._files.get(partition), self._topic.partitions
         if files and partition >= count:
-            return f"{files[0].path} is of partition {partition}, and there are {count}"
+            return f"{files[0].path} belongs to partition {partition}, but there are only {count}"
         txn = self.txns.get(end_app_id(topic_id, partition))
         end = self._file_ends.get(partition, 0)
         if txn and end > txn.version:
             return (
-                f"partition {partition} has rows up to offset {end - 1}, and ends at"
-                f" {txn.version}: another writer has added rows that are not of the log"
+                f"partition {partition} has rows up to offset {end - 1}, but ends at"
+                f" {txn.version}: another writer has added rows that are not part of the log"
             )
         return None
 
@@ -370,7 +370,7 @@ class Replay:
         )
 
     def forget_keys(self, now_ms: int) -> None:
-        """Drops idempotency keys that are too old or too many."""
+        """Drops idempotency keys that are too old, and the oldest ones in excess of the limit."""
         prefix = key_app_id(self.topic_id or "", "")
         keys = [txn for app_id, txn in self.txns.items() if app_id.startswith(prefix)]
         keys.sort(key=lambda txn: txn.last_updated or 0)
@@ -382,9 +382,9 @@ class Replay:
             del self.txns[txn.app_id]
 
     def forget_removed(self, before_ms: int, *, young_ms: int, most: int) -> None:
-        """Drops tombstones from before that time, those without a time, and the oldest surplus.
+        """Drops tombstones from before `before_ms`, those without a time, and the oldest surplus.
 
-        None that is not older than `young_ms` counts as surplus.
+        Tombstones that are not older than `young_ms` never count as surplus.
         """
         found = [
             (removed_files.removed_ms(remove) or 0, path)

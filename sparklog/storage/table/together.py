@@ -20,8 +20,8 @@ _Result = TypeVar("_Result")
 def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
     """Makes the state of tables durable together, as `TopicTable.sync` does for one.
 
-    Tables that other threads read on meanwhile, or all if that fails, are left to their own `sync`.
-    Raises `SyncFailed`.
+    Tables that another thread advances to a newer version in the meantime, or all of them if the
+    joint sync fails, are left to their own `sync`. Raises `SyncFailed`.
     """
     unsynced = [table.unsynced() for table in tables]
     try:
@@ -29,7 +29,7 @@ def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
         store.sync_files(path for each in unsynced for path in each.log)
     except SyncFailed:
         raise
-    except Exception:  # each finds out by itself, and no other table has its error
+    except Exception:  # each table then finds its own error, and only that
         return
     for table, each in zip(tables, unsynced, strict=True):
         table.note_synced(each.version)
@@ -43,20 +43,20 @@ def commit_all(
     stale: Sequence[TopicTable] = (),
     put_all_new: PutAllNew | None = None,
 ) -> list[TableSnapshot | Exception]:
-    """Commits to several tables, whose commits are made durable together.
+    """Commits to several tables, and makes the commits durable together.
 
-    Returns for each what `TopicTable.commit` would have returned or raised. Those whose version
-    another writer has taken are tried again together, on the newest versions. Raises `SyncFailed`.
+    Returns, for each, what `TopicTable.commit` would have returned or raised. Those whose version
+    another writer has taken are retried together, on the newest versions. Raises `SyncFailed`.
 
     Args:
         store: the store of the tables.
-        commits: each table, and what decides on its change.
-        clock: as for `claim_all`, like `put_all_new`.
-        stale: those to which others have most likely committed. They are read first, because a read
-            costs less than a lost race.
-        put_all_new: has the first try at the puts.
+        commits: each table, with the function that decides on its change.
+        clock: as for `claim_all`.
+        stale: tables to which others have most likely committed. They are read first, because a
+            read costs less than a lost race.
+        put_all_new: makes the first attempt at the puts, as for `claim_all`.
     """
-    # One that cannot be read loses its race, and says why when it is read after it.
+    # A table that cannot be read loses its race; the read after that reports the error.
     in_parallel(store, lambda table: _outcome(table.refresh), stale)
     found: dict[int, TableSnapshot | Exception] = {}
     for _ in range(topic_table.TABLE_COMMIT_ATTEMPTS):
@@ -83,9 +83,10 @@ def _commit_once(
     clock: Clock,
     put_all_new: PutAllNew | None,
 ) -> list[TableSnapshot | Exception | None]:
-    """Commits to the tables as they were read last.
+    """Commits on top of the last read versions of the tables.
 
-    Returns None for a table whose version was taken: it is read, to be committed to again.
+    Returns None for a table whose version another writer has taken: it was refreshed, and the
+    commit has to be retried.
     """
     sync_all(store, [table for table, _ in commits])
     found = [_outcome(table.prepare_commit, decide) for table, decide in commits]
@@ -105,7 +106,7 @@ def _finished(
 ) -> TableSnapshot | Exception | None:
     """Returns the outcome of a commit that was put: its snapshot, or an error.
 
-    None: another writer was faster, and the table is now read up to its newest version.
+    None: another writer was faster, and the table has been refreshed.
     """
     if isinstance(outcome, Exception):
         return outcome

@@ -1,20 +1,20 @@
-"""The Delta table of a topic: its state at a version, and commits of further versions.
+"""A topic's Delta table: its state at a version, and commits of further versions.
 
 Rules:
 
 - The log is replayed here from commits and checkpoints, with the same code for every store, in
-  microseconds per commit. Commits of other engines count like ours. Features that sparklog does not
-  support are an error with their name (`ForeignTable`), and the last valid snapshot remains.
+  microseconds per commit. Other engines' commits count like ours. An unsupported feature is an
+  error that names it (`ForeignTable`), and the last valid snapshot remains.
 - Version v is put only if absent, by a writer that has seen v-1, and all assumptions of a change
-  are checked on the snapshot of exactly v-1. So two contradictory changes are never both made,
-  whatever their writers.
-- `delta.appendOnly` is another engine's to set. While it is true, a change that removes rows is
-  refused (`PolicyViolation`), unless it ends the topic; all others are made.
-- Old commits are removed, oldest first. Afterwards a put of an old version v succeeds although v
-  existed before, so a commit counts only if its predecessor exists after it.
-- A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
-  name has the number of a preparation that is open in the version right before the commit.
-  `maintenance.sweeping` gives the reasons.
+  are checked against the snapshot of exactly v-1. So two contradictory changes are never both
+  committed, whichever writers make them.
+- Only other engines set `delta.appendOnly`. While it is true, a change that removes rows is
+  refused (`PolicyViolation`) unless it ends the topic; all other changes are allowed.
+- Old commits are removed, oldest first. After that, a put of an old version v succeeds although v
+  existed before, so a commit counts only if its predecessor still exists after the put.
+- A file is added only while it is younger than half the orphan grace period, or if it was
+  *prepared*: its name contains the number of a preparation that is open in the version right before
+  the commit. `maintenance.sweeping` explains why.
 - Other engines do not flush: delta-rs writes data files and commits that a power cut may leave
   empty. All state that our next step depends on is made durable first (`sync`), data files before
   the commit that names them, so that a commit never exists without its rows.
@@ -51,28 +51,28 @@ from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.replay import NO_TABLE, Replay
 
 TABLE_COMMIT_ATTEMPTS = 100
-TOMBSTONE_SECONDS = 3600.0  # beyond the grace of removed files
+TOMBSTONE_SECONDS = 3600.0  # beyond the grace period of removed files
 _SURPLUS: Final = 2
-"""The multiple of the files that may stay that is remembered, until a sweep removes the rest."""
+"""Up to this many times the permitted number of removed files are remembered until a sweep."""
 
 
 class TopicTable:
-    """The table of a topic. Safe for several threads: a broker has one for each topic.
+    """The table of a topic. Thread-safe: a broker has one for each topic.
 
     Each method reads and changes the state under one lock, and the state only advances. So two
-    calls may see different versions: a caller that needs one version for several questions keeps
-    the `snapshot` that it has, or asks in `decide`, which runs under the lock on exactly the
-    version that it is given. `snapshot` is replaced as a whole, after it was checked, and needs no
-    lock: it stays the last valid one where another thread meets a log that cannot be read.
+    calls may see different versions: a caller that needs one version for several queries holds on
+    to a `snapshot`, or queries in `decide`, which runs under the lock on exactly the version that
+    it is given. `snapshot` is replaced as a whole once it has been checked, and needs no lock: it
+    remains the last valid one if another thread finds that the log cannot be read.
 
-    The lock is held over the requests that find or put the next version: a thread that also wants
-    to advance the table would have to read that version anyway. It is not held while files are
-    checked, commits read back, or a checkpoint encoded and put. `decide` takes no lock for which a
-    holder waits for a table. A broker's acks wait for no table.
+    The lock is held during the requests that find or put the next version: another thread that
+    wants to advance the table would have to read that version anyway. It is not held while files
+    are checked, commits are read back, or a checkpoint is encoded and put. `decide` acquires no
+    lock whose holder may be waiting for a table. A broker's acks do not wait for any table.
 
     `only_reads`: do not remember removed files. Readers do not need them, and they are most of an
-    old table's checkpoint. `orphan_grace_seconds` is that of writers; a sweeper may wait longer.
-    `retention`: of removed files, beyond `removed_file_grace_seconds`.
+    old table's checkpoint. `orphan_grace_seconds` applies to writers; a sweeper may wait longer.
+    `retention` applies to removed files, beyond `removed_file_grace_seconds`.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class TopicTable:
         self.log_folder = self.log_reader.folder
         self._replay = Replay(remembers_removed=not only_reads)
         self._syncs_files = not only_reads and store.is_local
-        """Other engines may have added files that are not durable."""
+        """True if other engines may have added files that are not durable."""
         self._sync = SyncState()
         self._read_backs = ReadBacks(may_differ=not store.is_local)
         self._looked_at: dict[str, float | None] = {}
-        """The monotonic time of the first check of each active file; None: no further check."""
+        """The monotonic time of the first check of each active file; None: no further checks."""
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
@@ -112,9 +112,10 @@ class TopicTable:
         return self._snapshot
 
     def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
-        """Returns starts and ends of the partitions, without files, of an unsupported table.
+        """Returns starts and ends of the partitions, without files, even for an unsupported table.
 
-        The `txn` is valid whatever another engine did to schema or protocol; None if it is missing.
+        Each `txn` is valid whatever another engine did to the schema or protocol; None if one is
+        missing.
         """
         with self._lock:
             return self._replay.bounds(topic_id, range(partitions))
@@ -131,7 +132,7 @@ class TopicTable:
     def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
         """Returns the newest batch of each Spark query, and all keys, in the last read version.
 
-        Each has its kind and the time of publishing in µs, which is the order.
+        Each comes with its kind and its publish time in µs, in the order of that time.
         """
         found = []
         with self._lock:
@@ -149,7 +150,7 @@ class TopicTable:
     # -------------------------------------------------------------------------- reading
 
     def refresh(self) -> TableSnapshot:
-        """Reads the newest version, and returns it.
+        """Reads and returns the newest version.
 
         Raises `ForeignTable`; `CorruptObject` for an incomplete commit (`snapshot` is then the
         version before it) or if no checkpoint is complete; and `MissingObject` for a commit that
@@ -167,8 +168,8 @@ class TopicTable:
         """Makes the state that was read durable, so that it survives a power cut.
 
         A commit is visible before it is durable, and its writer may die in between. Other engines
-        flush neither their commits nor the data files that these add. So this precedes any step
-        that cannot be undone and depends on that state. Raises `SyncFailed`.
+        flush neither their commits nor the data files that these add. So this must precede any
+        irreversible step that depends on that state. Raises `SyncFailed`.
         """
         with self._lock:
             if not self._sync.is_synced:
@@ -181,7 +182,7 @@ class TopicTable:
         self.note_synced(unsynced.version)
 
     def unsynced(self) -> Unsynced:
-        """Returns what `sync` makes durable: the files first, and then the log."""
+        """Returns the paths that `sync` makes durable: first the files, then the log."""
         with self._lock:
             version, sync = self._replay.version, self._sync
             if sync.is_synced:
@@ -191,22 +192,22 @@ class TopicTable:
             return Unsynced(version, files, [*sync.base, *commits])
 
     def note_synced(self, version: int) -> None:
-        """Records that what `unsynced` has returned for this version is durable.
+        """Records that the paths that `unsynced` returned for this version are durable.
 
-        Ignores it if a later version has been read meanwhile.
+        Does nothing if a later version has been read in the meantime.
         """
         with self._lock:
             if version == self._replay.version:
                 self._sync.note_synced(version)
 
     def confirm(self, until: float | None = None) -> None:
-        """Reads back commits where another engine may overwrite one.
+        """Reads back commits on a store where another engine may overwrite one.
 
-        These are our commits, and any that remove files, as far as they were put or read by
-        `until` (monotonic seconds): the put of another engine may still be under way after ours.
-        Each is read back once; without `until`, a young one is read back by a later call again.
-        Raises `ForeignTable` if a version has another content now, so that the table lacks changes
-        that were committed.
+        These are our commits, and any that remove files, if they were put or read by `until`
+        (monotonic seconds): another engine's put may still be in flight after ours. Each is read
+        back once; without `until`, a young one is read back again by a later call. Raises
+        `ForeignTable` if a version's content has changed, so that the table lacks changes that were
+        committed.
         """
         with self._lock:
             noted = self._read_backs.due(until)
@@ -225,16 +226,17 @@ class TopicTable:
             self._read_backs.confirmed(noted, until)
 
     def forget_read_backs(self) -> None:
-        """Drops the commits that `confirm` would read back: for a broker that publishes none."""
+        """Drops the commits that `confirm` would read back, for a broker that publishes none."""
         with self._lock:
             self._read_backs.clear()
 
     def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
-        """Checks the new files of the table, and returns the paths of the lost ones.
+        """Checks the table's new files, and returns the paths of the lost ones.
 
-        Another engine may have begun to remove files before the table named them, and take a while.
-        So every call checks each file, until a grace of removed files after its first check. `torn`
-        returns the paths that do not exist, or have fewer bytes than the log says.
+        Another engine may have started to remove files before the table named them, and may take a
+        while. So every call checks each file, until the grace period of removed files has passed
+        since its first check. `torn` returns the paths that do not exist, or have fewer bytes than
+        the log says.
         """
         with self._lock:
             active, now = self._replay.active, self.clock.monotonic()
@@ -244,7 +246,7 @@ class TopicTable:
             sizes = {f"{self.folder}/{path}": active[path].size for path in due}
         missing = set(torn(sizes))
         with self._lock:
-            active = self._replay.active  # a file may have left it, and its folder, meanwhile
+            active = self._replay.active  # a file may have been removed in the meantime
             found = [path for path in due if path in active]
             lost = {path for path in found if f"{self.folder}/{path}" in missing}
             for path in found:
@@ -260,14 +262,14 @@ class TopicTable:
         return self._snapshot
 
     def _advance(self) -> None:
-        """Replays the commits after the present version, by probing for the next ones.
+        """Replays the commits after the current version, by probing for the next ones.
 
-        A probe needs no listing that already has the newest puts. The log ends before version v if
-        commit v is absent and v-1 exists afterwards: commits are removed oldest first, so v was not
-        removed. If v-1 is gone, the newest checkpoint is looked for.
+        A probe does not rely on a listing that already includes the newest puts. The log ends
+        before version v if commit v is absent and v-1 exists afterwards: commits are removed oldest
+        first, so v was not removed. If v-1 is gone, the newest checkpoint is loaded.
 
-        On an object store as many commits are read at once as this call has found before. A commit
-        counts only if all before it were found, so their order of arrival does not matter.
+        On an object store, as many commits are read concurrently as this call has found so far. A
+        commit counts only if all before it were found, so their order of arrival does not matter.
         """
         if self._replay.version < 0:
             self._load()
@@ -292,14 +294,14 @@ class TopicTable:
             self._read_backs.note(version, data, self.clock.monotonic())
 
     def _load(self) -> bool:
-        """Loads the newest checkpoint. Returns False if it is not newer than the present state."""
+        """Loads the newest checkpoint. Returns False if it is not newer than the current state."""
         version, actions, names = self.log_reader.load(self._replay.version)
         if version <= self._replay.version:
             return False
         replay = Replay(remembers_removed=not self._only_reads)
         replay.apply(version, actions)
         if replay.topic_id == self._replay.topic_id:
-            replay.add_gaps(self._replay.gaps)  # also those that are not noted yet
+            replay.add_gaps(self._replay.gaps)  # including those not noted yet
         self._replay = replay
         self._forget_old_tombstones()
         self._sync.restart(version, [f"{self.log_folder}/{name}" for name in names])
@@ -317,14 +319,14 @@ class TopicTable:
     def commit(self, decide: Decide) -> TableSnapshot:
         """Commits the change that `decide` returns, as the version after the one it was given.
 
-        `decide` first gets the last read version, and a newer one each time that another writer was
+        `decide` first receives the last read version, then a newer one each time another writer was
         faster. It raises or returns None to abandon the change. Returns the snapshot with the
         change, or the one on which `decide` abandoned it.
 
-        Raises like `refresh`. No effect: `StorageUnavailable` (also after too many lost
+        Raises like `refresh`. Without effect: `StorageUnavailable` (also after too many lost
         races), `StorageFull`, `PolicyViolation` for a removal of rows from an append-only table,
-        and `TimedOut` for a file that has become too old to be added: write it again. Perhaps an
-        effect: `OutcomeUnknown`; look for your own files or `txn`.
+        and `TimedOut` for a file that has become too old to be added: write it again. With an
+        unknown effect: `OutcomeUnknown`; check for your own files or `txn`.
         """
         assert not self._only_reads
         with self._lock:
@@ -342,15 +344,15 @@ class TopicTable:
             raise overtaken(self)
 
     def _newest(self) -> TableSnapshot:
-        """Returns the last read version, or the newest one if none was read completely."""
+        """Returns the last read version; reads the newest one if the last read was incomplete."""
         is_fresh = 0 <= self._snapshot.version == self._replay.version
         return self._snapshot if is_fresh else self.refresh()
 
     def prepare_commit(self, decide: Decide) -> PreparedCommit | TableSnapshot:
-        """Returns the commit of the change that `decide` returns, which is still to be claimed.
+        """Returns the commit of the change that `decide` returns; it still has to be claimed.
 
-        Returns the snapshot on which `decide` abandoned the change. Raises like `commit`. Other
-        commits may come in between: then `finish_commit` finds that this one was too late.
+        Returns the snapshot instead if `decide` abandoned the change on it. Raises like `commit`.
+        If another commit comes in between, `finish_commit` finds that this one was too late.
         """
         assert not self._only_reads
         with self._lock:
@@ -376,7 +378,7 @@ class TopicTable:
         self._read_backs.note(version, prepared.data, self.clock.monotonic())
         try:
             if self._replay.version >= version:
-                # Another thread has read it meanwhile, unless it fell into the removed part.
+                # Another thread has read it in the meantime, unless its version was already gone.
                 return any(map(self.is_named, files))
             if self._replay.version == version - 1 and self.log_reader.follows(version):
                 self._apply(version, prepared.actions)
@@ -385,7 +387,7 @@ class TopicTable:
                 return True
             self._load()
             if self._replay.version >= version:
-                # A checkpoint may include our commit: then it names the files that we added.
+                # A checkpoint may include our commit: if so, it names the files that we added.
                 return any(map(self.is_named, files))
             self._advance()
         except errors.SparklogError as error:  # also after a refusal: the put may have succeeded
@@ -421,13 +423,13 @@ class TopicTable:
         """Returns whether a commit may still add the file, because its preparation is open."""
         return preparation_of(path) in self.open_preparations
 
-    # -------------------------------------------------------------------------- keeping
+    # -------------------------------------------------------------------------- upkeep
 
     def checkpoint(self) -> None:
-        """Writes a checkpoint of the last read version, and reads it back before naming it.
+        """Writes a checkpoint of the last read version, and reads it back before the hint names it.
 
         Raises `ForeignTable`, `CorruptObject` if the stored checkpoint differs, `SyncFailed`, and
-        `OutcomeUnknown`, after which the next version's checkpoint is as good.
+        `OutcomeUnknown`, after which a checkpoint of a later version is just as good.
         """
         assert not self._only_reads
         with self._lock:
@@ -442,7 +444,7 @@ class TopicTable:
         name = delta_log.checkpoint_name(version)
         path = f"{self.log_folder}/{name}"
         data = delta_log.encode_checkpoint(whole)
-        # Another writer's is as good, if it is complete.
+        # Another writer's checkpoint is just as good, if it is complete.
         claim(self.store, path, data, clock=self.clock)
         found = self.log_reader.read_checkpoint([name])
         if {unquote(add.path) for add in found.adds} != {unquote(add.path) for add in whole.adds}:
@@ -453,7 +455,7 @@ class TopicTable:
             known = self.log_reader.checkpoint_version
             self.log_reader.checkpoint_version = max(known, version)
         if (self.log_reader.last_checkpoint() or 0) <= version:
-            with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
+            with contextlib.suppress(PutUnresolved):  # only a hint: a listing finds it too
                 self.store.put(
                     f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}",
                     delta_log.encode_last_checkpoint(version, found.count),
@@ -462,21 +464,22 @@ class TopicTable:
     def is_needed(self, path: str) -> bool:
         """Returns whether the last read version names the file, or a later commit may.
 
-        `path` is relative to the table's folder and not percent-encoded, as in the three below.
+        `path` is relative to the table's folder and not percent-encoded, as in the three methods
+        below.
         """
-        with self._lock:  # one version, or a commit between the questions answers neither
+        with self._lock:  # on one version: with a commit in between, both could be False
             return self.is_named(path) or self.is_prepared(path)
 
     def is_named(self, path: str) -> bool:
-        """Returns whether the last read version has the file, or its removal."""
+        """Returns whether the last read version contains the file, or its removal."""
         assert not self._only_reads
         with self._lock:
             return path in self._replay.active or path in self._replay.removed
 
     def expired(self, *, is_retained: bool = True) -> list[str]:
-        """Returns removed files that are remembered and need not stay, oldest first.
+        """Returns remembered removed files that no longer need to be retained, oldest first.
 
-        `is_retained`: false if they need to stay for their grace only.
+        `is_retained`: False if they are retained for their grace period only.
         """
         assert not self._only_reads
         with self._lock:
@@ -503,10 +506,10 @@ class TopicTable:
                 self._replay.removed.pop(path, None)
 
     def _forget_old_tombstones(self) -> None:
-        """Forgets tombstones long after their files should be gone, for a late sweeper.
+        """Forgets tombstones long after their files should be gone, to allow for a late sweeper.
 
-        A file that still exists then is an orphan. Brokers that do not maintain the table never
-        hear that it is gone.
+        A file that still exists by then is an orphan. Brokers that do not maintain the table never
+        learn that a file is gone.
         """
         own_seconds = self._replay.file_retention_seconds
         kept_seconds = max(self._retention.seconds_of(own_seconds), self.removed_file_grace_seconds)
@@ -520,13 +523,13 @@ class TopicTable:
 
 
 OpenTable: TypeAlias = Callable[[str], TopicTable]
-"""Returns the table of a topic, by its name, which is not read yet."""
+"""Returns the table of a topic, by name, without reading it."""
 
 
 def overtaken(table: TopicTable) -> errors.StorageUnavailable:
-    """Returns the error of a commit for which other writers were always faster."""
+    """Returns the error for a commit that lost every race with other writers."""
     return errors.StorageUnavailable(
         operation="commit",
         path=table.log_folder,
-        reason=f"others were faster {TABLE_COMMIT_ATTEMPTS} times",
+        reason=f"other writers were faster {TABLE_COMMIT_ATTEMPTS} times",
     )

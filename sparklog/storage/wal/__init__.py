@@ -1,7 +1,7 @@
-"""The write-ahead log of a broker: what it acked, until it is in the tables.
+"""A broker's write-ahead log: the records that it acked, until they are in the tables.
 
-`base` has the interface and the rules that every kind obeys. Callers use what this package
-exports, and do not know the kind.
+`base` defines the interface and the rules that every kind follows. Callers use only what this
+package exports, regardless of the kind.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def of(store: Store, clock: Clock, kind: WalKind = WalKind.OBJECTS) -> Wal:
-    """Returns the write-ahead logs of a root that have this kind."""
+    """Returns a root's write-ahead logs of this kind."""
     if kind is WalKind.OBJECTS:
         return ObjectWal(store, clock)
     files = files_of(store)

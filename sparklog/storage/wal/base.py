@@ -1,7 +1,7 @@
-"""Values and interface of the write-ahead log, whatever the kind of its storage.
+"""Values and interface of the write-ahead log, regardless of how it is stored.
 
-The flushes of an epoch are numbered from 0, without holes as far as anything was acked. A *fence*
-ends the epoch for every broker and reader: flushes after it do not count. `Wal` is the interface;
+The flushes of an epoch are numbered from 0, without holes up to the last acked one. A *fence* ends
+the epoch for every broker and reader: flushes after it do not count. `Wal` is the interface;
 `wal.of` returns its implementation for a kind.
 """
 
@@ -49,14 +49,14 @@ class Checkpoint:
     needed: tuple[int, ...]
     state: bytes
     bounds: Mapping[str, Sequence[Bounds]] | None = None
-    """Bounds of each partition by topic id, as of `sequence`; None if an old release wrote it."""
+    """Bounds of each partition by topic id, as of `sequence`; None if written by an old release."""
 
 
 class Appender(Protocol):
     """Appends the flushes of one epoch in order.
 
-    `append`, `checkpoint` and `close` are for one caller at a time each; `checkpoint`, `tend` and
-    the methods that only read may run alongside `append`.
+    `append`, `checkpoint` and `close` must each be called by only one caller at a time;
+    `checkpoint`, `tend` and the read-only methods may run concurrently with `append`.
     """
 
     @property
@@ -65,12 +65,12 @@ class Appender(Protocol):
         ...
 
     def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
-        """Writes the next flush. It is durable when this returns, with the entries' byte ranges.
+        """Writes the next flush, and returns it with its byte ranges once it is durable.
 
         Raises `BrokerFenced` if the epoch has ended; `StorageFull` and `StorageUnavailable` if the
-        flush surely does not count, so that another one may be tried; `SyncFailed`, after which
-        nothing may be tried; `OutcomeUnknown` only if `stopping` ends the tries before the outcome
-        is known.
+        flush certainly does not count, so that another may be attempted; `SyncFailed`, after which
+        nothing may be attempted; `OutcomeUnknown` only if `stopping` ends the retries before the
+        outcome is known.
         """
         ...
 
@@ -96,23 +96,23 @@ class Appender(Protocol):
         ...
 
     def checkpoint_is_due(self, after: int, *, objects: int) -> bool:
-        """Returns whether so much follows the checkpoint of sequence `after` that one is due.
+        """Returns whether enough follows the checkpoint of sequence `after` for the next to be due.
 
-        `objects`: the number of flushes that is much, where each is an object.
+        `objects`: the number of flushes that is enough, if each is an object.
         """
         ...
 
     def carried_up_to(self, checkpoint: int, *, objects: int) -> int:
-        """Returns the last sequence that is so old at a checkpoint that its entries are carried.
+        """Returns the last sequence old enough, at a checkpoint, for its entries to be carried.
 
-        `objects`: as in `checkpoint_is_due`. -1 if nothing is so old.
+        `objects`: as in `checkpoint_is_due`. Negative if there is none.
         """
         ...
 
     def trim(self, checkpoint: Checkpoint) -> None:
-        """Deletes what `checkpoint` makes unnecessary, older checkpoints among it.
+        """Deletes what `checkpoint` makes unnecessary, including older checkpoints.
 
-        `checkpoint` is one that this appender has put, and no older than that of an earlier call.
+        `checkpoint` must be one that this appender has put, not older than that of an earlier call.
         Raises the errors of the store; the next call then deletes the rest.
         """
         ...
@@ -125,35 +125,34 @@ class Appender(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the appender holds. Nothing is appended after it."""
+        """Releases the appender's resources. Nothing is appended afterwards."""
         ...
 
 
 class PlannedFlush(Protocol):
-    """A flush that has a sequence, and that is written alongside others."""
+    """A flush that has been assigned a sequence, and is written concurrently with others."""
 
     def write(self, *, gives_up: Callable[[], bool]) -> WalObject:
         """Writes the flush, and returns it once it is durable. It counts only if all before it do.
 
         Raises like `Appender.append`, but `StorageFull` and `StorageUnavailable` only if `gives_up`
-        returns true after such an error. Otherwise it tries again: a flush that was planned later
-        needs this one.
+        returns true after such an error. Otherwise it retries: flushes planned later need this one.
         """
         ...
 
 
 @runtime_checkable
 class PlanningAppender(Protocol):
-    """An appender whose flushes may be written at the same time."""
+    """An appender whose flushes may be written concurrently."""
 
     def plan(self, entries: Sequence[tuple[Entry, Payload]]) -> PlannedFlush:
-        """Gives a flush the next sequence, without writing it. One caller at a time."""
+        """Assigns a flush the next sequence, without writing it. One caller at a time."""
         ...
 
     def take_back(self, planned: PlannedFlush) -> None:
-        """Frees the sequence of the flush that was planned last, and that surely does not count.
+        """Frees the sequence of the flush planned last, which is certain not to count.
 
-        Not alongside `plan`.
+        Must not run concurrently with `plan`.
         """
         ...
 
@@ -167,22 +166,22 @@ class Follower(Protocol):
     """The newest checkpoint that the follower has used."""
     next_sequence: int
     fenced: bool
-    """True once the fence was read: nothing follows."""
+    """True once the fence has been read: nothing follows."""
 
     def poll(self, *, relist: bool = False) -> list[WalObject]:
-        """Returns the flushes that were not returned before, each once. They are durable.
+        """Returns the flushes not returned before, each once. They are durable.
 
         A reader asks for `relist` after a pause longer than the trim grace, because flushes may
-        have come and gone unseen. Raises `CorruptObject` and `MissingObject` after the flushes
-        before it were returned, and the errors of the store. The next poll continues from the same
-        sequence.
+        have come and gone unseen. Raises `CorruptObject` and `MissingObject` once the flushes
+        before the affected one have been returned, and the errors of the store. The next poll
+        continues from the same sequence.
         """
         ...
 
     def fence(self) -> list[WalObject]:
-        """Ends the epoch. Returns the flushes that were not returned before, and the fence.
+        """Ends the epoch. Returns the flushes not returned before, and the fence.
 
-        All of them are durable. Raises like `poll`, and like a put.
+        All of them are durable. Raises what `poll` and a put raise.
         """
         ...
 
@@ -195,7 +194,7 @@ class Wal(Protocol):
     ) -> Appender:
         """Returns an appender at the beginning of an epoch; nothing is written yet.
 
-        `stopping`: whether the broker stops, and must not wait for the outcome of a put.
+        `stopping`: whether the broker is stopping, and must not wait for the outcome of a put.
         """
         ...
 
@@ -204,16 +203,16 @@ class Wal(Protocol):
     ) -> Follower:
         """Returns a reader of an epoch of this kind.
 
-        `known`: flushes by sequence, which another reader of the epoch has returned. They need not
+        `known`: flushes by sequence that another reader of the epoch has returned, so they need not
         be read again.
         """
         ...
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
-        """Returns the paths of all closed epochs, of every kind, that may be deleted.
+        """Returns the paths in closed epochs, of every kind, that may be deleted.
 
         `open_epochs` returns the (broker, epoch) of open epochs. It is called after the listing, so
-        that it has an epoch that opens meanwhile.
+        that it includes epochs opened in the meantime.
         """
         ...
 
@@ -239,7 +238,7 @@ def segment_path(broker: int, epoch: int, ordinal: int) -> str:
 
 
 def read_payload(store: Store, located: Located) -> pa.Buffer:
-    """Reads and checks the bytes of one entry, if it has any.
+    """Reads and verifies the bytes of one entry, if it has any.
 
     Raises `ObjectMissing`, `CorruptObject`.
     """
@@ -268,12 +267,13 @@ def retired(
     open_epochs: Callable[[], Container[tuple[int, int]]],
     fence_of: Callable[[int, int, Sequence[str]], Container[str]],
 ) -> list[str]:
-    """See `Wal.retired`. Of an epoch of objects, the fence stays forever.
+    """See `Wal.retired`. The fence of an epoch in objects is kept forever.
 
-    An epoch of segments goes as a whole. A broker that was suspended still has the file with the
-    fence open, and one that had not begun yet looks at the metadata after it has.
+    An epoch in segments is removed as a whole. A suspended broker still has the file with the fence
+    open, and one that had not started writing checks the metadata after its first flush.
 
-    `fence_of` returns its name, or several that may be it, by broker, epoch and the sorted names.
+    `fence_of` takes the broker, the epoch and the sorted names, and returns the name of the fence,
+    or several candidates.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for stat in store.walk(FOLDER):

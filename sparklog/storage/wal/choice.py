@@ -1,11 +1,11 @@
-"""Choice of the storage of a write-ahead log: segments on a local file system, otherwise objects.
+"""Choice of storage for a write-ahead log: segments on a local file system, otherwise objects.
 
 First a probe checks that the store honours put-if-absent, on which everything rests: a store that
 ignores `If-None-Match` would let two brokers overwrite each other's records.
 
-Segments need a kernel that orders the appends of all processes under one lock, and a sync that
-reaches the disk. File systems of the network, and those in user space, promise neither. The type is
-that of the longest mount point above the root; a probe then tries what the log will do.
+Segments need a kernel that serializes the appends of all processes under one lock, and a sync that
+reaches the disk. Network file systems, and those in user space, guarantee neither. The type is that
+of the longest mount point above the root; a probe then tries the operations that the log will use.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ AUTO: Final = "auto"
 _PROBE: Final = "probe-"
 _ROUNDS: Final = 3
 _CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
-"""Errors of a file system that cannot do it; others may pass."""
+"""Errors of a file system that does not support this; others may be transient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The storage of a log, and why."""
+    """The storage of a log, and the reason for it."""
 
     kind: WalKind
     reason: str
 
 
 def choose(store: Store, setting: str, *, clock: Clock, folder: str = FOLDER) -> Choice:
-    """Returns the storage of a new epoch's log. The root exists.
+    """Returns the storage for a new epoch's log. The root must exist.
 
     Args:
         store: the root's store.
         setting: `auto`, or the kind that must be used.
         clock: waits between attempts.
-        folder: a folder for the file that is tried.
+        folder: the folder for the probes' files.
 
-    Raises `BadOption` if segments are wanted and cannot be used, as `check_exclusive` does, and the
-    errors of the store.
+    Raises `BadOption` if segments are required but cannot be used, what `check_exclusive` raises,
+    and the errors of the store.
     """
     check_exclusive(store, clock, folder)
     if setting == WalKind.OBJECTS:
         return Choice(kind=WalKind.OBJECTS, reason="writer.log says so")
     files = files_of(store)
-    refused = "its store has no files that grow" if files is None else ""
+    refused = "its store does not support appending to files" if files is None else ""
     found = ""
     if isinstance(store, LocalStore):
         found = file_system(store.root)
@@ -73,7 +73,7 @@ def choose(store: Store, setting: str, *, clock: Clock, folder: str = FOLDER) ->
     if not refused and files is not None:
         refused = probe(store, files, folder)
     if not refused:
-        reason = f"the file system is {found}" if found else "its store has files that grow"
+        reason = f"the file system is {found}" if found else "its store supports appending to files"
         return Choice(kind=WalKind.SEGMENTS, reason=reason)
     if setting == WalKind.SEGMENTS:
         raise errors.BadOption(option="writer.log", value=setting, reason=refused)
@@ -81,19 +81,19 @@ def choose(store: Store, setting: str, *, clock: Clock, folder: str = FOLDER) ->
 
 
 def _why_unsuited(found: str, *, insists: bool) -> str:
-    """Returns why a file system has no segments; empty if it may. `insists`: the setting does."""
+    """Returns why a file system is unsuited, or empty. `insists`: the setting requires segments."""
     if found in SUITED:
         return ""
     if is_unsuited(found):
         return f"the file system is {found}, where appends of two processes may overlap"
-    return "" if insists else f"the file system is {found or 'unknown'}, which was not tried"
+    return "" if insists else f"the file system is {found or 'unknown'}, which is untested"
 
 
 # ------------------------------------------------------------------------------ the probe
 
 
 def probe(store: Store, files: LogFiles, folder: str) -> str:
-    """Appends to one file in turn as a broker and a fencer do. Returns the fault, or nothing.
+    """Appends to one file, alternately as broker and as fencer. Returns the fault; empty if none.
 
     Raises the errors of the store.
     """
@@ -116,9 +116,9 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
 
 
 def check_exclusive(store: Store, clock: Clock, folder: str = FOLDER) -> None:
-    """Puts two objects at one path, of which the second has to be refused.
+    """Puts two objects at one path; the store has to refuse the second.
 
-    Raises `RootNotWritable` if it is not, and the errors of the store.
+    Raises `RootNotWritable` if it does not, and the errors of the store.
     """
     path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -141,14 +141,14 @@ def check_exclusive(store: Store, clock: Clock, folder: str = FOLDER) -> None:
             store.delete([path])
     if not (refused and is_kept):
         reason = (
-            "it does not honour put-if-absent: a second object of one name was taken, so records"
-            " could be overwritten. Use a store with conditional puts (If-None-Match)"
+            "it does not honour put-if-absent: it accepted a second object under one name, so"
+            " records could be overwritten. Use a store with conditional puts (If-None-Match)"
         )
         raise errors.RootNotWritable(root=store.uri, reason=reason)
 
 
 def sweep_probes(store: Store, older_than_us: int) -> None:
-    """Removes the files of probes that were killed, if last written before `older_than_us`.
+    """Removes the files of killed probes, if last written before `older_than_us`.
 
     Raises the errors of the store.
     """

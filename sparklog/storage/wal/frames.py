@@ -1,21 +1,21 @@
 """Format of a segment, and the one rule by which it is read: bytes in, events out.
 
-A segment is a file of blocks of 4,096 bytes that several processes append to. Block 0 describes it,
-with a random salt. Then frames follow, one per flush, each of whole blocks: a header, the index of
+A segment is a file of 4,096-byte blocks that several processes append to. Block 0 describes it, and
+contains a random salt. Frames follow, one per flush, each of whole blocks: a header, the index of
 the entries, their payloads, zeros, and a trailer at the very end. A *fence* is a frame of one block
 that ends the epoch.
 
 A header states its own offset in the file. The kernel decides where an append lands, so a frame
-counts only if it lies at that offset: an append becomes a put-if-absent. Bytes that do not count,
-of a frame that landed elsewhere, of a full disk, or of a killed process, remain where they are, and
-the next append fills up their last block.
+counts only if it lies at that offset: this turns an append into a put-if-absent. Bytes that do not
+count, from a frame that landed elsewhere, a full disk, or a killed process, remain where they are,
+and the next append pads their last block.
 
 The rule, at an offset where sequence n is expected after the frame at `previous`: a header counts
-if its CRC, the salt, its own offset, n and `previous` fit. Its frame is taken if it is *vouched*,
-as the header of n+1 is at its end, which is written only after n was durable; or if it is
-*whole*, with its trailer and all checksums. Otherwise the next block is looked at in the same way.
-The first fence, at any block, ends the epoch. So all readers of the same bytes take the same
-frames, and only the last frame must be read whole.
+if its CRC, the salt, its own offset, n and `previous` match. Its frame is accepted if it is
+*vouched*: the header of n+1, which is written only once n is durable, is at its end; or if it is
+*whole*: its trailer is present and all checksums match. Otherwise the next block is examined in the
+same way. The first fence, at any block, ends the epoch. So all readers of the same bytes accept the
+same frames, and only the last frame must be read in full.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _CRC: Final = struct.Struct("<I")
 _TRAILER: Final = struct.Struct("<QQ")
 """Nonce, sequence."""
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
-"""The index of a frame begins after so many bytes."""
+"""A frame's index starts this many bytes in."""
 _READ_BYTES: Final = 256 * 1024
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""Returns the bytes of a segment: offset, length; fewer at the end of the file."""
+"""Returns the bytes of a segment, given offset and length; fewer at the end of the file."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,7 @@ _index_decoder = msgspec.msgpack.Decoder(Index)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Header of a frame, at the place that it states unless it is a fence's."""
+    """Header of a frame. `offset` is the one that it states; a fence states none."""
 
     offset: int
     sequence: int
@@ -104,7 +104,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame that counts, which `vouched` says is durable; `origin`: the end of its index."""
+    """A frame that counts; if `is_vouched`, it is durable. `origin`: the end of its index."""
 
     header: Header
     index: Index
@@ -117,14 +117,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """The end of the epoch; the frames before it count, and nothing else does."""
+    """The end of the epoch; only the frames before it count."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """No more yet. `unfinished`: a last frame of the segment that is neither vouched nor whole."""
+    """Nothing more yet. `unfinished`: the segment's last frame, if neither vouched nor whole."""
 
     unfinished: Header | None = None
 
@@ -152,20 +152,20 @@ def encode_index(written_us: int, entries: Sequence[Entry]) -> bytes:
 
 
 def frame_bytes(index_bytes: int, payload_bytes: int) -> int:
-    """Returns the length of a frame: whole blocks."""
+    """Returns the length of a frame, rounded up to whole blocks."""
     return round_up(HEADER_BYTES + index_bytes + payload_bytes + _TRAILER.size)
 
 
 def round_up(position: int) -> int:
-    """Returns the first multiple of a block at or after a position."""
+    """Returns the first block boundary at or after a position."""
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def filler(position: int) -> bytes:
-    """Returns the bytes to append from a position up to the next block.
+    """Returns the padding from a position to the next block, which must not be zeros.
 
-    A trailer ends with zeros, the upper bytes of its sequence. So zeros could complete a frame of
-    which a full disk has cut off only these, after it was refused.
+    A trailer ends with zeros, the upper bytes of its sequence. So zeros could complete a frame that
+    was refused because a full disk had cut off just those bytes.
     """
     return b"\xff" * (round_up(position) - position)
 
@@ -198,7 +198,7 @@ def encode_head(
 
 
 def encode_tail(*, unused_bytes: int, sequence: int, nonce: int) -> bytes:
-    """Returns the end of a frame: `unused_bytes` that nothing occupies, the trailer among them."""
+    """Returns the end of a frame: `unused_bytes` in all, zeros followed by the trailer."""
     return bytes(unused_bytes - _TRAILER.size) + _TRAILER.pack(nonce, sequence)
 
 
@@ -214,7 +214,7 @@ def encode_fence(*, salt: bytes, nonce: int) -> bytes:
 def read_description(path: str, block: bytes) -> Description:
     """Decodes block 0. Raises `CorruptObject`."""
     if len(block) < BLOCK_BYTES:
-        raise errors.CorruptObject(path=path, check=f"it has {len(block)} bytes, and no block 0")
+        raise errors.CorruptObject(path=path, check=f"it has {len(block)} bytes, but no block 0")
     magic, length, crc = _BLOCK_HEADER.unpack_from(block)
     if magic != _SEGMENT_MAGIC:
         check = f"it begins with {magic!r}, not {_SEGMENT_MAGIC!r}"
@@ -238,9 +238,9 @@ def next_event(
 ) -> Event:
     """Applies the rule at `offset`, where `sequence` is expected after the frame at `previous`.
 
-    Looks at the bytes of the window only, which were visible when it was created: so a frame that
-    is appended meanwhile is seen whole or not at all. Raises `CorruptObject` for a frame that was
-    durable and is damaged, or missing before a later one. `path` names the segment in errors.
+    Reads only the bytes of the window, which were visible when it was created, so a frame that is
+    appended concurrently is seen whole or not at all. Raises `CorruptObject` for a durable frame
+    that is damaged, or missing before a later one. `path` names the segment in errors.
     """
     unfinished: Header | None = None
     for place in range(round_up(offset), window.size, BLOCK_BYTES):
@@ -275,7 +275,7 @@ def vouched(path: str, read: Read, header: Header) -> Frame:
 
 
 def frame_at(path: str, read: Read, *, salt: bytes, offset: int, sequence: int) -> Frame:
-    """Returns the frame of `sequence` at `offset`, which was durable. Raises `CorruptObject`."""
+    """Returns the durable frame of `sequence` at `offset`. Raises `CorruptObject`."""
     header = _header(read(offset, HEADER_BYTES), salt)
     if header is None or header.is_fence or (header.offset, header.sequence) != (offset, sequence):
         check = f"the frame of sequence {sequence} is not at {offset}"
@@ -284,14 +284,14 @@ def frame_at(path: str, read: Read, *, salt: bytes, offset: int, sequence: int) 
 
 
 def first_header(read: Read, salt: bytes) -> Header | None:
-    """Returns the header of the first frame of a segment; None if it has none, or a fence."""
+    """Returns the header of a segment's first frame; None if there is none, or it is a fence."""
     header = _header(read(FIRST, HEADER_BYTES), salt)
     is_frame = header is not None and not header.is_fence and header.offset == FIRST
     return header if is_frame else None
 
 
 class Window:
-    """The first `size` bytes of a segment, read in steps that small neighbouring frames share."""
+    """The first `size` bytes of a segment, read in chunks that small neighbouring frames share."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -377,7 +377,7 @@ def _index(path: str, header: Header, raw: bytes) -> Index:
 
 
 def _is_whole(window: Window, header: Header, index: Index) -> bool:
-    """Returns whether trailer and payloads are as the header and the index say."""
+    """Returns whether the trailer matches the header, and the payloads match the index."""
     tail = window.slice(header.end - _TRAILER.size, _TRAILER.size)
     if len(tail) < _TRAILER.size or _TRAILER.unpack(tail) != (header.nonce, header.sequence):
         return False

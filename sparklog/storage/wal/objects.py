@@ -1,14 +1,14 @@
 """Write-ahead log in objects: one object per flush, with entries of any partitions.
 
-An object begins with its index, and the payloads follow. The index (msgpack) describes each entry,
+An object starts with its index, followed by the payloads. The index (msgpack) describes each entry,
 so that one entry can be fetched by its byte range. These rules make the log safe:
 
-- Object N is created only if it is absent. After a put of N was issued, only the same bytes are
-  tried again at N, until it is known which object is there.
+- Object N is created only if it is absent. Once a put of N has been issued, only the same bytes may
+  be retried at N until it is known which object is there.
 - A *fence* ends the epoch for every broker and reader: objects after it do not count.
-- Objects are deleted only after a checkpoint of a later sequence exists that does not need them. A
+- Objects are deleted only once a checkpoint of a later sequence exists that does not need them. A
   fence is never deleted, nor the newest object of an epoch without a fence. So a process that finds
-  N absent, and no checkpoint at or after N, knows that N was never acked.
+  neither N nor a checkpoint at or after N knows that N was never acked.
 
 A WAL checkpoint has two layers: its index (`_CheckpointIndex`) names the objects that are still
 needed and the bounds of each partition; its state is opaque here, and is encoded by
@@ -45,7 +45,7 @@ from sparklog.storage.wal.base import (
 from sparklog.storage.wal.indexed import frame, read_index
 from sparklog.storage.wal.payloads import Payload, joined
 
-_FLUSHES_AT_ONCE_MAX = 8  # objects that a broker of any release may have put from its fence on
+_FLUSHES_AT_ONCE_MAX = 8  # maximum number of objects from a fence on, by a broker of any release
 
 _MAGIC: Final = b"SLWAL001"
 
@@ -95,7 +95,7 @@ class ObjectWal:
         return retired(self._store, open_epochs, self._fence_of)
 
     def _fence_of(self, broker: int, epoch: int, names: Sequence[str]) -> Sequence[str]:
-        """Finds the fence of a closed epoch. Its broker may have put some objects beyond it."""
+        """Finds the fence of a closed epoch. Its broker may have put objects beyond it."""
         last = names[-_FLUSHES_AT_ONCE_MAX:]
         if len(names) > 1:
             for name in reversed(last):
@@ -129,7 +129,7 @@ def read_object(store: Store, at: WalPosition) -> WalObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedObject:
-    """Implements `PlannedFlush`: an object that is not put yet, or whose put is under way."""
+    """Implements `PlannedFlush`: an object that has not been put yet, or whose put is in flight."""
 
     written: WalObject
     """The object as it will be."""
@@ -160,17 +160,17 @@ class ObjectAppender:
         self._stopping = stopping
         self.next_sequence = 0
         self._trimmed_to = 0
-        """The sequence before which no objects but `_needed` are left."""
+        """The sequence below which only `_needed` objects remain."""
         self._needed: list[int] = []
         self._checkpoints: set[int] = set()
         """Sequences of the checkpoints that exist, or whose put has failed."""
 
     def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
-        """Puts the next object. It is durable when this returns, with the entries' byte ranges.
+        """Puts the next object, and returns it with its byte ranges once it is durable.
 
         Raises `BrokerFenced` if another object is at the next sequence; `StorageFull` and
-        `StorageUnavailable` if surely nothing was written, so that another object may be tried;
-        `OutcomeUnknown` only if `stopping` ends the tries before the outcome is known.
+        `StorageUnavailable` if certainly nothing was written, so that another object may be
+        attempted; `OutcomeUnknown` only if `stopping` ends the retries before the outcome is known.
         """
         planned = self.plan(entries)
         try:
@@ -230,7 +230,8 @@ class ObjectAppender:
         return checkpoint - objects
 
     def trim(self, checkpoint: Checkpoint) -> None:
-        # There are no gaps below a checkpoint. Its own object stays, as it may be the newest.
+        # There are no gaps below a checkpoint. The object at its own sequence stays, because it
+        # may be the newest.
         objects = [*self._needed, *range(self._trimmed_to, checkpoint.sequence)]
         checkpoints = [each for each in self._checkpoints if each < checkpoint.sequence]
         needed = set(checkpoint.needed)
@@ -242,7 +243,7 @@ class ObjectAppender:
             ]
             + [checkpoint_path(self._broker, self._epoch, each) for each in checkpoints]
         )
-        # Only now, because a deletion that failed is made again.
+        # Only now, because a failed deletion is retried.
         self._needed = [each for each in objects if each in needed]
         self._trimmed_to = checkpoint.sequence
         self._checkpoints.difference_update(checkpoints)
@@ -256,7 +257,7 @@ class ObjectAppender:
     def _claim(
         self, path: str, pieces: Sequence[bytes | pa.Buffer], gives_up: Callable[[], bool]
     ) -> None:
-        """Puts an object until it is known whose it is, or until it surely is not put."""
+        """Retries a put until it is known whose object is there, or that it had no effect."""
         doubtful = False
         for attempt in itertools.count(1):
             try:
@@ -265,7 +266,7 @@ class ObjectAppender:
             except errors.OutcomeUnknown:
                 if self._stopping():
                     raise
-                doubtful = True  # a later refusal says nothing about the earlier tries
+                doubtful = True  # a later refusal says nothing about the earlier attempts
             except (errors.Retriable, errors.RootNotWritable) as error:
                 if gives_up():
                     raise
@@ -283,13 +284,13 @@ class ObjectFollower:
     """Implements `Follower`.
 
     `poll` returns each object once. It probes for the next sequence, and lists the folder only if
-    asked to (`relist=True`). A reader asks for it after a pause longer than the trim grace, because
-    objects may have come and gone unseen.
+    asked to (`relist=True`). A reader asks for this after a pause longer than the trim grace,
+    because objects may have come and gone unseen.
 
-    Without that pause a probe suffices, also on a store whose listings are old: an object exists
-    for the trim grace at least, so one that is absent was not put yet. On an object store a poll
-    reads as many objects at once as it has found before. An object counts only after all before
-    it, and nothing after a fence or a missing one does, so the order of the answers is irrelevant.
+    Without such a pause a probe suffices, even on a store with stale listings: an object exists for
+    at least the trim grace, so an absent one has not been put yet. On an object store a poll reads
+    as many objects concurrently as it has found so far. An object counts only after all before it,
+    and nothing after a fence or a missing one counts, so the order of the answers is irrelevant.
     """
 
     def __init__(
@@ -311,13 +312,13 @@ class ObjectFollower:
         self.fenced = False
         self._started = False
         self._ready: list[WalObject] = []
-        """Objects that were read and not returned yet, so that a failing poll loses none."""
+        """Objects that have been read but not yet returned, so that a failing poll loses none."""
 
     def poll(self, *, relist: bool = False) -> list[WalObject]:
-        """Returns the objects that were not returned before.
+        """Returns the objects not returned before.
 
-        Raises `CorruptObject` and `MissingObject` after the objects before it were returned, and
-        the errors of the store. The next poll continues from the same sequence.
+        Raises `CorruptObject` and `MissingObject` once the objects before the affected one have
+        been returned, and the errors of the store. The next poll continues from the same sequence.
         """
         if not self.fenced:
             try:
@@ -332,14 +333,14 @@ class ObjectFollower:
         return found
 
     def fence(self) -> list[WalObject]:
-        """Ends the epoch. Returns the objects that were not returned before.
+        """Ends the epoch. Returns the objects not returned before.
 
-        The fence goes to the first absent sequence. The old broker needs exactly that sequence for
-        its next ack, so one of the two puts fails. The sequence may also be absent because it was
-        trimmed meanwhile. Then a checkpoint at or beyond it exists, and the fence is *void*: every
-        reader that meets it continues from that checkpoint, and so does this method. The returned
-        objects and the fence are durable: each poll that finds objects syncs the folder, and so
-        does a claim.
+        The fence is put at the first absent sequence. The old broker needs exactly that sequence
+        for its next ack, so one of the two puts fails. The sequence may also be absent because it
+        has been trimmed in the meantime. Then a checkpoint at or beyond it exists, and the fence is
+        *void*: every reader that encounters it continues from that checkpoint, and so does this
+        method. The returned objects and the fence are durable: each poll that finds objects syncs
+        the folder, and so does a claim.
         """
         entry = Entry(kind=EntryKind.FENCE)
         found: list[WalObject] = []
@@ -380,7 +381,7 @@ class ObjectFollower:
         return known if known is not None else read_object(self._store, at)
 
     def _read_after(self, most: int) -> Iterable[WalObject | Exception]:
-        """Returns the next object if it is known; else it and those that follow, `most` in all."""
+        """Returns the next object if it is known; else up to `most` objects, starting with it."""
         known = self._known.get(self.next_sequence)
         if known is not None:
             return [known]
@@ -388,7 +389,7 @@ class ObjectFollower:
         return in_parallel(self._store, self._try_read, sequences)
 
     def _try_read(self, sequence: int) -> WalObject | Exception:
-        """Returns an object, or the reason why it cannot be read: it may not count."""
+        """Returns an object, or the error that reading it raised: the object may not count."""
         try:
             return read_object(self._store, WalPosition(self.broker, self.epoch, sequence))
         except (errors.SparklogError, ObjectMissing) as error:
@@ -433,7 +434,7 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
         try:
             raw, _ = read_index(store, path, _MAGIC)
         except ObjectMissing:
-            continue  # deleted meanwhile, after a newer checkpoint
+            continue  # deleted in the meantime, after a newer checkpoint
         try:
             index = _checkpoint_decoder.decode(raw)
         except msgspec.MsgspecError as error:

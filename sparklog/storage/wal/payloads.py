@@ -1,8 +1,8 @@
 """Payloads of WAL entries: the records of one entry, encoded, with their checksum.
 
-A payload is an Arrow IPC stream of one batch, or a Kafka record batch as it came. An entry that
-kept the offsets of its rows may have fewer rows than offsets. Then its payload has their offsets in
-a column, and without rows it has no bytes.
+A payload is an Arrow IPC stream of one batch, or a Kafka record batch as received. An entry that
+kept the offsets of its rows may have fewer rows than offsets. Its payload then contains their
+offsets in a column; without rows, the payload is empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _schema_messages: dict[tuple[str, ...], bytes] = {}
 def joined(
     entries: Sequence[tuple[Entry, Payload]],
 ) -> tuple[list[Entry], list[bytes | pa.Buffer], int]:
-    """Returns the entries with their byte ranges, the bytes one after another, and their length."""
+    """Returns the entries with their byte ranges, the bytes in order, and their total length."""
     with_ranges: list[Entry] = []
     pieces: list[bytes | pa.Buffer] = []
     start = 0
@@ -70,15 +70,15 @@ def encode_payload(batch: pa.RecordBatch) -> Payload:
 
 
 def decode_body(schema: pa.Schema, payload: Payload) -> pa.RecordBatch:
-    """Decodes the batch of `schema` that `encode_payload` encoded, without a copy."""
+    """Decodes a batch of `schema` that `encode_payload` encoded, without copying."""
     _, body, _ = payload.pieces
     return pa.ipc.read_record_batch(body, schema)
 
 
 def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
-    """Decodes the records of an entry as a payload, without a copy.
+    """Decodes the records of an entry as a payload; Arrow data is not copied.
 
-    Drops the producer's timestamps if the entry has LogAppendTime, unless it kept the offsets of
+    Drops the producer's timestamps if the entry uses LogAppendTime, unless it kept the offsets of
     its rows. Raises `CorruptObject` if `data` is not the batch that the entry describes.
     """
     if entry.encoding is Encoding.KAFKA:
@@ -106,7 +106,7 @@ def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def _check_offsets(entry: Entry, batch: pa.RecordBatch) -> None:
-    """Raises `CorruptObject` unless the rows have offsets that rise within those of the entry."""
+    """Raises `CorruptObject` unless the rows' offsets increase, and are within the entry's."""
     at = batch.schema.get_field_index(OFFSET.name)
     if at < 0 or batch.column(at).null_count:
         raise _not_as_described(entry, "it has gaps, and its rows have no offsets")
@@ -118,7 +118,7 @@ def _check_offsets(entry: Entry, batch: pa.RecordBatch) -> None:
 
 
 def encode_kafka(batch: bytes | bytearray) -> Payload:
-    """Keeps a Kafka record batch as it is. Its offsets do not count; those of the entry do."""
+    """Wraps a Kafka record batch unchanged. Its offsets are ignored; those of the entry count."""
     return Payload((batch,), len(batch), crc32c.crc32c(batch))
 
 
@@ -127,9 +127,9 @@ def decode_kafka(
 ) -> pa.RecordBatch:
     """Decodes consecutive entries in Kafka's encoding to one payload.
 
-    Entries with LogAppendTime must come one at a time, because their records have no timestamps.
-    Raises `CorruptObject` if one is not the batch that its entry describes, or if they are too
-    large together, and `NotInstalled` if a package for decoding is missing.
+    Entries with LogAppendTime must be passed one at a time, because their records have no
+    timestamps. Raises `CorruptObject` if one is not the batch that its entry describes, or if they
+    are too large together, and `NotInstalled` if a package needed for decoding is missing.
     """
     try:
         from sparklog.formats import (

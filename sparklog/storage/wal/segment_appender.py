@@ -1,4 +1,4 @@
-"""Appender of an epoch in segments. `segments` has the protocol."""
+"""Appender of an epoch in segments. `segments` defines the protocol."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from sparklog.storage.wal.segment_files import (
     claimed,
 )
 
-SEGMENT_ALLOCATED_BYTES = 4 * limits.MIB  # that are reserved at a time ahead of the log's end
+SEGMENT_ALLOCATED_BYTES = 4 * limits.MIB  # reserved at a time beyond the end of the log
 
 _ATTEMPTS: Final = 8
-"""Appends of one frame that may land behind the junk of others."""
+"""Attempts at appending a frame; each may land behind junk of other processes."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """The place of a flush of ours."""
+    """The place of one of our flushes."""
 
     ordinal: int
     offset: int
@@ -64,7 +64,7 @@ class SegmentAppender:
         self.next_sequence = 0
         self._segment: Segment | None = None
         self._end = 0
-        """The size that the segment has unless another process has appended."""
+        """The size of the segment, unless another process has appended."""
         self._place = BEGINNING
         """The place after our newest frame."""
         self._total_bytes = 0
@@ -82,7 +82,7 @@ class SegmentAppender:
         self._first_sequences: dict[int, int] = {}
         """By ordinal, of the segments that exist: the sequence of the first frame."""
         self._checkpoints: dict[int, tuple[int, frozenset[int]]] = {}
-        """By sequence, of the checkpoints that exist, or whose put has failed: the ordinal where
+        """By sequence, of the checkpoints that exist, or whose put has failed: the ordinal at which
         reading continues, and the ordinals that are needed."""
 
     # -------------------------------------------------------------------------- appending
@@ -141,7 +141,7 @@ class SegmentAppender:
         return segment
 
     def _create(self, ordinal: int) -> Segment:
-        """Creates a segment, unless an earlier call has. It is durable, and nothing is in it."""
+        """Creates a segment, durable and empty, unless an earlier call has."""
         if self._created < ordinal:
             if not self._epoch.create(ordinal, lambda _salt: b"", stopping=self._stopping):
                 self._raise_fenced()
@@ -160,7 +160,7 @@ class SegmentAppender:
             self._next = None
 
     def _prepare_next(self, segment: Segment) -> Segment | None:
-        """Returns the segment after `segment`, which is durable; None if that is in use by now."""
+        """Returns the segment after `segment`, which is durable; None if it is already in use."""
         with self._lock:
             if self._segment is segment and self._next is None:
                 self._next = self._create(segment.ordinal + 1)
@@ -175,7 +175,7 @@ class SegmentAppender:
         payload_bytes: int,
         is_last: bool,
     ) -> int:
-        """Appends a frame, until it lies where it says. Returns its offset."""
+        """Appends a frame, retrying until it lands where it says. Returns its offset."""
         for _ in range(_ATTEMPTS):
             offset = frames.round_up(self._end)
             self._reserve(segment, offset + length)
@@ -197,13 +197,13 @@ class SegmentAppender:
             if self._is_written(segment, views, offset + length - self._end):
                 return offset
         raise errors.StorageUnavailable(
-            operation="append", path=segment.path, reason="other processes append to it"
+            operation="append", path=segment.path, reason="other processes keep appending to it"
         )
 
     def _is_written(self, segment: Segment, views: list[memoryview], total: int) -> bool:
         """Appends bytes durably. Returns False if they landed elsewhere, where they do not count.
 
-        Raises `BrokerFenced` if a fence is before them, `StorageFull` if they were cut short,
+        Raises `BrokerFenced` if a fence precedes them, `StorageFull` if they were cut short,
         `SyncFailed`, and the refusals of the store.
         """
         is_large = total >= limits.DIRECT_WRITE_BYTES and self._end % BLOCK_BYTES == 0
@@ -232,7 +232,7 @@ class SegmentAppender:
         return True
 
     def _look(self, segment: Segment) -> None:
-        """Finds the end of the file behind bytes that do not count.
+        """Finds the end of the file, past bytes that do not count.
 
         Raises `BrokerFenced` if a fence, or a frame of another process, is among them.
         """
@@ -243,14 +243,14 @@ class SegmentAppender:
         self._end = window.size
 
     def _reserve(self, segment: Segment, end: int) -> None:
-        """Allocates space up to `end`. Raises `StorageFull`; nothing is written then."""
+        """Allocates space up to `end`. Raises `StorageFull`, in which case nothing is written."""
         if end <= self._allocated_end:
             return
         step = SEGMENT_ALLOCATED_BYTES
         with self._lock:
             try:
                 self._allocate(segment, -(-end // step) * step)
-            except OSError:  # there may be less space than that, and enough
+            except OSError:  # there may be less space than that, but enough
                 try:
                     self._allocate(segment, end)
                 except OSError as error:
@@ -263,7 +263,7 @@ class SegmentAppender:
     def _raise_fenced(self) -> NoReturn:
         raise errors.BrokerFenced(broker=self._epoch.broker, epoch=self._epoch.epoch)
 
-    # -------------------------------------------------------------------------- keeping
+    # -------------------------------------------------------------------------- maintenance
 
     def tend(self) -> None:
         with self._lock:
@@ -274,9 +274,9 @@ class SegmentAppender:
             with self._lock:
                 if segment is not self._segment:
                     return
-            reason = "its file was moved or removed while this broker appends to it"
+            reason = "its file was moved or removed while this broker was appending to it"
             raise SyncFailed(segment.path, reason)
-        # A full disk heals by what the caller does next; the appends report it meanwhile.
+        # The caller's next steps may relieve a full disk; until then the appends report it.
         with contextlib.suppress(errors.Retriable, errors.RootNotWritable, OSError):
             if end >= self._segment_bytes // 2:
                 self._prepare_next(segment)
@@ -319,7 +319,7 @@ class SegmentAppender:
                 del self._written[each]
 
     def checkpoint_is_due(self, after: int, *, objects: int) -> bool:
-        del objects  # flushes of any number are one file
+        del objects  # any number of flushes share a file
         before = self._written[after].total_bytes if after >= 0 else 0
         return self._total_bytes - before >= self._segment_bytes
 
@@ -342,7 +342,7 @@ class SegmentAppender:
             [epoch.path(each) for each in segments]
             + [checkpoint_path(epoch.broker, epoch.epoch, each) for each in checkpoints]
         )
-        # Only now, because a deletion that failed is made again.
+        # Only now, because a failed deletion is retried.
         for each in segments:
             del self._first_sequences[each]
         for each in checkpoints:

@@ -1,4 +1,4 @@
-"""Segments and checkpoints of an epoch, as files and objects. `segments` has the protocol."""
+"""Segments and checkpoints of an epoch, as files and objects. `segments` defines the protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORBIDDEN: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A place where reading continues."""
+    """A place at which reading continues."""
 
     ordinal: int
     offset: int
@@ -83,7 +83,7 @@ class Segment:
     """The inode of the root in which it was created; 0: unknown."""
 
     def window(self) -> frames.Window:
-        """Returns the bytes that are visible now."""
+        """Returns the bytes that are currently visible."""
         return frames.Window(self.file.read, self.file.size_bytes())
 
     def event(self, window: frames.Window, place: Place, sequence: int) -> frames.Event:
@@ -114,7 +114,7 @@ class EpochFiles:
         return segment_path(self.broker, self.epoch, ordinal)
 
     def cluster_id(self) -> str:
-        """Returns the id of the root; empty for a root made by hand."""
+        """Returns the cluster id of the root; empty for a root made by hand."""
         try:
             return _cluster_id_decoder.decode(self.store.get("cluster.json")).cluster_id
         except ObjectMissing:
@@ -123,9 +123,9 @@ class EpochFiles:
     def create(
         self, ordinal: int, content: Callable[[bytes], bytes], *, stopping: Callable[[], bool]
     ) -> bool:
-        """Creates a segment with `content` (of its salt) after block 0. Returns whether it is ours.
+        """Creates a segment with `content(salt)` after block 0. Returns whether it is ours.
 
-        It is whole and durable, with its name. Raises the errors of `claim`.
+        It is complete and durable, including its name. Raises the errors of `claim`.
         """
         salt = os.urandom(frames.SALT_BYTES)
         block = frames.describe(
@@ -152,12 +152,13 @@ class EpochFiles:
         return Segment(path=path, ordinal=ordinal, salt=found.salt, file=file, root=found.root)
 
     def unshare(self) -> None:
-        """Replaces segments that a copy of the root by hard links shares with its original.
+        """Replaces segments that a hard-linked copy of the root shares with its original.
 
-        A fence in such a segment would fence the original's broker. No broker of this root appends
-        to it, so its bytes may get another file. In the original itself they may not: its broker
+        A fence in such a segment would fence the original's broker. No broker of the copy appends
+        to it, so its bytes may be moved to a new file. In the original they may not: its broker
         could append to the old file, and would not find the fence. A segment names the root in
-        which it was created. Raises `CorruptObject` and the errors of the store.
+        which it was created, which distinguishes the two. Raises `CorruptObject` and the errors of
+        the store.
         """
         root = self._root_inode()
         for stat in self.store.list_after(folder(self.broker, self.epoch)):
@@ -167,7 +168,7 @@ class EpochFiles:
             try:
                 segment = self.open(int(stat.name.removesuffix(SEGMENT)), Access.READ)
             except (ObjectMissing, errors.CorruptObject):
-                continue  # trimmed meanwhile, or damaged, which reading reports
+                continue  # trimmed in the meantime, or damaged, which reading will report
             segment.file.close()
             if segment.root not in (0, root) and self.files.is_shared(path):
                 self.store.put(path, self.store.get(path))
@@ -177,7 +178,7 @@ class EpochFiles:
         return found.inode if found is not None else 0
 
     def wal_object(self, ordinal: int, frame: frames.Frame) -> WalObject:
-        """Returns the flush of a frame."""
+        """Returns the flush in a frame."""
         at = WalPosition(self.broker, self.epoch, frame.header.sequence)
         origin = frame.origin
         return WalObject(
@@ -191,7 +192,7 @@ class EpochFiles:
     ) -> list[WalObject]:
         """Returns the flushes of durable frames. Raises `ObjectMissing`, `CorruptObject`.
 
-        `known`: flushes by sequence, which are not read.
+        `known`: flushes by sequence that need not be read.
         """
         found = {each.sequence: known[each.sequence] for each in needed if each.sequence in known}
         unknown = [each for each in needed if each.sequence not in found]
@@ -224,14 +225,14 @@ class EpochFiles:
             try:
                 raw, _ = read_index(self.store, path, CHECKPOINT_MAGIC)
             except ObjectMissing:
-                continue  # deleted meanwhile, after a newer checkpoint
+                continue  # deleted in the meantime, after a newer checkpoint
             try:
                 return _checkpoint_decoder.decode(raw)
             except msgspec.MsgspecError as error:
                 raise errors.CorruptObject(path=path, check=f"it is unreadable: {error}") from error
 
     def refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
-        """Returns the error to raise for a system call that surely had no effect."""
+        """Returns the error to raise for a system call that certainly had no effect."""
         if error.errno in FULL:
             return self.full(error)
         if error.errno in _FORBIDDEN:
@@ -244,7 +245,7 @@ class EpochFiles:
 
 
 def storage_full(store: Store, error: OSError | None = None) -> errors.StorageFull:
-    """Returns the error to raise where the file system has no space for an append, or no quota.
+    """Returns the error to raise if an append exceeds the space or quota of the file system.
 
     An append needs no inode. `error` is the system's; None if an append was cut short.
     """
@@ -259,7 +260,7 @@ def storage_full(store: Store, error: OSError | None = None) -> errors.StorageFu
 def claimed(
     store: Store, clock: Clock, path: str, data: bytes, stopping: Callable[[], bool]
 ) -> bool:
-    """Puts `data` if the path is free, until the outcome is known or `stopping` returns True."""
+    """Puts `data` if the path is free; retries until the outcome is known or `stopping()`."""
     doubtful = False
     while True:
         try:

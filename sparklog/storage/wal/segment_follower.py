@@ -1,4 +1,4 @@
-"""Follower of an epoch in segments, and its fence. `segments` has the protocol."""
+"""Follower of an epoch in segments, and its fence. `segments` defines the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.storage.wal import frames
 from sparklog.storage.wal.base import NOTHING_KNOWN, Checkpoint, WalObject
 from sparklog.storage.wal.segment_files import BEGINNING, EpochFiles, Place, Segment
 
-_FENCE_ATTEMPTS = 100  # while a living broker ends its segments
+_FENCE_ATTEMPTS = 100  # each may fail because a live broker ends its segment
 
 
 class SegmentFollower:
@@ -36,9 +36,9 @@ class SegmentFollower:
         self._place = BEGINNING
         self._segment: Segment | None = None
         self._window: frames.Window | None = None
-        """The bytes of the segment that were visible when this poll came to it."""
+        """The bytes of the segment that were visible when this poll reached it."""
         self._ready: list[WalObject] = []
-        """Flushes that were read and not returned yet, so that a failing poll loses none."""
+        """Flushes that have been read but not yet returned, so that a failing poll loses none."""
         self._cannot_sync = False
         """True if this process cannot sync the segments."""
         self._failure: SyncFailed | None = None
@@ -60,10 +60,10 @@ class SegmentFollower:
         return found
 
     def _unconfirmed(self) -> int:
-        """Returns how many of the newest flushes no heartbeat of the broker confirms.
+        """Returns how many of the newest flushes are not confirmed by a heartbeat of the broker.
 
-        Only the newest flush may not be durable, and a fence after it: each flush is written after
-        the one before it was durable.
+        Only the newest flush, and a fence after it, may not be durable: each flush is written only
+        once the one before it is durable.
         """
         newest = self._ready[-1:] + self._ready[-2:-1] * self.fenced
         if not newest:
@@ -95,7 +95,7 @@ class SegmentFollower:
         return self._epoch.path(self._place.ordinal)
 
     def _check_name(self) -> None:
-        """Reads the epoch again from its newest checkpoint if the file has another name now."""
+        """Rereads the epoch from its newest checkpoint if the name is now that of another file."""
         segment = self._segment
         if segment is not None and (
             self._epoch.files.identity(segment.path) != segment.file.identity
@@ -142,10 +142,10 @@ class SegmentFollower:
         return True
 
     def _from_disk(self, segment: Segment, window: frames.Window) -> frames.Event:
-        """Returns the event at the present place, once what nothing vouches for is on the disk.
+        """Returns the event at the current place, once bytes that nothing vouches for are on disk.
 
-        Its writer may have failed to sync it. The kernel then shows it until its pages leave the
-        cache, syncs of other processes succeed, and a fencer will not find it.
+        Their writer may have failed to sync them. The kernel then shows them until their pages
+        leave the cache, syncs by other processes succeed, and a fencer will not find them.
         """
         try:
             if not segment.file.sync():
@@ -171,7 +171,7 @@ class SegmentFollower:
             following.file.close()
         if first is None or first.sequence != header.sequence + 1:
             return None
-        # The frame was durable before that one, and is the last of its sequence: those before it
+        # The frame was durable before that one, and is the last with its sequence: earlier ones
         # were cut short. It may be newer than the window.
         self._window = segment.window()
         event = segment.event(self._window, self._place, self.next_sequence)
@@ -227,15 +227,15 @@ class SegmentFollower:
     # -------------------------------------------------------------------------- fencing
 
     def fence(self) -> list[WalObject]:
-        """Ends the epoch. Returns the flushes that were not returned before, and the fence.
+        """Ends the epoch. Returns the flushes not returned before, and the fence.
 
-        The end of the log is found by reading it; then a fence is appended, every segment since the
-        checkpoint is synced and read from the disk again, and the frames before the fence are the
-        epoch. If the segment ended meanwhile, the fence does not count, and the next one is tried.
+        The log is read to its end; then a fence is appended, and every segment since the checkpoint
+        is synced and read from the disk again. The frames before the fence are the epoch. If the
+        segment has ended in the meantime, the fence does not count, and the next segment is tried.
         """
         found: list[WalObject] = []
         self._epoch.unshare()
-        self._leave_segment()  # it may be another file now, with the same bytes
+        self._leave_segment()  # it may be a different file now, with the same bytes
         for _ in range(_FENCE_ATTEMPTS):
             if not self.fenced:
                 self._put_fence_at_end()
@@ -243,7 +243,7 @@ class SegmentFollower:
             if self.fenced and not self._ready:
                 return found
         raise errors.StorageUnavailable(
-            operation="fence", path=self._path, reason="the broker continues to append to it"
+            operation="fence", path=self._path, reason="the broker keeps appending to it"
         )
 
     def _put_fence_at_end(self) -> None:
@@ -257,7 +257,7 @@ class SegmentFollower:
             self._sync_whole(ordinal)
 
     def _seek_end(self) -> int:
-        """Reads to the end without returning anything. Returns the ordinal it began with."""
+        """Reads to the end, discarding the flushes. Returns the ordinal that it started at."""
         self._jump_to_checkpoint(reads_needed=False)
         self._started = True
         first_ordinal = self._place.ordinal
@@ -277,7 +277,7 @@ class SegmentFollower:
         try:
             segment = epoch.open(self._segment.ordinal, Access.FENCE)
         except ObjectMissing:
-            return  # trimmed meanwhile
+            return  # trimmed in the meantime
         try:
             padding = frames.filler(segment.file.size_bytes())
             block = frames.encode_fence(salt=segment.salt, nonce=nonce)
@@ -291,11 +291,11 @@ class SegmentFollower:
             raise epoch.full()
 
     def _sync_whole(self, ordinal: int) -> None:
-        """Makes a segment durable, and has it read from the disk again."""
+        """Makes a segment durable, and has later reads fetch it from the disk."""
         try:
             segment = self._epoch.open(ordinal, Access.READ)
         except ObjectMissing:
-            return  # trimmed meanwhile
+            return  # trimmed in the meantime
         try:
             if not segment.file.sync():
                 raise SyncFailed(segment.path, "this process cannot flush its bytes")

@@ -1,21 +1,23 @@
 """Write-ahead log in segments: one append per flush, to a file that several processes append to.
 
-`frames` has the format and the rule by which frames count. The protocol around it:
+`frames` defines the format and the rule by which frames count. The protocol around it:
 
 - A flush is one append, durable before it is acked. Its frame states the offset at which the
-  writer expects it; if it landed elsewhere, it does not count, and the writer reads
-  the bytes before it: a fence, or only junk. Nothing is ever cut off or overwritten.
-- A fencer reads to the end, appends a fence, syncs the segments, and reads again. The next append
-  of the writer lands behind the fence, so exactly one of the two counts at each offset.
-- The frame flagged *last* ends its segment. The next one is durable before that frame is written.
-- Segments that a copy of the root by hard links shares with its original are replaced before the
-  fence, which would fence the original's broker too.
-- The first segment is created by the broker, or by a fencer, with a fence in it. The name decides.
-- A reader syncs the newest frame, and reads it again from the disk, before it returns it. So
-  neither a power cut nor a failed sync of the writer takes back records that were read.
+  writer expects it; if it landed elsewhere, it does not count, and the writer reads the bytes
+  before it, which are a fence or just junk. Nothing is ever truncated or overwritten.
+- A fencer reads to the end, appends a fence, syncs the segments, and reads again. The writer's next
+  append lands after the fence, so exactly one of the two counts at each offset.
+- The frame flagged *last* ends its segment. The next segment is durable before that frame is
+  written.
+- Segments that a hard-linked copy of the root shares with its original are replaced before the
+  fence is appended, because it would fence the original's broker too.
+- The first segment is created by the broker, or by a fencer with a fence in it. Put-if-absent of
+  its name decides which.
+- Before it returns the newest frame, a reader syncs it and reads it again from the disk. So neither
+  a power cut nor a failed sync by the writer takes back records that were read.
 - Segments are deleted whole, after a checkpoint that needs none of their frames. Checkpoints are
-  objects; they hold the place where reading continues.
-- After a failed sync the appender ends: lost pages may still be visible.
+  objects; they record where reading continues.
+- After a failed sync the appender stops, because lost pages may still be visible.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ SEGMENT_BYTES = 64 * limits.MIB  # of a segment, and between two checkpoints
 
 
 class SegmentWal:
-    """Implements `Wal` on files that grow."""
+    """Implements `Wal` on growing files."""
 
     def __init__(
         self,

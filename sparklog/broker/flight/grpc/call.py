@@ -1,10 +1,11 @@
 """One gRPC call: assembles its messages, and decides how many more bytes its client may send.
 
-The server's reading thread feeds a call with bytes; the thread that serves the call reads whole
+The server's reading thread feeds bytes to a call; the thread that serves the call reads whole
 messages and writes responses. A client may send messages of up to `FREE_BYTES` without permission.
 For a larger one, `next_step` returns the bytes to request from `message_memory`, and
-`target_window` the size of the stream's HTTP/2 window. A window counts bytes of the wire, and an
-empty message takes a hundred times its five bytes, so their number has a bound of its own.
+`target_window` the size of the stream's HTTP/2 window. A window counts bytes on the wire, and an
+empty message takes a hundred times its five bytes in memory, so the number of messages has its own
+limit.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
 PREFIX_BYTES: Final = 5
 UNREAD_MESSAGES: Final = 512
-"""The messages of a call that wait to be read. Those of Flight have more than a hundred bytes, so
-a window has no room for so many."""
+"""The maximum number of unread messages of a call. Flight's messages have more than a hundred
+bytes, so a window has no room for that many."""
 _STEP_BYTES: Final = 4 * limits.MIB
 _ALIGNMENT_BYTES: Final = 64
 _PEEKED_BYTES: Final = 16 * limits.KIB
@@ -55,12 +56,12 @@ class Method:
     """A method of the service, and the bounds of its messages.
 
     Args:
-        serve: serves one call, in a thread of its own. It may raise `GrpcError` and `PeerGone`;
-            other exceptions are logged, and end the call.
-        message_bytes: the largest size of a message.
-        too_large: returns the error for a message, by its size and the limit.
-        body_at: returns the position in a message to align in memory, by the message's first bytes
-            (0: any alignment will do).
+        serve: serves one call, in its own thread. It may raise `GrpcError` and `PeerGone`; other
+            exceptions are logged, and end the call.
+        message_bytes: the maximum size of a message.
+        too_large: returns the error for a message, given its size and the limit.
+        body_at: returns the position in a message to align in memory, given the message's first
+            bytes (0: any alignment will do).
     """
 
     serve: Serve
@@ -70,7 +71,7 @@ class Method:
 
 
 class Refusal(NamedTuple):
-    """The HTTP response to a request that is not gRPC's: status, headers and text."""
+    """The HTTP response to a non-gRPC request: status, headers and text."""
 
     status: int
     headers: list[tuple[str, bytes]]
@@ -78,7 +79,7 @@ class Refusal(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A received message, which begins at `start` of a buffer that belongs to its reader."""
+    """A received message, which begins at `start` in a buffer that belongs to its reader."""
 
     buffer: memoryview
     start: int
@@ -94,7 +95,7 @@ class Connection(Protocol):
     peer: str
     lock: threading.Lock
     peer_window: int
-    """The initial window of a stream, as the client has set it."""
+    """The initial window of a stream, as set by the client."""
     served: int
     """The number of threads that serve its calls."""
     calls: dict[int, Call]
@@ -173,14 +174,14 @@ class Call:
         """True if the client or this broker has ended the call."""
         self.is_served = False
         self.is_detached = False
-        """True if no thread serves the call any more; `Server.finish` ends it."""
+        """True if the call no longer occupies a thread; `Server.finish` ends it."""
         self.on_progress: Callable[[], None] | None = None
-        """Called in any thread when the message of `write_soon` was sent, and when the call ends.
-        It must not block."""
+        """Called in any thread when the message of `write_soon` has been sent, and when the call
+        ends. It must not block."""
         self.has_ended = False
-        """True if the client has half-closed its stream: it sends nothing more."""
+        """True if the client has half-closed its stream: it will send nothing more."""
         self.has_started = False
-        """True if the headers of the response were sent."""
+        """True if the response headers have been sent."""
         self.send_window = connection.peer_window
         self.window = FREE_BYTES
         self._messages: SimpleQueue[Any] = SimpleQueue()
@@ -189,27 +190,27 @@ class Call:
         self.size = 0
         self._filled = 0
         self._occupied_bytes = 0
-        """The bytes of `FREE_BYTES` that messages take which were not read yet."""
+        """The bytes of `FREE_BYTES` used by messages that have not been read yet."""
         self._handed_bytes = 0
         """The size of the message that was read last; negative for a large one."""
         self.granted = 0
-        """The granted bytes of the message that is being received; 0 for a small one."""
+        """The granted bytes of the message being received; 0 for a small one."""
         self.wants_grant = False
         self.held_bytes = 0
-        """The bytes of `message_memory` for the message being received and the one not released."""
+        """The bytes of `message_memory` for the message being received and the unreleased one."""
         self._queued_large = False
         self.began = self._clock.monotonic()
-        """When the call, or the message that is being received, began."""
+        """When the call, or the message being received, began."""
         self.outgoing: deque[memoryview] = deque()
-        """The unsent part of the message that is being sent."""
+        """The unsent part of the message being sent."""
         self.stalled_since: float | None = None
-        """Since when the client has not read the message that is being sent."""
+        """When the client stopped reading the message being sent."""
         self.deadline: float | None = None
         """When the call ends with DEADLINE_EXCEEDED (`grpc-timeout`)."""
         self.length_left: int | None = None
-        """The rest of the request's content-length; None if it has none."""
+        """The remainder of the request's content-length; None if it has none."""
         self.refusal: Refusal | None = None
-        """The response to a request that is not gRPC's."""
+        """The response to a non-gRPC request."""
         self._start = 0
 
     # ---------------------------------------------------------------------- for the call's thread
@@ -221,7 +222,8 @@ class Call:
     def read(self) -> Message | None:
         """Returns the next message, or None after the last one. Raises `PeerGone`.
 
-        Releases the memory of the previous message, which its reader must not keep uncounted.
+        Releases the memory of the previous message: its reader must not keep it, because it is no
+        longer counted.
         """
         self.release_message()
         entry = self._messages.get()
@@ -229,7 +231,7 @@ class Call:
             self._messages.put(None)
             return None
         with self.connection.lock:
-            if self.is_dead:  # the memory of its messages was released
+            if self.is_dead:  # the memory of its messages has been released
                 self._messages.put(_GONE)
                 raise PeerGone
             message: Message
@@ -241,14 +243,14 @@ class Call:
         return message
 
     def write(self, parts: Iterable[Bytes]) -> None:
-        """Sends a message. Returns when the system has taken all of it. Raises `PeerGone`."""
+        """Sends a message. Returns once the system has accepted all of it. Raises `PeerGone`."""
         pieces = [memoryview(each).cast("B") for each in parts]
         self.connection.send(self, pieces, sum(map(len, pieces)))
 
     def write_soon(self, parts: Iterable[Bytes]) -> bool:
         """Sends a message without waiting. Returns whether all of it was sent. Raises `PeerGone`.
 
-        The rest is sent when the client reads; then `on_progress` is called. Until then, no other
+        The rest is sent as the client reads; then `on_progress` is called. Until then, no other
         message may be sent.
         """
         pieces = [memoryview(each).cast("B") for each in parts]
@@ -260,7 +262,7 @@ class Call:
         self.on_progress = on_progress
 
     def cancel(self) -> None:
-        """Ends the call with UNAVAILABLE; may be called in any thread."""
+        """Ends the call with UNAVAILABLE; may be called from any thread."""
         self.connection.end(self, UNAVAILABLE, "the broker has ended the stream", [])
 
     def expire(self) -> None:
@@ -275,9 +277,9 @@ class Call:
     # ---------------------------------------------------------------------- for the reading thread
 
     def feed(self, data: memoryview) -> int:
-        """Takes received bytes. Returns the number of completed messages.
+        """Processes received bytes. Returns the number of completed messages.
 
-        Raises `GrpcError` for a message that is too large or compressed, and for too many.
+        Raises `GrpcError` for a message that is too large or compressed, and for too many messages.
         """
         count = 0
         at, end = 0, len(data)
@@ -309,7 +311,7 @@ class Call:
         return count
 
     def is_whole(self, prefix: memoryview, size: int) -> bool:
-        """Returns whether a frame of that size and prefix is exactly one small, valid message."""
+        """Returns whether a frame with this size and prefix is exactly one small, valid message."""
         return (
             self._assembling is None
             and not self._prefix
@@ -329,7 +331,7 @@ class Call:
     def _begin(self, compressed: int, size: int, beside: memoryview) -> memoryview:
         """Prepares a buffer for a message. `beside` are the bytes received after its prefix."""
         if self._messages.qsize() >= UNREAD_MESSAGES:
-            reason = f"{UNREAD_MESSAGES} messages wait to be read: send fewer and larger ones"
+            reason = f"{UNREAD_MESSAGES} messages are waiting to be read: send fewer, larger ones"
             raise GrpcError(RESOURCE_EXHAUSTED, reason)
         if compressed:
             raise GrpcError(UNIMPLEMENTED, "messages must not be compressed")
@@ -339,7 +341,7 @@ class Call:
         body_at = self._method.body_at(beside[:_PEEKED_BYTES]) if is_large else 0
         # Large arrays of numpy begin 16 bytes after the start of a page.
         self._start = _ALIGNMENT_BYTES - 16 + -body_at % _ALIGNMENT_BYTES
-        # Small at first: a large page for each message that has only begun would be too much.
+        # Small at first: a huge page for each message that has only begun would be too much.
         buffer = memoryview(bytearray(self._start + min(size, FREE_BYTES)))
         self.size, self._filled, self._assembling = size, 0, buffer
         self.began = self._clock.monotonic()
@@ -372,7 +374,7 @@ class Call:
 
     @property
     def is_partial(self) -> bool:
-        """True if a message has begun and is not complete."""
+        """True if a message has begun but is not complete."""
         return self._assembling is not None or bool(self._prefix)
 
     @property
@@ -393,7 +395,7 @@ class Call:
         return self.connection.lock
 
     def on_grant(self) -> None:
-        """Lets the client send as much as was granted."""
+        """Lets the client send as much as has been granted."""
         self.connection.update_window(self)
 
     # ---------------------------------------------------------------------- windows, under the lock
@@ -410,7 +412,8 @@ class Call:
     def next_step(self) -> int:
         """Returns the bytes to request from `message_memory` now; 0 for none.
 
-        No more than have arrived: a client that announces much and sends little holds little.
+        At most as many as have arrived: a client that announces a lot but sends little holds
+        little.
         """
         if not self.wants_grant or self._queued_large or self.is_dead:
             return 0
@@ -431,7 +434,7 @@ class Call:
         return 0
 
     def die(self) -> int:
-        """Drops all messages. Returns their bytes of `message_memory`, without the one in use."""
+        """Drops all messages. Returns their bytes of `message_memory`, except the one in use."""
         self.is_dead = True
         self._assembling = None
         with contextlib.suppress(Empty):

@@ -1,9 +1,9 @@
-"""One client's connection: HTTP/2 frames to the messages of its calls, and responses to frames.
+"""A client's connection: turns HTTP/2 frames into its calls' messages, and responses into frames.
 
-The server's reading thread passes received bytes, and the calls' threads send. The rules are those
-of RFC 9113 and of gRPC over HTTP/2. A client that breaks HTTP/2 causes a `ProtocolError`, which
-ends its connection; an error in one call ends that call. A request that is not gRPC's gets an HTTP
-response with a text for people, when it is complete or has used up its window.
+The server's reading thread passes in received bytes, and the calls' threads send. The rules are
+those of RFC 9113 and of gRPC over HTTP/2. A client that violates HTTP/2 causes a `ProtocolError`,
+which ends its connection; an error in one call ends only that call. A non-gRPC request gets a
+human-readable HTTP response once it is complete or has used up its window.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sparklog.clock import Clock
 
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
-"""The limit of control frames that a client does not read; beyond it the connection ends."""
+"""The maximum bytes of control frames left unread by a client, beyond which its connection ends."""
 _REMEMBERED_STREAMS: Final = 256
-"""The number of ended streams that are remembered, for frames that arrive later."""
+"""The number of ended streams that are remembered for late frames."""
 _SETTINGS_BYTES: Final = 60
-"""The settings that count as one frame: clients have up to ten, which they send once."""
+"""The bytes of settings that count as one frame: clients send up to ten settings, once."""
 _CALLS_AT_ONCE: Final = 256
-"""The calls that are looked at for a frame, as a part of its work."""
+"""A frame may have to visit all open calls; this many of them count as another frame."""
 _DRAIN_MS: Final = 250
 _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
 _WRITE_BYTES: Final = 1 * limits.MIB
-"""The most that one system call writes."""
+"""The maximum bytes written by one system call."""
 _CONTENT_TYPE: Final = ("content-type", GRPC)
 _SETTINGS: Final = http2.settings(
     [
@@ -67,7 +67,7 @@ _UNKNOWN_METHOD: Final = Method(
 
 
 class ConnectionServer(Protocol):
-    """The server of a connection: what it serves, counts and does in its reading thread."""
+    """A connection's server: its methods, its counts, and the work of its reading thread."""
 
     clock: Clock
     methods: dict[bytes, Method]
@@ -98,14 +98,14 @@ class GrpcConnection:
         self.peer = f"{host}:{port}"
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        """Notified when a window grows, pending bytes were sent, or a call ends."""
+        """Notified when a window grows, pending bytes have been sent, or a call ends."""
         self.calls: dict[int, Call] = {}
         self.peer_window = http2.WINDOW_BYTES
         self._clock = server.clock
         self.began = self.idle_since = self._clock.monotonic()
-        """`idle_since`: when the last call ended, if there is none."""
+        """`idle_since`: when the last call ended, if none is open."""
         self.served = 0
-        """The number of threads that serve calls; those of calls that were reset end later."""
+        """The number of threads that serve calls; those of reset calls end later."""
         self.is_http2 = False
         self.is_closed = False
         self._blocks = HeaderBlocks()
@@ -116,9 +116,9 @@ class GrpcConnection:
         self._last_stream = 0
         self._out: deque[memoryview] = deque()
         self._unsent: dict[Call, None] = {}
-        """Calls with a message of `send_soon` that is not sent completely, the oldest first."""
+        """Calls with a message of `send_soon` that is not completely sent, oldest first."""
         self._unread_bytes = 0
-        """The bytes of control frames since all pending bytes were sent."""
+        """The bytes of control frames since all pending bytes were last sent."""
         self.wants_write = False
         self._rest = b""
         self._data_call: Call | None = None
@@ -127,14 +127,14 @@ class GrpcConnection:
         self._padding_left = 0
         self._has_settings = False
         self._ended_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
-        """Streams that the client has ended: it must send nothing more in them."""
+        """Streams that the client has ended: it must send nothing more on them."""
         self._cut_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
-        """Streams that the broker has ended: frames that the client had sent before are ignored."""
+        """Streams that the broker has ended: frames that the client sent earlier are ignored."""
         self._refused: dict[int, Call] = {}
-        """Requests that are not gRPC's."""
+        """Non-gRPC requests."""
 
     def go_away(self, code: int, reason: str = "") -> None:
-        """Sends GOAWAY: the client may open no more streams, for that reason."""
+        """Sends GOAWAY with the reason: the client may open no more streams."""
         if self.is_http2:
             with self.lock:
                 self._control(http2.goaway(self._last_stream, code, reason))
@@ -176,7 +176,7 @@ class GrpcConnection:
     def _begin_http2(self, data: memoryview) -> int:
         """Returns the position of the first frame; 0 if the preface is not complete.
 
-        Sends the server's settings, its first frame. A client of HTTP/1 gets a text instead.
+        Sends the server's settings, its first frame. An HTTP/1 client gets a text response instead.
         """
         size = len(http2.PREFACE)
         with self.lock:
@@ -190,7 +190,7 @@ class GrpcConnection:
         return size
 
     def _take_whole(self, data: memoryview, at: int, end: int, stream: int) -> bool:
-        """Takes a frame that is one small message, as most are. Returns False for other frames."""
+        """Accepts a frame that is one small message, as most are; returns False for others."""
         size = end - at
         call = self.calls.get(stream)
         if call is None or not call.is_whole(data[at : at + PREFIX_BYTES], size):
@@ -242,12 +242,12 @@ class GrpcConnection:
                 self._control(http2.window_update(0, http2.MAX_WINDOW - self._window))
                 self._window = http2.MAX_WINDOW
             if stream in self._ended_streams if call is None else call.has_ended:
-                raise http2.ProtocolError(http2.STREAM_CLOSED, "data behind a stream's end")
+                raise http2.ProtocolError(http2.STREAM_CLOSED, "data after a stream's end")
             if call is None:
                 return
             call.window -= size
             if call.window < 0:
-                raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "more than was allowed")
+                raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "more than the window allows")
             if call.length_left is not None:
                 call.length_left -= self._data_left
 
@@ -272,7 +272,7 @@ class GrpcConnection:
         if self._data_flags & http2.END_STREAM:
             self._half_close(call)
         elif call.refusal and call.window <= 0:
-            self._refuse(call)  # its client may send no more, and waits
+            self._refuse(call)  # its client must not send more, and waits
 
     def _half_close(self, call: Call) -> None:
         call.finish_reading()
@@ -305,7 +305,7 @@ class GrpcConnection:
         http2.check_frame(kind, flags, stream, len(payload))
         if not self._has_settings:
             if kind != http2.SETTINGS or flags & http2.ACK:
-                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no settings come first")
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._has_settings = True
         if kind == http2.HEADERS:
             self._blocks.begin(stream, flags, payload)
@@ -347,7 +347,7 @@ class GrpcConnection:
                     window = value
                 elif name == http2.MAX_FRAME_SIZE:
                     if not http2.FRAME_BYTES <= value < 1 << 24:
-                        raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no size of a frame")
+                        raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not a valid frame size")
                     self._peer_frame_bytes = min(value, limits.MIB)
                 elif name == http2.ENABLE_PUSH:
                     if value > 1:
@@ -358,7 +358,7 @@ class GrpcConnection:
                 for call in self.calls.values():
                     call.send_window += window - self.peer_window
                 self.peer_window = window
-            # First: what larger windows allow is too much for a peer that has no answer yet.
+            # First: data that larger windows allow is too much for a peer that has no ACK yet.
             self._control(http2.frame(http2.SETTINGS, http2.ACK, 0, b""))
             for call in self.calls.values():
                 self._send_on(call)
@@ -368,7 +368,7 @@ class GrpcConnection:
         size = int.from_bytes(payload, "big") & http2.MAX_WINDOW
         if not stream:
             if not size:
-                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a window that grows by nothing")
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a window increment of 0")
             with self.lock:
                 self._send_window += size
                 if self._send_window > http2.MAX_WINDOW:
@@ -399,10 +399,10 @@ class GrpcConnection:
         with self.lock:
             if stream in self._ended_streams:
                 raise http2.ProtocolError(http2.STREAM_CLOSED, "headers behind a stream's end")
-            if stream in self._cut_streams:  # sent before the client heard of its end
+            if stream in self._cut_streams:  # sent before the client learnt of its end
                 return
         if not stream % 2 or stream <= self._last_stream:
-            raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"no new stream has number {stream}")
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"{stream} cannot be a new stream")
         self._last_stream = stream
         try:
             self._open(stream, flags, http2.request_headers(headers))
@@ -420,7 +420,7 @@ class GrpcConnection:
         try:
             http2.check_trailers(headers)
             if not flags & http2.END_STREAM:
-                raise http2.StreamError(http2.PROTOCOL_ERROR, "trailers that end nothing")
+                raise http2.StreamError(http2.PROTOCOL_ERROR, "trailers without END_STREAM")
         except http2.StreamError as error:
             self.server.log_limited("a request is refused", peer=self.peer, reason=str(error))
             self._reset(call, error.code)
@@ -474,11 +474,11 @@ class GrpcConnection:
     # ---------------------------------------------------------------------- refusing
 
     def refuse(self, call: Call) -> None:
-        """Resets the stream of a call that was not served at all: its client may try again."""
+        """Resets the stream of a call that was never served: its client may retry."""
         self._reset(call, http2.REFUSED_STREAM)
 
     def _reset(self, call: Call, code: int) -> None:
-        """Resets the stream of a call whose client breaks the protocol in it."""
+        """Resets the stream of a call whose client violates the protocol on it."""
         with self.lock:
             if not call.is_dead and not self.is_closed:
                 self._control(http2.reset(call.stream_id, code))
@@ -486,7 +486,7 @@ class GrpcConnection:
         self._remove(call)
 
     def _refuse(self, call: Call) -> None:
-        """Responds to a request that is not gRPC's, with as much text as the windows allow."""
+        """Responds to a non-gRPC request, with as much text as the windows allow."""
         assert call.refusal is not None
         with self.lock:
             if call.is_dead or call.has_started or self.is_closed:
@@ -501,7 +501,7 @@ class GrpcConnection:
         self._end_refused()
 
     def _end_refused(self) -> None:
-        """Ends the calls whose refusals were sent."""
+        """Ends the calls whose refusals have been sent."""
         for call in [*self._refused.values()] if self._refused else ():
             if call.has_started and not call.outgoing:
                 self.end(call, OK, "", [])
@@ -509,7 +509,7 @@ class GrpcConnection:
     # ---------------------------------------------------------------------- windows
 
     def update_window(self, call: Call) -> None:
-        """Allows the client to send more; in large steps, unless a message needs a small one."""
+        """Lets the client send more, in large steps unless a message needs a small one."""
         with self.lock:
             coming = self._data_left if self._data_call is call else 0
             size = call.target_window() - call.window - coming
@@ -538,7 +538,7 @@ class GrpcConnection:
                 self._send_large(call)
 
     def send_soon(self, call: Call, pieces: list[memoryview], size: int) -> bool:
-        """Sends a message as far as that needs no waiting. Returns whether all was sent.
+        """Sends as much of a message as possible without blocking. Returns whether all was sent.
 
         The rest is sent by the reading thread. Raises `PeerGone`.
         """
@@ -553,7 +553,7 @@ class GrpcConnection:
     def _begin_message(
         self, call: Call, pieces: list[memoryview], size: int, *, is_waited_for: bool
     ) -> bool:
-        """Writes a small message at once, or queues the message. Returns whether it was written."""
+        """Writes a small message immediately, or queues it. Returns whether it was written."""
         if call.is_dead or self.is_closed:
             raise PeerGone
         total = size + PREFIX_BYTES
@@ -578,7 +578,7 @@ class GrpcConnection:
         return False
 
     def _send_unsent(self, call: Call) -> None:
-        """Continues with a message of `send_soon`, for which no thread waits."""
+        """Continues to send a message of `send_soon`, for which no thread waits."""
         with contextlib.suppress(PeerGone):
             while not self._out and (frames := self._frames(call)):
                 self._write(frames)
@@ -587,7 +587,7 @@ class GrpcConnection:
             call.stalled_since = None
 
     def _continue_unsent(self) -> None:
-        """Continues with the messages of `send_soon`, after the socket took the pending bytes."""
+        """Continues to send messages of `send_soon`, once no bytes are pending for the socket."""
         for call in [*self._unsent]:
             if self._out:
                 return
@@ -615,7 +615,7 @@ class GrpcConnection:
                 self.server.write_later(self)
 
     def _send_on(self, call: Call) -> None:
-        """Sends as much as the windows allow, and wakes the call's thread when all was sent."""
+        """Sends as much as the windows allow, and wakes the call's thread once all is sent."""
         if call in self._unsent:
             self._send_unsent(call)
             if call not in self._unsent and call.on_progress is not None:
@@ -707,7 +707,7 @@ class GrpcConnection:
             call.on_progress()
 
     def _control(self, data: bytes) -> None:
-        """Writes a control frame. Never waits. Needs the lock."""
+        """Writes a control frame. Never blocks. Requires the lock."""
         with contextlib.suppress(PeerGone):
             self._write([memoryview(data)])
         if self._out:
@@ -716,7 +716,7 @@ class GrpcConnection:
                 self.server.close_later(self)
 
     def _write(self, parts: list[memoryview], *, is_waited_for: bool = False) -> None:
-        """Sends bytes, and keeps those that the system does not take now. Needs the lock."""
+        """Sends bytes, and queues those that the system does not accept yet. Requires the lock."""
         if self.is_closed:
             raise PeerGone
         if not self._out:

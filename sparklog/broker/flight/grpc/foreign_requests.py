@@ -1,4 +1,4 @@
-"""Requests that are not gRPC's, and the HTTP responses to them, with a text for people."""
+"""Non-gRPC requests, and the human-readable HTTP responses to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NOT_GRPC: Final = (
 FOREIGN: Final = Method(
     serve=lambda _: None,
     message_bytes=-1,
-    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a request of gRPC"),
+    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a gRPC request"),
 )
-"""The method of requests that are not gRPC's: they have no messages."""
+"""The method of non-gRPC requests, which have no messages."""
 
 
 def refusal_of(headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Returns the response to a request that is not gRPC's (gRPC over HTTP/2, "Requests")."""
+    """Returns the response to a non-gRPC request (gRPC over HTTP/2, "Requests"); None for gRPC."""
     method = headers[b":method"]
     text = b"" if method == b"HEAD" else NOT_GRPC
     if method != b"POST":
@@ -35,7 +35,7 @@ def refusal_of(headers: Mapping[bytes, bytes]) -> Refusal | None:
 
 
 def end_of_text(call: Call) -> bytes:
-    """Returns the frames that end the response to a request that is not gRPC's."""
+    """Returns the frames that end the response to a non-gRPC request."""
     if not call.has_started or call.outgoing:
         return http2.reset(call.stream_id, http2.CANCEL)
     out = http2.frame(http2.DATA, http2.END_STREAM, call.stream_id, b"")

@@ -1,7 +1,7 @@
-"""The header blocks of one connection: assembled and decoded, or begun with a change of the table.
+"""A connection's header blocks: received ones, and the table size change that begins one of ours.
 
-RFC 9113, section 4.3, and RFC 7541 (HPACK). The server's own blocks use no table, so it only has to
-acknowledge once that the client's is smaller.
+RFC 9113, section 4.3, and RFC 7541 (HPACK). The server's own blocks use no dynamic table, so it
+only has to acknowledge once that the client's table is smaller.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MAX_BLOCK_BYTES: Final = 16 * limits.KIB
 
 
 class HeaderBlocks:
-    """The reading thread assembles and decodes; the rest needs the connection's lock."""
+    """The reading thread assembles and decodes; the rest requires the connection's lock."""
 
     def __init__(self) -> None:
         self.received: bytearray | None = None
-        """The block that has begun, and that only a continuation may follow."""
+        """The unfinished block, which only a continuation may follow."""
         self._stream = 0
         self._flags = 0
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK_BYTES)
@@ -36,7 +36,7 @@ class HeaderBlocks:
     def continue_with(self, stream: int, payload: memoryview) -> None:
         """Adds a continuation. Raises `ProtocolError`."""
         if self.received is None or stream != self._stream:
-            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a continuation of nothing")
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a continuation without a header block")
         self.received += payload
         if len(self.received) > MAX_BLOCK_BYTES:
             raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "headers that are too large")
@@ -56,9 +56,9 @@ class HeaderBlocks:
             raise http2.ProtocolError(http2.COMPRESSION_ERROR, str(error)) from error
 
     def set_table_bytes(self, size: int) -> None:
-        """Takes the client's setting of its decoder's table."""
+        """Applies the client's setting for its decoder's table."""
         if size < http2.TABLE_BYTES:
-            # A decoder takes no block that does not begin with its table's smaller size.
+            # A decoder accepts no block that does not begin with its table's smaller size.
             self._shrinks_table = not self._has_shrunk_table
 
     def answer(self, block: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """HTTP/2 for a gRPC server, as bytes: frames, headers and codes (RFC 9113, RFC 7541); pure.
 
-Headers of requests are decoded by `hpack`. Responses have few headers, which are encoded without a
-dynamic table, so that calls may send them in any order.
+Request headers are decoded by `hpack`. Responses have few headers, which are encoded without a
+dynamic table, so that calls can send them in any order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ HEADER_BYTES: Final = 9
 FRAME_BYTES: Final = 16_384
 """The largest frame that a peer accepts by default."""
 WINDOW_BYTES: Final = 65_535
-"""The initial window of a stream and of a connection by default."""
+"""The default initial window of a stream and of a connection."""
 MAX_WINDOW: Final = 2**31 - 1
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE = 0, 1, 2, 3, 4, 5
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
-"""Types of frames."""
+"""Frame types."""
 
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-"""Flags of frames."""
+"""Frame flags."""
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 1, 2, 3, 4
 MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
@@ -33,18 +33,18 @@ MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
 
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED = 0, 1, 2, 3, 5
 FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 8, 9, 11
-"""Codes of errors."""
+"""Error codes."""
 
 _HEADER: Final = struct.Struct(">IBI")
 """Length and type, flags, stream."""
 _OK: Final = b"\x88"
 """`:status: 200`, entry 8 of the static table."""
 _STATUS: Final = b"\x08\x03"
-"""`:status` by its name in the static table, with a value of three bytes."""
+"""`:status`, with its name from the static table and a value of three bytes."""
 NO_TABLE: Final = b"\x20"
 """Begins a header block that sets the size of the dynamic table to 0."""
 TABLE_BYTES: Final = 4_096
-"""The size of a dynamic table by default."""
+"""The default size of a dynamic table."""
 
 _OF_CONNECTIONS: Final = frozenset((SETTINGS, PING, GOAWAY))
 _OF_STREAMS: Final = frozenset((HEADERS, PRIORITY, RST_STREAM, CONTINUATION))
@@ -63,7 +63,7 @@ _OF_HTTP1: Final = frozenset(
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol: its connection ends with `code`."""
+    """The peer violated the protocol: its connection ends with `code`."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -71,7 +71,7 @@ class ProtocolError(Exception):
 
 
 class StreamError(Exception):
-    """The peer broke the protocol in one stream, which ends with `code`."""
+    """The peer violated the protocol on one stream, which ends with `code`."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -84,7 +84,7 @@ def header(kind: int, flags: int, stream: int, size_bytes: int) -> bytes:
 
 
 def read_header(data: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
-    """(size of the payload, type, flags, stream) of the frame at `at`."""
+    """Returns (payload size, type, flags, stream) of the frame at `at`."""
     first, flags, stream = _HEADER.unpack_from(data, at)
     return first >> 8, first & 0xFF, flags, stream & MAX_WINDOW
 
@@ -95,12 +95,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def settings(values: Iterable[tuple[int, int]]) -> bytes:
-    """A frame of settings by their names."""
+    """A SETTINGS frame with these (name, value) pairs."""
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *each) for each in values))
 
 
 def window_update(stream: int, size_bytes: int) -> bytes:
-    """A frame that allows more bytes in a stream; stream 0 is the connection."""
+    """A frame that allows more bytes on a stream; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size_bytes))
 
 
@@ -117,13 +117,13 @@ def goaway(last_stream: int, code: int, reason: str = "") -> bytes:
 def check_frame(kind: int, flags: int, stream: int, size_bytes: int) -> None:
     """Raises `ProtocolError` for a frame, other than DATA, that a client must not send.
 
-    A wrong size of PRIORITY ends the connection, although it might only end its stream (RFC 9113,
-    5.4.1).
+    A PRIORITY frame of the wrong size ends the connection, although it need only end its stream
+    (RFC 9113, 5.4.1).
     """
     if kind == PUSH_PROMISE:
         raise ProtocolError(PROTOCOL_ERROR, "a client cannot push")
     if stream and kind in _OF_CONNECTIONS:
-        raise ProtocolError(PROTOCOL_ERROR, f"a frame of type {kind} is of no stream")
+        raise ProtocolError(PROTOCOL_ERROR, f"a frame of type {kind} must not have a stream")
     if not stream and kind in _OF_STREAMS:
         raise ProtocolError(PROTOCOL_ERROR, f"a frame of type {kind} needs a stream")
     is_sized = size_bytes == _SIZES.get(kind, size_bytes)
@@ -137,7 +137,7 @@ def check_frame(kind: int, flags: int, stream: int, size_bytes: int) -> None:
 
 
 def request_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Returns the headers of a request by name; of several with the same name, the last.
+    """Returns the headers of a request by name; the last one of those with the same name.
 
     Raises `StreamError` if they are malformed (RFC 9113, 8.2 and 8.3).
     """
@@ -159,7 +159,7 @@ def _checked(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[bytes]) -> 
     for name, value in pairs:
         if not _NAME(name) or not _VALUE(value):
             raise StreamError(
-                PROTOCOL_ERROR, f"header {name[:_SHOWN_BYTES]!r} has wrong characters"
+                PROTOCOL_ERROR, f"header {name[:_SHOWN_BYTES]!r} has invalid characters"
             )
         if name[:1] == b":":
             if name not in pseudo or name in headers or has_regular:
@@ -169,7 +169,7 @@ def _checked(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[bytes]) -> 
         else:
             has_regular = True
             if name in _OF_HTTP1 or (name == b"te" and value != b"trailers"):
-                raise StreamError(PROTOCOL_ERROR, f"header {name!r} is of HTTP/1.1")
+                raise StreamError(PROTOCOL_ERROR, f"header {name!r} belongs to HTTP/1.1")
         headers[name] = value
     return headers
 
@@ -201,7 +201,7 @@ def unpadded(payload: bytes | memoryview, flags: int) -> bytes | memoryview:
 def head_block(
     headers: Iterable[tuple[str, bytes]], *, with_status: bool, status: int = 200
 ) -> bytes:
-    """Returns a header block of a response; with HTTP's status for the first block of a stream.
+    """Returns a header block of a response, with an HTTP status for the first block of a stream.
 
     The value of a name that ends in `-bin` is encoded in base64, as gRPC requires.
     """
@@ -219,7 +219,7 @@ def head_block(
 
 
 def _length(size: int) -> bytes:
-    """Encodes HPACK's integer with a prefix of 7 bits. The bit before it means no Huffman code."""
+    """Encodes an HPACK integer with a 7-bit prefix. The bit before it, 0, means no Huffman code."""
     if size < 0x7F:
         return bytes((size,))
     octets = bytearray((0x7F,))

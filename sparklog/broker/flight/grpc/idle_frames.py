@@ -1,4 +1,4 @@
-"""The bound of frames without data, which cost the server work and the client nothing."""
+"""The limit on frames without data, which cost the server work and the client nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparklog.clock import Clock
 _IDLE_FRAMES: Final = 2_000
 _IDLE_FRAMES_SECONDS: Final = 1.0
 _IDLE_FRAMES_ANSWERED: Final = 3
-"""The frames without data that each frame of a response allows: a ping, and updates of its two
+"""The frames without data that each frame of a response permits: a ping, and updates of its two
 windows.
 """
 
@@ -22,7 +22,7 @@ class IdleFrames:
 
     def __init__(self, clock: Clock) -> None:
         self.answered = 0
-        """The frames of responses that were sent; the connection's lock guards it."""
+        """The response frames sent so far; guarded by the connection's lock."""
         self._clock = clock
         self._since = clock.monotonic()
         self._count = self._allowed_used = 0
@@ -30,9 +30,9 @@ class IdleFrames:
     def add(self, work: int = 1) -> None:
         """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
 
-        A frame that is more work than others counts as several: of many settings, or where there
-        are many calls. Each frame of a response allows some more, at any time: gRPC's clients may
-        answer each.
+        A frame that is more work than others counts as several: one with many settings, or one
+        while there are many calls. Each response frame permits a few more, at any time, because
+        gRPC's clients may answer each.
         """
         if self._allowed_used < _IDLE_FRAMES_ANSWERED * self.answered:
             self._allowed_used += work

@@ -1,4 +1,4 @@
-"""Memory for large messages that arrive, shared by all connections of a server."""
+"""Memory for large incoming messages, shared by all connections of a server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 
 
 class Receiver(Protocol):
-    """A call that receives a large message, and is granted memory for it step by step."""
+    """A call that receives a large message, and is granted memory for it in steps."""
 
     is_dead: bool
     granted: int
-    """The granted bytes of the message that is being received."""
+    """The granted bytes of the message being received."""
     held_bytes: int
     """The bytes of this memory that the call holds."""
 
@@ -25,7 +25,7 @@ class Receiver(Protocol):
         ...
 
     def on_grant(self) -> None:
-        """Called without locks after a grant."""
+        """Called after a grant, with no lock held."""
         ...
 
 
@@ -47,7 +47,7 @@ class MessageMemory:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are granted now."""
+        """The bytes currently granted."""
         return self._held_bytes
 
     @property
@@ -57,7 +57,7 @@ class MessageMemory:
     def request_step(self, call: Receiver) -> None:
         """Grants the next step of a message, now or when memory is released."""
         with self._lock:
-            # A message that has begun comes before messages that have not.
+            # A message that has begun takes precedence over messages that have not.
             is_granted = (not self._waiting or call.granted > 0) and self._grant(call)
             if is_granted:
                 self._waiting.pop(call, None)

@@ -1,11 +1,11 @@
 """The gRPC server: its listening socket, and the thread that reads from all connections.
 
-A single thread reads, so a flood of small frames takes no more processor time than one thread. Four
-times a second it checks all connections and calls, and ends those that have sent nothing for too
-long, whose clients have not read for too long, or whose deadline has passed.
+A single thread reads, so a flood of small frames takes at most one thread's CPU time. Four times a
+second it checks all connections and calls, and ends those that have sent nothing for too long,
+whose clients have not read for too long, or whose deadline has passed.
 
-Connections and calls that do nothing make room for others: where there are too many connections, a
-new one replaces one without a call, of the address that has most of them, and where too many calls
+Idle connections and calls make room for others: if there are too many connections, a new one
+replaces one without a call, from the address that has the most connections, and if too many calls
 have sent no message yet, the oldest of these ends.
 """
 
@@ -55,7 +55,7 @@ _REFUSED_SECONDS: Final = 0.01
 _SAY_SECONDS: Final = 1.0
 _TICK_SECONDS: Final = 0.25
 _CLOSE_SECONDS: Final = 9.0
-"""The time for calls to end after their connections were closed."""
+"""The time for calls to end after their connections are closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ServerBounds:
     unserved_calls: int = UNSERVED_CALLS
     calls: int = limits.FLIGHT_STREAMS + limits.FLIGHT_WAITING_ACTIONS
     patience_seconds: float = limits.FLIGHT_IDLE_SHORT_SECONDS
-    """The time for a message that holds memory which others wait for, plus 1 s per MiB."""
+    """The time for a message that holds memory others are waiting for, plus 1 s per MiB."""
     stall_seconds: float = limits.FLIGHT_IDLE_SECONDS
     """The time for a client to read a message."""
     connection_idle_seconds: float = CONNECTION_IDLE_SECONDS
@@ -81,9 +81,9 @@ class Server:
     """Serves `methods` from `start` to `close`.
 
     Args:
-        listener: a socket that listens; the server takes it over.
-        methods: by path, `/package.Service/Method`. A call is served when its first message, or
-            the end of its stream, has been received.
+        listener: a listening socket, which the server takes over.
+        methods: by path, `/package.Service/Method`. A call is served once its first message, or the
+            end of its stream, has been received.
         tick: called four times a second.
         clock: None: the machine's own.
     """
@@ -108,7 +108,7 @@ class Server:
         self._scheduled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._connections: set[GrpcConnection] = set()
         self._addresses: Counter[str] = Counter()
-        """The number of connections by their clients' hosts."""
+        """The number of connections by client host."""
         self._unserved: OrderedDict[Call, None] = OrderedDict()
         """Calls that have sent no message yet, the oldest first."""
         self._calls = 0
@@ -146,7 +146,7 @@ class Server:
         return is_over
 
     def cut_connections(self) -> None:
-        """Closes all connections without a word, and returns when that is done."""
+        """Closes all connections without notice, and returns when that is done."""
         is_done = threading.Event()
         self._schedule(self._close_all)
         self._schedule(is_done.set)
@@ -156,7 +156,7 @@ class Server:
     # ---------------------------------------------------------------------- for connections
 
     def serve(self, call: Call) -> None:
-        """Starts to serve a call in a thread, unless that was done."""
+        """Starts to serve a call in a thread, unless it is already served."""
         if call.is_served or call.is_dead:
             return
         with self._lock:
@@ -212,7 +212,7 @@ class Server:
     def admit_call(self, call: Call) -> bool:
         """Counts a new call. Returns False if there are too many.
 
-        A call of its connection whose client has reset it counts until its thread has ended.
+        A call that its client has reset counts towards its connection until its thread has ended.
         """
         connection, bounds = call.connection, self.bounds
         with self._lock:
@@ -225,7 +225,7 @@ class Server:
             return True
 
     def end_excess(self) -> None:
-        """Ends the oldest calls without a message, if there are too many."""
+        """Ends the oldest calls that have sent no message, if there are too many."""
         while True:
             with self._lock:
                 if len(self._unserved) <= self.bounds.unserved_calls:
@@ -259,7 +259,7 @@ class Server:
         while not is_over:
             try:
                 is_over = self._turn()
-            except Exception as error:  # nothing of it may end the broker
+            except Exception as error:  # no error here may end the broker
                 _log.error("cannot serve the Flight listener's connections", exc_info=error)
                 time.sleep(_REFUSED_SECONDS)
         self._selector.close()
@@ -321,9 +321,10 @@ class Server:
         self._addresses[host] += 1
 
     def _has_room(self, host: str) -> bool:
-        """Returns whether a connection from that host may begin; ends idle ones where it may not.
+        """Returns whether a connection from that host may begin; closes idle ones if necessary.
 
-        The search ends as many as a turn may accept, so that it does not follow each connection.
+        It closes up to as many as a turn may accept, so that not every new connection needs a
+        search.
         """
         bounds = self.bounds
         if self._addresses[host] >= bounds.connections_per_address:
@@ -347,7 +348,7 @@ class Server:
         return bool(idle)
 
     def _turn_away(self, sock: socket.socket) -> None:
-        """Closes a connection for which there is no room, with the reason if its client reads."""
+        """Closes a connection for which there is no room, sending the reason."""
         reason = "the broker has too many connections; try again later"
         with contextlib.suppress(OSError):
             sock.setblocking(False)
@@ -356,7 +357,7 @@ class Server:
         sock.close()
 
     def log_limited(self, event: str, **facts: object) -> None:
-        """Logs a warning, at most one per second: clients cause them."""
+        """Logs a warning, at most one per second, because clients can cause them."""
         now = self.clock.monotonic()
         if now - self._logged_at > _SAY_SECONDS:
             if self._left_out:
@@ -391,7 +392,7 @@ class Server:
             )
             connection.go_away(error.code, str(error))
             self._close(connection)
-        except Exception as error:  # nothing of it may end the others
+        except Exception as error:  # no error here may end the others
             _log.error("cannot read from a connection", peer=connection.peer, exc_info=error)
             self._close(connection)
 
@@ -432,8 +433,8 @@ class Server:
                 self._close(connection)
         try:
             self._tick()
-        except Exception as error:  # nothing of it may end the broker
-            _log.error("cannot look after the open streams", exc_info=error)
+        except Exception as error:  # no error here may end the broker
+            _log.error("cannot check the open streams", exc_info=error)
 
     def _check_calls(self, connection: GrpcConnection, now: float, *, is_short: bool) -> None:
         for call in list(connection.calls.values()):
@@ -443,7 +444,7 @@ class Server:
             seconds = now - call.began - call.size / limits.MIB
             is_late = not call.is_served and seconds > self.bounds.preface_seconds
             if is_late or (is_short and call.granted and seconds > self.bounds.patience_seconds):
-                self.log_limited("a message comes too slowly: its call is ended", peer=call.peer)
+                self.log_limited("a message arrives too slowly: its call is ended", peer=call.peer)
                 call.cancel()
             if (stalled_since := call.stalled_since) is not None:
                 is_needed = is_short and call.held_bytes > 0

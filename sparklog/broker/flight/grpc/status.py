@@ -10,11 +10,11 @@ RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
 
 
 class PeerGone(Exception):
-    """The client has ended the call or its connection, and reads nothing more."""
+    """The client has ended the call or its connection, and will read nothing more."""
 
 
 class GrpcError(Exception):
-    """Ends a call with a status code, a message for people, and further trailers."""
+    """Ends a call with a status code, a human-readable message, and further trailers."""
 
     def __init__(self, code: int, message: str, trailers: Iterable[tuple[str, bytes]] = ()) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The threads that serve calls: one for each call. Up to 32 are kept for later calls."""
+"""The threads that serve calls, one per call. Up to 32 idle ones are kept for later calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallThreads:
         threading.Thread(target=self._run, args=args, name="sparklog-call", daemon=True).start()
 
     def close(self) -> None:
-        """Ends idle threads at once, and the others after their calls."""
+        """Ends idle threads immediately, and the others after their calls."""
         with self._lock:
             self._is_over = True
             for _ in range(self._idle):

@@ -1,4 +1,4 @@
-"""The handlers of all requests that are served, one module for each; importing registers them."""
+"""The handlers of all supported requests, one module for each; importing registers them."""
 
 from __future__ import annotations
 

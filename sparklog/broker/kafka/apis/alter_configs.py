@@ -1,7 +1,7 @@
 """AlterConfigs (33): replaces the configuration of topics.
 
-Keys that the request omits return to their defaults. Only topics can be altered: brokers read their
-settings when they start, and the levels of loggers are altered by IncrementalAlterConfigs.
+Keys that the request omits revert to their defaults. Only topics can be altered: brokers read their
+settings when they start, and log levels are altered with IncrementalAlterConfigs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AlterPartitionReassignments (45): moves partitions to other brokers (KIP-455).
 
-A partition has one replica. It moves to the first of the brokers that are named for it, and the
-reply comes once it is there. The cluster still levels itself: if a broker then leads more than its
+A partition has one replica. It moves to the first of the brokers named for it, and the reply is
+sent once it is there. The cluster still rebalances itself: if a broker then leads more than its
 share, partitions move on.
 """
 

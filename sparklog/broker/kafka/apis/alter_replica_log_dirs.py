@@ -1,6 +1,6 @@
 """AlterReplicaLogDirs (34): moves partitions to another log directory (KIP-113).
 
-The root is the only log directory, so that a move there has happened already.
+The root is the only log directory, so a move there has already happened.
 """
 
 from __future__ import annotations

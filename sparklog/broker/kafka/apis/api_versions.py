@@ -1,8 +1,8 @@
 """ApiVersions (18): the supported requests and their versions (KIP-511).
 
 There are no supported or finalized features. Produce is listed from version 0, as in Kafka 4.1,
-though its versions below 3 are refused: librdkafka up to 2.8 compresses by gzip, snappy and lz4
-only for a broker that lists it (KAFKA-18659).
+though its versions below 3 are refused: librdkafka up to 2.8 compresses with gzip, snappy and lz4
+only if the broker lists it (KAFKA-18659).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def _handle(_context: HandlerContext, request: Request) -> Reply:
 def answer(code: ErrorCode) -> Fields:
     """Returns the reply.
 
-    That to an unsupported version lists ApiVersions alone: the client then tries another version.
+    For an unsupported version it lists only ApiVersions: the client then tries another version.
     """
     listed = sorted(APIS.values(), key=lambda api: api.key)
     if code == ErrorCode.unsupported_version:

@@ -59,11 +59,11 @@ async def _widen(
 
 
 def _check_assignments(context: HandlerContext, topic: Any) -> None:
-    """Raises `BadAssignment` if the assignments do not fit the number of new partitions."""
+    """Raises `BadAssignment` if the assignments do not match the number of new partitions."""
     added = topic.count - len(context.broker.partitions.statuses(topic.name))
     if topic.assignments is not None and len(topic.assignments) != added:
         raise errors.BadAssignment(
             topic=topic.name,
-            reason=f"{added} partitions are added, and {len(topic.assignments)} are assigned",
+            reason=f"{added} partitions are added, but {len(topic.assignments)} are assigned",
         )
     check_assignment(topic.name, [each.broker_ids for each in topic.assignments or ()])

@@ -1,6 +1,6 @@
 """CreateTopics (19): creates topics with their partitions and configuration (KIP-4, KIP-525).
 
-The replication factor may be 1 or the default. An assignment of brokers sets the number of
+The replication factor must be 1 or the default. An assignment of brokers sets the number of
 partitions and has no further effect: the brokers agree on leaders among themselves.
 """
 
@@ -95,7 +95,7 @@ def _parse(topic: Any, *, is_repeated: bool) -> flight_messages.CreateTopic:
     if topic.assignments:
         count = _assigned(topic)
     elif count == 0 or count < -1:
-        raise errors.BadPartitionCount(topic=topic.name, requested=count, reason="1 at least")
+        raise errors.BadPartitionCount(topic=topic.name, requested=count, reason="use at least 1")
     config = {each.name: each.value for each in topic.configs}
     for key, value in config.items():
         if value is None:
@@ -110,6 +110,6 @@ def _assigned(topic: Any) -> int:
         raise errors.BadRequest(reason=reason)
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):
-        raise errors.BadAssignment(topic=topic.name, reason=f"it has the partitions {numbers}")
+        raise errors.BadAssignment(topic=topic.name, reason=f"it names the partitions {numbers}")
     check_assignment(topic.name, [each.broker_ids for each in topic.assignments])
     return len(numbers)

@@ -1,7 +1,7 @@
 """DeleteRecords (21): moves the log start offset of partitions (KIP-107, KIP-204).
 
 Records are published to the topic's table before they are deleted; the request waits for that, up
-to its timeout and at most `KAFKA_WAIT_SECONDS`. The partitions of a topic move in one commit.
+to its timeout and at most `KAFKA_WAIT_SECONDS`. The log starts of a topic move in one commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.limits import KAFKA_WAIT_SECONDS
 _NO_OFFSET: Final = -1
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.5
-"""The pauses between two looks at the published offsets; each is twice the one before it."""
+"""The pauses between checks of the published offsets; each is twice the one before it."""
 
 
 @serves(21, "delete_records", max_version=2, may_wait=True)
@@ -42,7 +42,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 async def _delete(
     context: HandlerContext, topic: Any, deadline: float, timeout_seconds: float
 ) -> Fields:
-    """Deletes records of all partitions together, without those that have an error alone."""
+    """Deletes records of all partitions together, except those that are refused individually."""
     codes: dict[int, ErrorCode] = {}
     offsets: dict[int, int] = {}
     async for each in context.scheduler.iterate(topic.partitions):
@@ -82,7 +82,7 @@ async def _delete(
 async def _delete_published(
     context: HandlerContext, deletion_request: flight_messages.DeleteRecords, deadline: float
 ) -> flight_messages.LogStarts:
-    """Waits, without a thread, until the records are published, and deletes them."""
+    """Waits, without occupying a thread, until the records are published, and deletes them."""
     deletion = context.broker.deletion.begin(deletion_request)
     pause_seconds = _FIRST_PAUSE_SECONDS
     while not context.broker.deletion.is_published(deletion):

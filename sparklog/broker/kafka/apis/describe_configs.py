@@ -1,7 +1,7 @@
 """DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226).
 
-Broker loggers are one, with the level of this broker (KIP-412). Groups and client metrics have the
-defaults of Kafka.
+There is one broker logger, with this broker's level (KIP-412). Groups and client metrics have
+Kafka's defaults.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _resource_fields(context: HandlerContext, body: Any, resource: Any) -> Field
         entries = _entries(context, resource.resource_type, resource.resource_name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
-    keys = resource.configuration_keys  # null and none mean all
+    keys = resource.configuration_keys  # null and an empty list mean all
     about = getattr(body, "include_documentation", False)
     return {
         "error_code": code,
@@ -75,7 +75,7 @@ def _entries(context: HandlerContext, kind: int, name: str) -> list[ConfigEntry]
             check_has_loggers(context.broker, name)
             return described.logger_entries(logging.level())
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS if not name:
-            raise errors.BadRequest(reason="a group, or a subscription to metrics, needs a name")
+            raise errors.BadRequest(reason="a group or a client metrics subscription needs a name")
         case ResourceType.GROUP:
             return described.group_entries()
         case ResourceType.CLIENT_METRICS:

@@ -1,7 +1,7 @@
 """DescribeQuorum (55): the brokers that agree on the metadata (KIP-595, KIP-836, KIP-853).
 
-The metadata of a root are versions of an object in its store. Every member may write the next
-version, so all are voters, and the controller is their leader. The offset is the version.
+A root's metadata is a sequence of versions in its store. Every member can write the next version,
+so all are voters, and the controller is their leader. The offset is the version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNKNOWN: Final = -1
 @serves(55, "describe_quorum", max_version=2, is_repeatable=True, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     topics = request.body.topics
-    # Kafka answers a request of this one partition only.
+    # Kafka answers only a request for this one partition.
     is_known = [each.topic_name for each in topics[:2]] == [_TOPIC] and [
         each.partition_index for each in topics[0].partitions[:2]
     ] == [0]

@@ -1,7 +1,7 @@
 """ElectLeaders (43): elects leaders of partitions (KIP-183, KIP-460).
 
 A partition has one replica, which is its leader: no election is needed while that broker is up.
-Otherwise the controller gives the partition to another broker by itself.
+Otherwise the controller moves the partition to another broker on its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     if body.topic_partitions is None:
         if kind in _UNAVAILABLE:
             async for name in context.scheduler.iterate(broker.topics.names()):
-                with contextlib.suppress(errors.UnknownTopic):  # deleted meanwhile
+                with contextlib.suppress(errors.UnknownTopic):  # deleted in the meantime
                     results += _without_leaders(broker, name, kind)
     else:
         async for each in context.scheduler.iterate(body.topic_partitions):
@@ -53,9 +53,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 def _without_leaders(broker: Broker, name: str, kind: int) -> list[Fields]:
-    """Returns the partitions of a topic that no broker leads, as one topic or none.
+    """Returns the partitions of a topic that have no leader, as one topic or none.
 
-    A request of all partitions is answered with those that need another leader.
+    A request for all partitions is answered with those that need another leader.
     """
     members = broker.members.up()
     found = [
@@ -66,11 +66,11 @@ def _without_leaders(broker: Broker, name: str, kind: int) -> list[Fields]:
     return [{"topic": name, "partition_result": found}] if found else []
 
 
-_NO_LEADER: Final = "its leader is gone; the cluster chooses another one by itself"
+_NO_LEADER: Final = "its leader is gone; the cluster chooses another on its own"
 
 
 def _partition(broker: Broker, name: str, number: int, kind: int) -> Fields:
-    code, message = ErrorCode.election_not_needed, "the partition has its only leader"
+    code, message = ErrorCode.election_not_needed, "the partition's only replica leads it"
     try:
         if kind not in _UNAVAILABLE:
             raise errors.BadRequest(reason=f"election type {kind} is unknown: use 0 or 1")

@@ -1,7 +1,7 @@
-"""Fetch (1): record batches of partitions from offsets on (KIP-74), with fetch sessions (KIP-227).
+"""Fetch (1): record batches from given offsets on (KIP-74), with fetch sessions (KIP-227).
 
 A request that finds less than `min.bytes` waits until its partitions have grown, or for `max.wait`.
-Differences from Kafka: there is no other replica to read from, and no transaction, so
+Differences from Kafka: there are no other replicas to read from, and no transactions, so
 `read_committed` returns the same records. Limits: `FETCH_BYTES` per response, and
 `KAFKA_WAIT_SECONDS` of waiting.
 """
@@ -37,22 +37,22 @@ from sparklog.limits import (
     KAFKA_WAIT_SECONDS,
 )
 
-READ_AHEAD_PARTITIONS = 64  # of a fetch that are looked at before the first is sent
-READ_SECONDS = 2.0  # after which a fetch is answered with the partitions that are read by then
-READ_TOGETHER = 4  # partitions of a fetch that are read from storage at the same time
-FETCH_BYTES = 8 * limits.MIB  # of records in one reply; a larger batch has its own reply
+READ_AHEAD_PARTITIONS = 64  # of a fetch that one read-ahead covers
+READ_SECONDS = 2.0  # after which a fetch is answered with the partitions read so far
+READ_TOGETHER = 4  # partitions of a fetch that are read from storage concurrently
+FETCH_BYTES = 8 * limits.MIB  # of records in one reply; a larger batch gets its own reply
 
 _READ_COMMITTED: Final = 1
 _REFUSED_BEFORE_READING: Final = {
     ErrorCode.unknown_topic_or_partition,
     ErrorCode.unknown_topic_id,
 }
-"""Errors for which Kafka returns an empty list of aborted transactions, and not null."""
+"""Errors for which Kafka returns an empty list of aborted transactions instead of null."""
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
 """The epochs of a full request, which closes the session that it names."""
 _ATTEMPTS: Final = 4
-"""Attempts to read a batch that is larger than the memory taken for it."""
+"""Attempts to read a batch that is larger than the memory acquired for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class _FetchPartition:
     appended_bytes: int = 0
     """`PartitionStatus.appended_bytes` at the last lookup."""
     size: int = 0
-    """The bytes of `chunks`, or of the records that exist while the request waits for more."""
+    """The bytes of `chunks`, or of the existing records while the request waits for more."""
     chunks: Sequence[Raw] = ()
     """Consecutive record batches."""
     last_sent: tuple[int, int] | None = None
@@ -167,8 +167,8 @@ async def _collect(
     """Reads records into the partitions.
 
     Returns with at least `min_bytes`, with as much as fits into a response, with an error, or when
-    the time is over. Where fewer records exist, their bytes are counted without reading them as far
-    as possible, and records that were read are dropped while the request waits for more.
+    the time is up. If fewer bytes exist, they are counted without reading them where possible, and
+    records that were read are dropped while the request waits for more.
     """
     body = request.body
     most_bytes = max(min(getattr(body, "max_bytes", FETCH_BYTES), FETCH_BYTES), 0)
@@ -180,7 +180,7 @@ async def _collect(
         if has_records and not has_turn and _finds_little(context, partitions):
             has_turn = True
             if await context.wait_fetch_turn():
-                continue  # with the records that have come meanwhile
+                continue  # with the records that have arrived in the meantime
         left_seconds = deadline - time.monotonic()
         size, is_full = 0, False
         if has_records and (left_seconds <= 0 or not _has_too_few(context, partitions, min_bytes)):
@@ -209,7 +209,7 @@ async def _collect(
 
 
 def _finds_little(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> bool:
-    """Returns whether the fetch is one of a consumer at the end of a few partitions."""
+    """Returns whether the fetch looks like that of a consumer at the end of a few partitions."""
     if len(partitions) > KAFKA_LITTLE_ITEMS:
         return False
     found_bytes = sum(_readable_bytes(context, partition) for partition in partitions)
@@ -244,7 +244,7 @@ async def _read_in_memory_bounds(
     request: Request,
     most_bytes: int,
 ) -> tuple[int, bool]:
-    """Takes memory and reads the partitions. Returns (bytes, whether more did not fit).
+    """Acquires memory and reads the partitions. Returns (bytes, whether more did not fit).
 
     The first batch is returned even if it exceeds all limits, once there is memory for it (KIP-74).
     """
@@ -253,7 +253,7 @@ async def _read_in_memory_bounds(
     if len(partitions) <= KAFKA_QUICK_ITEMS:
         known_bytes = sum(_readable_bytes(context, partition) for partition in partitions)
         if known_bytes <= KAFKA_SHORT_RECORDS_BYTES:
-            granted_bytes = min(known_bytes, usual_bytes)  # so few bytes wait for no slow reader
+            granted_bytes = min(known_bytes, usual_bytes)  # so that it waits for no slow reader
     for _ in range(_ATTEMPTS):
         await request.memory.take_records(granted_bytes)
         size, is_full = await _read(context, partitions, most_bytes)
@@ -270,7 +270,7 @@ async def _read_in_memory_bounds(
 
 
 def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
-    """Returns an upper bound of the bytes that a read returns, as known without reading."""
+    """Returns an upper bound on the bytes that a read returns, determined without reading."""
     if partition.code or partition.offset >= partition.end:
         return 0
     try:
@@ -285,11 +285,11 @@ def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
 async def _read(
     context: HandlerContext, partitions: Sequence[_FetchPartition], most_bytes: int
 ) -> tuple[int, bool]:
-    """Reads the partitions in their order. Returns (bytes, whether more did not fit).
+    """Reads the partitions in order. Returns (bytes, whether more did not fit).
 
-    When the time is over, the others are returned as far as they are in memory; the rest counts as
-    if it did not fit. A client that waits too long for its response asks for the same again, and
-    would get no further.
+    Once the time is up, the remaining partitions are read only from memory; other records count as
+    not fitting. A client that waits too long for its response repeats the request, and would make
+    no progress.
     """
     size, is_full, has_error = 0, False, False
     deadline = time.monotonic() + READ_SECONDS
@@ -330,12 +330,12 @@ async def _numbered(
 
 
 class _ReadAhead:
-    """Reads records that are not in memory for a few partitions at the same time.
+    """Reads records that are not in memory, for a few partitions concurrently.
 
     They are read into the cache of encoded batches, and from there in the partitions' order. A
-    response may have no room for all of them; the next request finds the others. A thread takes
-    one partition after another, because each hand-over takes as long as reading a few records; but
-    first it reads the small files of some partitions together, which takes less time.
+    response may have no room for all of them; the next request finds the others. A thread reads one
+    partition after another, because each hand-over takes as long as reading a few records. But
+    first it reads the small files of some partitions together, which is faster.
     """
 
     def __init__(
@@ -346,10 +346,10 @@ class _ReadAhead:
         self._partitions = partitions
         self._deadline = deadline
         self._end = 0
-        """The partition after the last one that was looked at."""
+        """The partition after the last one examined."""
 
     async def read(self, index: int, limit_bytes: int) -> None:
-        """Reads a partition and the next ones, unless that was done, or it is in memory."""
+        """Reads a partition and the next ones, unless this has been done or it is in memory."""
         if index < self._end or len(self._partitions) == 1 or self._is_late():
             return
         self._end = index + READ_AHEAD_PARTITIONS
@@ -363,15 +363,15 @@ class _ReadAhead:
                 limit_bytes=min(each.limit_bytes, limit_bytes),
             )
             with suppress(errors.SparklogError):  # it is raised in the partition's turn
-                # The loop waits: one batch shows where the records are.
+                # This blocks the loop, so only one batch is tried: it shows where the records are.
                 if fetch(only_memory=True, limit_bytes=1) is None:
                     fetches.append((number, fetch))
         if len(fetches) < 2:
-            return  # there is nothing to do at the same time
+            return  # there is nothing to do concurrently
         threads = min(len(fetches), READ_TOGETHER)
         places = [fetch.args for _, fetch in fetches]
         groups = iter([places[first::threads] for first in range(threads)])
-        unread = iter(fetches)  # gives each item to one thread, as `groups` does
+        unread = iter(fetches)  # hands each item to one thread, like `groups`
         left_bytes = limit_bytes
 
         def work() -> None:
@@ -395,7 +395,7 @@ class _ReadAhead:
 
 
 async def _refresh_all(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> bool:
-    """Looks up the partitions, once more those that are just moving. Returns if one has records."""
+    """Looks up the partitions, moving ones twice. Returns whether any of them has records."""
     moving = []
     async for partition in context.scheduler.iterate(partitions):
         _refresh(context, partition)
@@ -481,7 +481,7 @@ class _SentPartition(NamedTuple):
     end: int
     chunks: Sequence[Raw]
     leader: Leader | None
-    """The broker that leads it, where the client has asked another one."""
+    """The partition's leader, if the client asked a different broker."""
 
 
 _OTHER_LEADER: Final = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
@@ -554,7 +554,7 @@ def _partition_fields(is_committed: bool, sent: _SentPartition) -> Fields:
 
 
 def _aborted_transactions(is_committed: bool, code: ErrorCode) -> tuple[()] | None:
-    """Returns the empty list or null, as Kafka does where there are no transactions."""
+    """Returns the empty list or null, as Kafka does if there are no transactions."""
     if code != ErrorCode.none:
         return () if code in _REFUSED_BEFORE_READING else None
     return () if is_committed else None

@@ -1,9 +1,9 @@
 """FindCoordinator (10): the coordinators of groups (KIP-699).
 
-A group's coordinator is the leader of the partition of `__consumer_offsets` that has its records.
-The first request opens `__consumer_offsets`. There are no transactions and no share groups. For a
-transactional id the error is the one on which both Java's clients and librdkafka stop and show the
-reason; librdkafka repeats any other until its time is over.
+A group's coordinator is the leader of the partition of `__consumer_offsets` that holds its records.
+The first request creates `__consumer_offsets`. There are no transactions and no share groups. For a
+transactional id, the error is the one on which both the Java clients and librdkafka stop and report
+the reason; on any other, librdkafka retries until its timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heartbeat (12): keeps a member in its group; the reply says whether it has to join again."""
+"""Heartbeat (12): keeps a member in its group; the reply says whether it must rejoin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (44): alters single keys of the configuration of topics (KIP-339).
+"""IncrementalAlterConfigs (44): alters individual keys of topic configurations (KIP-339).
 
 It also alters the log level of this broker, until the broker restarts (KIP-412). Other resources
 cannot be altered, as with AlterConfigs.
@@ -48,7 +48,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 def _level(edit: Edit, logger: str, value: str | None) -> str:
-    """Returns the log level that is asked for. Raises what Kafka answers for other edits."""
+    """Returns the requested log level. Raises the errors that Kafka returns for other edits."""
     if edit in (Edit.APPEND, Edit.SUBTRACT):
         raise errors.BadRequest(reason="the level of a logger is not a list: set it")
     if logging.level() is None:

@@ -1,7 +1,7 @@
 """InitProducerId (22): a new id for an idempotent producer (KIP-98, KIP-360).
 
-Every request returns a new id with epoch 0, also for a producer that has one. Transactional
-producers are refused.
+Every request returns a new id with epoch 0, even for a producer that already has one.
+Transactional producers are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 async def _new_producer(context: HandlerContext) -> flight_messages.ProducerIdentity:
-    """Returns an id. Waits for storage once for many requests, which take no threads meanwhile."""
+    """Returns an id. Many requests share one wait for storage, and occupy no threads for it."""
     identity = context.broker.producer_ids.new_if_at_hand()
     if identity is None:
         async with context.producer_id_lock:

@@ -1,4 +1,4 @@
-"""LeaveGroup (13): ends one or several memberships, also static ones (KIP-345, KIP-800)."""
+"""LeaveGroup (13): ends one or more memberships, static ones included (KIP-345, KIP-800)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ListOffsets (2): the offsets at the start, at the end or at a time (KIP-79, KIP-734, KIP-405).
 
-The local log start (-4) is the log start offset. There is no tiered offset (-5): the reply has -1.
+The local log start (-4) is the log start offset. There is no tiered offset (-5): the reply is -1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.formats import flight_messages
 _NO_EPOCH: Final = -1
 _GREATEST_TIME: Final = -3
 _SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4: 8, -5: 9}
-"""Timestamps with a special meaning, and the first version that has them."""
+"""Timestamps with a special meaning, and the first version that supports them."""
 
 
 @serves(2, "list_offsets", max_version=10, is_repeatable=True)

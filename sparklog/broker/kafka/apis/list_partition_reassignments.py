@@ -1,6 +1,6 @@
-"""ListPartitionReassignments (46): reassignments that are under way (KIP-455).
+"""ListPartitionReassignments (46): ongoing reassignments (KIP-455).
 
-A partition moves while AlterPartitionReassignments is being answered, so none is found afterwards.
+A partition moves while AlterPartitionReassignments is being handled, so none is ongoing afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metadata (3): the brokers, the topics and the leaders of their partitions.
 
-Missing topics are created if the broker's and the request's
-settings allow it, up to `CREATED_TOPICS` per request; for the others the client asks again.
+Missing topics are created if the broker's settings and the request allow it, up to
+`CREATED_TOPICS` per request; for the others, the client retries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes, topic_fields, topic_name_of_id
 from sparklog.formats.topic_names import check_topic_name
 
-CREATED_TOPICS = 16  # that one Metadata request creates; repeated requests create more
+CREATED_TOPICS = 16  # created by one Metadata request at most; repeated requests create more
 
 
 @serves(3, "metadata", max_version=13, is_repeatable=True)
@@ -37,8 +37,8 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             for each in nodes(context.broker, context.host, context.port, with_gone=True)
         ],
         "cluster_id": cluster.cluster_id,
-        # Any broker serves the requests of administrators, and this one is up for this client.
-        # librdkafka does not ask for the controller again when it has lost the one it knows.
+        # Any broker serves administrative requests, and this client can reach this one.
+        # librdkafka does not ask for the controller again after losing the one it knows.
         "controller_id": context.broker.broker_id,
         "topics": LazyArray(partial(_topic, context, body, created), topics),
         "cluster_authorized_operations": (
@@ -71,7 +71,7 @@ class _Created(NamedTuple):
 
 
 async def _create(context: HandlerContext, topics: Sequence[Any], request: Request) -> _Created:
-    """Creates missing topics, if that is allowed, and not more than `CREATED_TOPICS`."""
+    """Creates missing topics, if that is allowed, and at most `CREATED_TOPICS`."""
     refused: dict[str, ErrorCode] = {}
     attempts = 0
     allowed = getattr(request.body, "allow_auto_topic_creation", True)
@@ -84,7 +84,7 @@ async def _create(context: HandlerContext, topics: Sequence[Any], request: Reque
         try:
             check_topic_name(name)
         except errors.SparklogError:
-            continue  # the topic's entry in the reply has this error
+            continue  # the topic's entry in the reply contains this error
         if attempts == CREATED_TOPICS:
             return _Created(refused, are_all=False)
         attempts += 1

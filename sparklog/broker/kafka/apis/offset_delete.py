@@ -1,4 +1,4 @@
-"""OffsetDelete (47): deletes committed offsets of topics that a group has left (KIP-496)."""
+"""OffsetDelete (47): deletes a group's offsets for topics that it no longer uses (KIP-496)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GROUP_ERRORS = {
 
 
 def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> ErrorCode:
-    """Returns the error of a partition that does not exist, or else the group's result."""
+    """Returns the error of a nonexistent partition, or else the group's result."""
     try:
         count = context.broker.partitions.count(topic)
         if not 0 <= number < count:

@@ -42,7 +42,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 async def _prefetch(
     context: HandlerContext, groups: Sequence[Any]
 ) -> dict[str, _Offsets | GroupError]:
-    """Fetches the offsets of groups with many of them, outside of the event loop."""
+    """Fetches the offsets of groups that have many of them, outside the event loop."""
     offsets: dict[str, _Offsets | GroupError] = {}
     async for each in context.scheduler.iterate(groups):
         partitions = _requested_partitions(each)
@@ -85,7 +85,7 @@ def _group(
     code = ErrorCode.none
     if isinstance(offsets, GroupError):
         code, offsets = group_code(offsets), {}
-        if version >= 2:  # in older versions each partition has the error
+        if version >= 2:  # in older versions each partition carries the error
             return {"error_code": code, "topics": ()}
     topics = tuple(_by_topic(group.topics, offsets).items())
     return {"error_code": code, "topics": LazyArray(partial(_topic, offsets, code), topics)}

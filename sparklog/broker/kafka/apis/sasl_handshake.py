@@ -1,7 +1,7 @@
-"""SaslHandshake (17): refused as by a PLAINTEXT listener of Kafka, and logged (KIP-43).
+"""SaslHandshake (17): refused as on Kafka's PLAINTEXT listeners, and logged (KIP-43).
 
-A client that wants SASL asks for it only where ApiVersions lists this request. Otherwise it closes
-the connection without a word, and the broker's log could not say why no client comes.
+A client that uses SASL sends this request only if ApiVersions lists it. Otherwise it closes the
+connection silently, and the broker's log could not say why no client connects.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 
 _MECHANISM_SHOWN: Final = 40
-"""The number of characters of a mechanism in a log line: the longest of Kafka has 13."""
+"""The maximum number of characters of a mechanism in a log line; Kafka's longest has 13."""
 
 
 @serves(17, "sasl_handshake", max_version=1)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     context.log_refused(
         request.client,
-        f"it asks for SASL {request.body.mechanism[:_MECHANISM_SHOWN]!r}, and this listener has no"
-        " SASL yet; set security.protocol=PLAINTEXT in that client",
+        f"it asks for SASL {request.body.mechanism[:_MECHANISM_SHOWN]!r}, which is not supported"
+        " yet; set security.protocol=PLAINTEXT in that client",
     )
     return {"error_code": ErrorCode.illegal_sasl_state, "mechanisms": ()}

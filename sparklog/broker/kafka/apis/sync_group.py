@@ -1,4 +1,4 @@
-"""SyncGroup (14): takes the leader's assignment, and returns each member's (KIP-345, KIP-559)."""
+"""SyncGroup (14): accepts the leader's assignment and returns each member's (KIP-345, KIP-559)."""
 
 from __future__ import annotations
 
