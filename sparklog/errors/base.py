@@ -1,4 +1,4 @@
-"""Base of all errors, the four kinds, and the way of an error to another process."""
+"""Base of all errors, the four kinds, and the transfer of an error to another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, dataclass_transform
 
 _DOUBLE_STOP: Final = re.compile(r"(?<![./])([.?…])\.(?= |$)")
-"""The end of a reason that is a sentence itself, and the full stop of the message."""
+"""The end of a reason that is itself a sentence, followed by the message's full stop."""
+
+_DOUBLE_STOPS: Final = ("..", "?.", "….")
 
 _Error = TypeVar("_Error", bound="SparklogError")
 
@@ -18,18 +20,19 @@ _Error = TypeVar("_Error", bound="SparklogError")
 class SparklogError(Exception):
     """Base of all failures.
 
-    The annotated names of a class are its facts: the constructor's keyword arguments, and
-    attributes. They are JSON values. A peer of another release may send others.
+    The annotated names of a class are its facts: both keyword arguments of the constructor and
+    attributes. They are JSON values. A peer that runs another release may send others.
     """
 
     __module__ = "sparklog.errors"
     code: ClassVar[str] = ""
     template: ClassVar[str] = "{reason}"
     needs_proof: ClassVar[bool] = False
-    """True if it says that the client knows more than the broker: a broker that has been replaced
-    would say so wrongly, and proves first that it leads (`broker/leader_metadata.py`)."""
+    """True if the error implies that the client is ahead of the broker. A broker that has been
+    replaced would raise it wrongly, so a broker first proves that it leads
+    (`broker/leader_metadata.py`)."""
 
-    if TYPE_CHECKING:  # the constructor is that of the annotated names
+    if TYPE_CHECKING:  # the constructor takes the annotated names
 
         @property
         def facts(self) -> dict[str, Any]:
@@ -40,7 +43,10 @@ class SparklogError(Exception):
         def __init__(self, **facts: Any) -> None:
             self.facts = {**self._defaults, **facts}
             self.__dict__.update(self.facts)
-            super().__init__(_DOUBLE_STOP.sub(r"\1", self.template.format(**self.facts)))
+            message = self.template.format(**self.facts)
+            if any(stops in message for stops in _DOUBLE_STOPS):  # rare, and the regex is slow
+                message = _DOUBLE_STOP.sub(r"\1", message)
+            super().__init__(message)
 
     _defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -48,14 +54,14 @@ class SparklogError(Exception):
         own = {name: vars(cls)[name] for name in inspect.get_annotations(cls) if name in vars(cls)}
         cls._defaults = {**cls._defaults, **own}
         if cls.__module__.startswith(f"{__package__}."):
-            cls.__module__ = __package__  # users import it from there, and tracebacks name it so
+            cls.__module__ = __package__  # users import it from there, and tracebacks show that
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (revive, (self.code, self.facts))
 
 
 class UnexpectedError(SparklogError):
-    """Something failed in a way that has no class of its own, or one that this release lacks."""
+    """A failure without a class of its own, or of a class that this release lacks."""
 
     code = "error"
     reason: str
@@ -80,13 +86,13 @@ class Fenced(SparklogError):
 
 
 class Corrupt(SparklogError):
-    """Stored data differs from the data that was written: a person must look at it."""
+    """Stored data differs from the data that was written: a person must inspect it."""
 
     code = "corrupt"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Returns the name in `known` that is most similar to `name`, or None if none is."""
+    """Returns the name in `known` that is most similar to `name`; None if none is similar."""
     names = {each.lower(): each for each in sorted(known)}
     nearest = difflib.get_close_matches(name.lower(), names, n=1)
     return names[nearest[0]] if nearest else None
@@ -95,15 +101,15 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 def bare(error: _Error) -> _Error:
     """Returns the error without its traceback, cause and context.
 
-    They refer to the frames that raised it, and these to a refused batch and its decoded form. A
-    frame that refers to the error closes a cycle, which Python frees late.
+    They refer to the frames that raised it, which in turn refer to a refused batch and its decoded
+    form. A frame that refers to the error completes a cycle, which Python frees late.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
 
 def all_codes(root: type[SparklogError]) -> dict[str, type[SparklogError]]:
-    """Returns `root` and all classes below it, by their codes."""
+    """Returns `root` and all its subclasses, by code."""
     found = {root.code: root}
     for child in root.__subclasses__():
         found |= all_codes(child)

@@ -1,9 +1,13 @@
 """Produce (0): appends record batches, and replies when they are durable (KIP-98, KIP-516).
 
-acks=1 and acks=all mean the same. Transactional batches are refused. The requests of a connection
-are queued in their order, and the next one is read while one becomes durable. A request is checked
-as a whole before any of its batches is queued, and the event loop queues the batches itself, so
-each pending append is waited for and none is lost with a thread.
+acks=1 and acks=all mean the same. Transactional batches are refused. A connection's requests are
+queued in order, and the next one is read while one becomes durable. A request is checked as a whole
+before any of its batches is queued, and the event loop queues the batches itself, so each pending
+append is waited for and none is lost with a thread.
+
+A request may name 150,000 partitions. The garbage collector looks at every object that exists for
+one of them, and nothing else runs in the meantime: a partition that is refused has one tuple, which
+is passed on, and the same error as others that lack records.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kio.schema.errors import ErrorCode
 
@@ -30,9 +34,11 @@ from sparklog.broker.kafka.topics import identity_fields, topic_name
 from sparklog.formats.record import LOG_APPEND_TIME
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
-_PreparedTopics = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
-"""The checked batches of a request: (topic, [(partition, append or error)])."""
-_QueuedTopics = list[tuple[Any, list[tuple[int, PendingAppend | errors.SparklogError]]]]
+_Prepared = tuple[int, Append | errors.SparklogError]
+"""A partition, and its checked batch or the error with which it is refused."""
+_Queued = tuple[int, PendingAppend | errors.SparklogError]
+_PreparedTopics = list[tuple[Any, list[_Prepared]]]
+_QueuedTopics = list[tuple[Any, list[_Queued]]]
 _FIRST_WITH_ZSTD: Final = 7
 """The first version whose batches may be compressed with zstd (KIP-110)."""
 _CODEC_AT: Final = 22
@@ -40,7 +46,7 @@ _CODEC_AT: Final = 22
 _CODEC_BITS: Final = 0x07
 _ZSTD: Final = 4
 _RETRY_SECONDS: Final = 0.01
-"""The pause before the first request that waits for space in the queue tries again."""
+"""The pause before the first request that waits for space in the queue retries."""
 
 
 @serves(0, "produce", max_version=13, is_pipelined=True, keeps_frame=True, is_blind=True)
@@ -78,12 +84,13 @@ def _refusal(body: Any) -> errors.SparklogError | None:
 async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics:
     body = request.body
     refusal = _refusal(body)
+    no_records = errors.BadBatch(reason="the partition has no records")
     prepared: _PreparedTopics = []
-    moving: list[tuple[list[tuple[int, Append | errors.SparklogError]], int, Any]] = []
+    moving: list[tuple[list[_Prepared], int, Any]] = []
     for topic in body.topic_data:
-        partitions: list[tuple[int, Append | errors.SparklogError]] = []
+        partitions: list[_Prepared] = []
         async for each in context.scheduler.iterate(topic.partition_data):
-            outcome = refusal or await _outcome(context, request.version, topic, each)
+            outcome = refusal or await _outcome(context, request.version, topic, each, no_records)
             if isinstance(outcome, errors.NotLeader):
                 moving.append((partitions, len(partitions), (topic, each)))
             partitions.append((each.index, outcome))
@@ -91,7 +98,8 @@ async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics
     if moving:
         await leaders.settle(context, [_place(of[at][1]) for of, at, _ in moving])
         async for of, at, (topic, each) in context.scheduler.iterate(moving):
-            of[at] = each.index, await _outcome(context, request.version, topic, each)
+            outcome = await _outcome(context, request.version, topic, each, no_records)
+            of[at] = each.index, outcome
     return prepared
 
 
@@ -102,13 +110,13 @@ def _place(error: Append | errors.SparklogError) -> TopicPartition:
 
 
 async def _outcome(
-    context: HandlerContext, version: int, topic: Any, each: Any
+    context: HandlerContext, version: int, topic: Any, each: Any, no_records: errors.BadBatch
 ) -> Append | errors.SparklogError:
-    """Returns the checked batch of a partition, or why it is refused."""
+    """Returns the checked batch of a partition, or the error with which it is refused."""
     try:
         name = topic_name(context.broker, topic)
         if not each.records:
-            raise errors.BadBatch(reason="the partition has no records")
+            return no_records
         if version < _FIRST_WITH_ZSTD:
             _check_codec(each.records, version)
         return await _checked(context, name, each.index, bytes(each.records))
@@ -117,7 +125,7 @@ async def _outcome(
 
 
 def _check_codec(data: bytes, version: int) -> None:
-    """Raises `CodecTooNew` for zstd in a version that does not have it (KIP-110)."""
+    """Raises `CodecTooNew` for zstd in a version that does not support it (KIP-110)."""
     if len(data) > _CODEC_AT and data[_CODEC_AT] & _CODEC_BITS == _ZSTD:
         raise errors.CodecTooNew(codec="zstd", needed=_FIRST_WITH_ZSTD, version=version)
 
@@ -134,21 +142,23 @@ async def _checked(context: HandlerContext, topic: str, partition: int, data: by
 async def _queue(
     context: HandlerContext, prepared: _PreparedTopics, pending_appends: list[PendingAppend]
 ) -> _QueuedTopics:
-    """Queues the appends with the writer, and adds them to `pending_appends` as it does."""
+    """Queues the appends with the writer, adding each to `pending_appends`."""
     deadline = time.monotonic() + context.broker.submit_timeout_seconds
     queued: _QueuedTopics = []
     for topic, appends in prepared:
-        partitions: list[tuple[int, PendingAppend | errors.SparklogError]] = []
-        async for index, append in context.scheduler.iterate(appends):
+        partitions: list[_Queued] = []
+        async for each in context.scheduler.iterate(appends):
+            index, append = each
+            if isinstance(append, errors.SparklogError):
+                partitions.append(cast(_Queued, each))
+                continue
             outcome: PendingAppend | errors.SparklogError
             try:
-                if isinstance(append, errors.SparklogError):
-                    raise append
                 outcome = await _submit(context, append, pending_appends, deadline)
                 pending_appends.append(outcome)
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
-                if isinstance(append, Append) and isinstance(error, errors.QueueFull):
+                if isinstance(error, errors.QueueFull):
                     context.broker.count_full_queue(append.topic)
             partitions.append((index, outcome))
         queued.append((topic, partitions))
@@ -160,7 +170,7 @@ async def _submit(
 ) -> PendingAppend:
     """Queues one append. Raises `QueueFull` if the queue stays full until the deadline.
 
-    Requests wait for space in their order, and take no thread meanwhile.
+    Requests wait for space in order, without occupying a thread.
     """
     if not context.writer_queue_lock.locked():
         with suppress(errors.QueueFull):
@@ -188,8 +198,10 @@ async def _reply(
     moved: list[TopicPartition] = []
     for topic, partitions in queued:
         results = [
-            (index, each if isinstance(each, Exception) else next(outcomes))
-            async for index, each in context.scheduler.iterate(partitions)
+            cast(tuple[int, Outcome], each)
+            if isinstance(each[1], Exception)
+            else (each[0], next(outcomes))
+            async for each in context.scheduler.iterate(partitions)
         ]
         items += len(results)
         is_plain = is_plain and not any(isinstance(each, Exception) for _, each in results)
