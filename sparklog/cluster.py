@@ -57,7 +57,7 @@ class RootView:
     """Describes the cluster of a root from its files. Starts no broker, and changes nothing."""
 
     def __init__(self, store: Store, clock: Clock, *, waits: Waits) -> None:
-        """Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the errors of the store."""
+        """Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the store's errors."""
         self._cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
         self._store = store
         self._clock = clock
@@ -67,7 +67,7 @@ class RootView:
         """Live brokers, with their epochs, already asked whether they serve this root."""
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
-        """Raises `CorruptObject` and the errors of the store."""
+        """Raises `CorruptObject` and the store's errors."""
         metadata, sightings = overview.look(
             self._store,
             self._clock,
@@ -219,7 +219,7 @@ def log_level(
     """Returns the level of a broker's log lines, after setting it if a level is given.
 
     Empty if the broker's program has configured its own logging. Raises `BadRequest` if the broker
-    is not running or refuses, and the errors of `View.describe` and `ask`.
+    is not running or refuses, and what `View.describe` and `ask` raise.
     """
     found = {each.broker: each for each in view.describe().brokers if each.state not in ENDED}
     if broker not in found:
@@ -413,7 +413,7 @@ def _moved(before: ClusterDescription, after: ClusterDescription, broker: int) -
 def ask(
     address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float = _ANSWER_SECONDS
 ) -> Any:
-    """Returns the reply of the broker at `host:port` to an action.
+    """Returns the reply from the broker at `host:port` to an action.
 
     Raises `BrokerUnavailable`, `WrongPort`, and any failure that it replies: `BadRequest` if its
     release does not support the action.

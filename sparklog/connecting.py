@@ -169,7 +169,7 @@ def _refuse_with_address(address: str, *, detached: bool, kafka: str | None, sto
         if value:
             reason = (
                 f"it applies to {what}, but the target {address} is a running broker: omit it, or"
-                " give the root"
+                " pass the root"
             )
             raise errors.BadOption(option=option, value=value, reason=reason)
 
@@ -188,7 +188,8 @@ def _named_as_given(kafka: str | None) -> Iterator[None]:
 def visit(root: str, *, storage_options: Mapping[str, str] | None = None) -> Connection:
     """Returns a connection to the root's live broker at the time of use; never starts one.
 
-    Its calls raise `BrokerUnavailable` if no broker is alive, and otherwise as `connect` does.
+    Its calls raise `BrokerUnavailable` if no broker is alive, and otherwise the same errors as
+    `connect`.
     """
     session = _RootSession(root, given=storage_options, starts=False)
     return Connection(session.find)
@@ -205,7 +206,7 @@ def _location(target: str | os.PathLike[str] | Sequence[str] | None) -> tuple[st
         raise errors.BadOption(
             option="target",
             value=target if isinstance(target, str | None) else repr(target),
-            reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
+            reason=f"pass a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
         )
     if isinstance(target, list | tuple):
         return check_bootstrap("target", target), True
@@ -415,7 +416,7 @@ class _RootSession:
     def _check(self, leader: Leader) -> None:
         """Checks that the broker at the address of `leader` is that leader, and serves this root.
 
-        Raises `WrongCluster`, `RootIsCopy`, `BadOption`, and the errors of asking it.
+        Raises `WrongCluster`, `RootIsCopy`, `BadOption`, and what asking it raises.
         """
         _check_is_no_loopback_of_others(leader)
         asked = identity.ask_broker(self._store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
@@ -502,7 +503,7 @@ class _RootSession:
             return agent.address
 
     def _start_process(self) -> str:
-        # Errors of the root are raised here with their class; the process could only print them.
+        # Errors about the root are raised here with their class; the process could only print them.
         open_cluster(self._store, clock=self._clock, create=True)
         settings = self._settings
         environment = {

@@ -349,7 +349,7 @@ class ConnectorOptions:
         return int(found[1]) * _UNIT_BYTES[found[2] or ""]
 
     def one_of(self, name: str, choices: Sequence[str]) -> str:
-        """One of the choices, in any case; the first if none was given.
+        """One of the choices, case-insensitively; the first if none was given.
 
         Raises `BadOption` for anything else.
         """

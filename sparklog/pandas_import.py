@@ -2,7 +2,7 @@
 
 pyarrow imports pandas, if it is installed, with its first scalar or array
 (https://github.com/apache/arrow/issues/34994). That takes 0.3 s and 60 MB: it would slow down the
-start of a command, and delay an ack of a broker.
+start of a command, and delay a broker's ack.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 For a root that no broker serves and on which this process cannot start one, because it may not
 write there. Requests that only read are answered from the newest state of the root, by the same
-steps as in Spark's source. All others are refused with `RootReadOnly`.
+steps as in Spark's source. All others are rejected with `RootReadOnly`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RootChannel(Channel):
     """The channel of one root. Thread-safe.
 
     `reason`: why this process cannot write to the root. Raises `NotARoot`, `FormatTooNew` and
-    `CorruptObject`, and the errors of the store.
+    `CorruptObject`, and the store's errors.
     """
 
     def __init__(self, store: Store, *, clock: Clock, reason: str) -> None:

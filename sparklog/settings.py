@@ -355,7 +355,7 @@ def _is_known(name: str) -> bool:
 
 
 def _resembles_setting(variable: str) -> bool:
-    # Other programs of the project also use the prefix: only names like a setting's are refused.
+    # Other programs of the project also use the prefix: only names like a setting's are rejected.
     of_table = any(variable.startswith(f"{_PREFIX}{table.upper()}_") for table in _TABLES)
     bare = [known.removeprefix(_PREFIX) for known in _VARIABLES]
     slip = difflib.get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=0.8)

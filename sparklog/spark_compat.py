@@ -2,11 +2,11 @@
 
 - Before 4.2 a stream has neither read limits nor `prepareForTriggerAvailableNow`
   (SPARK-55304, https://github.com/apache/spark/pull/54085). `sources.stream.EarlierStreamReader`
-  does without them, and `sources.options` refuses the options that need them.
+  does without them, and `sources.options` rejects the options that need them.
 - Since 4.2 the conversion of a schema to Arrow takes a time zone
   (SPARK-54903, https://github.com/apache/spark/pull/53678).
 - Before 4.1 a stream is written row by row
-  (SPARK-53030, https://github.com/apache/spark/pull/51757). `sinks.datasink` refuses streams there.
+  (SPARK-53030, https://github.com/apache/spark/pull/51757). `sinks.datasink` rejects streams there.
 """
 
 from __future__ import annotations

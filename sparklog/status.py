@@ -89,7 +89,7 @@ def of_root(
     """Returns the status of a root, from all brokers that may be alive, and changes nothing.
 
     `waits` is called, from several threads, for each broker if it takes time to see whether it is
-    alive. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the errors of the store.
+    alive. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`, and the store's errors.
     """
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
@@ -191,7 +191,7 @@ def _ask_leader(
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
     found, asked, reason = watch.poll(metadata), None, ""
-    # A broker that restarts in the meantime is asked at its new address.
+    # A broker that restarts meanwhile is asked at its new address.
     while found is not None and found.state is not LeaderState.DEAD and asked != found.leader.known:
         leader, asked = found.leader, found.leader.known
         try:
@@ -220,7 +220,7 @@ def _ask_leader(
 
 
 def figures_of(address: str, *, timeout_seconds: float) -> flight_messages.BrokerFigures:
-    """Returns the figures of the broker at `host:port`.
+    """Returns the metrics of the broker at `host:port`.
 
     Raises `BrokerUnavailable` and `WrongPort`.
     """

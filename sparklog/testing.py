@@ -92,7 +92,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionCut(Exception):
-    """Raised in `on_request` or `on_answer`: the connections of all clients break."""
+    """Raised in `on_request` or `on_answer`: all client connections break."""
 
 
 @contextlib.contextmanager
@@ -150,8 +150,8 @@ class Broker:
         self.kafka_address = ""
         """`host:port` of the Kafka listener; empty without one."""
         self.on_request: Hook | None = None
-        """Called with each request of a Flight client before it takes effect, on the thread that
-        serves it. It may inspect the request, wait, raise one of sparklog's errors, which refuses
+        """Called with each request from a Flight client before it takes effect, on the thread that
+        serves it. It may inspect the request, wait, raise one of sparklog's errors, which rejects
         the request, or raise `ConnectionCut`."""
         self.on_answer: Hook | None = None
         """Called after an append or action has taken effect, before its answer. It may inspect the
@@ -191,7 +191,7 @@ class Broker:
                 the action, "topics.create".
             count: how many of them fail.
             error: the error to raise. By default the store raises `StorageUnavailable`, after which
-                the broker retries, and the connections of clients break.
+                the broker retries, and client connections break.
             answer_only: the request takes effect, and only its answer is lost. For "append",
                 "action" and "put", after which the broker reads to find out the outcome.
 
@@ -256,7 +256,7 @@ class Broker:
         )
 
     def cut_connections(self) -> None:
-        """Breaks the connections of all clients, including Kafka's. They may reconnect."""
+        """Breaks all client connections, including Kafka's. They may reconnect."""
         agent = self._agent  # without the lock: `stop` holds it until all requests have ended
         if agent is not None:
             agent.listeners.cut_connections()
@@ -264,7 +264,7 @@ class Broker:
     # -------------------------------------------------------------------------- running
 
     def stop(self) -> None:
-        """Shuts the broker down cleanly: clients receive no answer until `restart`.
+        """Shuts the broker down cleanly: clients receive no response until `restart`.
 
         All records are published first, unless the store fails.
         """
@@ -393,10 +393,10 @@ class _Faults(NoFaults):
 
 
 class _Hooks:
-    """Passes the requests of clients to the hooks of the test, and then to the faults.
+    """Passes client requests to the test's hooks, and then to the faults.
 
-    After a refused batch, later ones of its producer are refused too, as in the broker: otherwise a
-    producer that the broker does not know yet would begin with one of them.
+    After a rejected batch, later ones from its producer are rejected too, as in the broker:
+    otherwise a producer that the broker does not know yet would begin with one of them.
     """
 
     def __init__(self, broker: Broker, faults: _Faults) -> None:

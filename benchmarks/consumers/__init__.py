@@ -1,1 +1,1 @@
-"""Many consumers, large records and many partitions, alongside a real Kafka where it is there."""
+"""Many consumers, large records and many partitions, compared with a real Kafka if available."""

@@ -1,4 +1,4 @@
-"""Consumers in processes of their own, so that they do not share the producer's interpreter."""
+"""Consumers in separate processes, so that they do not share the producer's interpreter."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _WARM: Final = b"warm"
 _START_SECONDS: Final = 90.0
 _POLL_SECONDS: Final = 0.2
 _IN_ONE_PROCESS: Final = 25
-"""The consumers of a process share one interpreter, which delivers to one at a time."""
+"""Consumers in one process share an interpreter, which serves one of them at a time."""
 
 _Poll: TypeAlias = Callable[[], list[bytes]]
-"""Waits a little for records of one consumer, and returns their values."""
+"""Waits briefly for records of one consumer, and returns their values."""
 
 
 class Tails:
-    """Consumers that wait at the end of a topic, and the delays of the records that they got.
+    """Consumers that tail a topic, and the delays of the records they received.
 
-    A record's value is the time of `time.monotonic_ns` at which it was sent.
+    A record's value is the time it was sent, by `time.monotonic_ns`.
     """
 
     def __init__(self, kind: str, address: str, count: int) -> None:
@@ -42,17 +42,17 @@ class Tails:
             self._processes.append((process, pipe))
 
     def wait_until_ready(self, send: Callable[[bytes], None]) -> None:
-        """Sends records until each consumer has one."""
+        """Sends records until each consumer has received one."""
         deadline = time.monotonic() + _START_SECONDS
         for _, pipe in self._processes:
             while not pipe.poll(0.1):
                 send(_WARM)
                 if time.monotonic() > deadline:
-                    raise RuntimeError("the consumers did not begin to read")
+                    raise RuntimeError("the consumers did not start reading")
             pipe.recv()
 
     def delays_seconds(self) -> list[float]:
-        """Ends the consumers. Returns the delays of all records that they have got."""
+        """Ends the consumers. Returns the delays of all records they received."""
         for _, pipe in self._processes:
             pipe.send("end")
         found = [each for _, pipe in self._processes for each in pipe.recv()]
@@ -68,7 +68,7 @@ class Tails:
 
 @contextmanager
 def tails(kind: str, address: str, count: int) -> Iterator[Tails]:
-    """Yields so many consumers of `kind`: "kafka" or "native"."""
+    """Yields this many consumers of `kind`: "kafka" or "native"."""
     found = Tails(kind, address, count)
     try:
         yield found
@@ -99,7 +99,7 @@ def _run(kind: str, address: str, count: int, pipe: Connection) -> None:
     pipe.recv()
     is_over.set()
     pipe.send([each for mine in delays for each in mine])
-    time.sleep(_START_SECONDS)  # until this process is ended, without closing each consumer
+    time.sleep(_START_SECONDS)  # until terminated, without closing each consumer
 
 
 def _kafka(address: str, count: int) -> Iterator[_Poll]:

@@ -15,7 +15,7 @@ from sparklog.bench.report import Measurement
 
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 _BYTES_PER_ROW: Final = 50
-"""A row of the bulk measures counts so much, so 20 million of them are a gigabyte."""
+"""Bytes read per row of `--rows`: 20 million rows are a gigabyte."""
 _MANY: Final = {1_000: 2.0, 5_000: 6.0}
 _MANY_RECORDS: Final = 60_000
 _SECONDS: Final = 240.0
@@ -23,7 +23,7 @@ _SECONDS: Final = 240.0
 
 @measure
 def large(bed: KafkaSetup) -> Iterator[Measurement]:
-    """Consumes records of some sizes, four partitions at once."""
+    """Consumes records of several sizes from four partitions concurrently."""
     total = bed.options.rows * _BYTES_PER_ROW
     for size in _SIZES:
         hot: dict[str, float] = {}
@@ -42,7 +42,7 @@ def large(bed: KafkaSetup) -> Iterator[Measurement]:
 
 @measure
 def many(bed: KafkaSetup) -> Iterator[Measurement]:
-    """Reads all of a topic of many partitions after a restart."""
+    """Reads a whole topic of many partitions after a restart."""
     for partitions, most_seconds in _MANY.items():
         with doing(f"{partitions} partitions"), bed.one(Ours) as side:
             clients.create(side.address, partitions, TOPIC)
@@ -86,7 +86,7 @@ def _produce(side: Side, size: int, count: int, partitions: int = PARTITIONS) ->
 
 
 def _consume(side: Side, count: int, partitions: int = PARTITIONS) -> float:
-    """Returns the seconds until all records were consumed."""
+    """Returns the seconds until all records had been consumed."""
     import confluent_kafka
 
     consumer: Any = confluent_kafka.Consumer(
@@ -108,7 +108,7 @@ def _consume(side: Side, count: int, partitions: int = PARTITIONS) -> float:
     while found < count:
         found += sum(1 for each in consumer.consume(10_000, 0.1) if not each.error())
         if time.perf_counter() - began > _SECONDS:
-            raise RuntimeError(f"{found} of {count} records came within {_SECONDS:g} s")
+            raise RuntimeError(f"{found} of {count} records arrived within {_SECONDS:g} s")
     seconds = time.perf_counter() - began
     consumer.close()
     return seconds

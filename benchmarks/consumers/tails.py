@@ -1,4 +1,4 @@
-"""Consumers that tail one topic at 100 records/s: delay, broker's processor time, acks."""
+"""Consumers that tail one topic at 100 records/s: delay, the broker's CPU time, acks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Figures:
     acks: Times
     cores: float
     late: float
-    """The share of the records that were not received a second after the last one was sent."""
+    """Share of the records not yet received a second after the last one was sent."""
 
     def __str__(self) -> str:
         return (

@@ -27,7 +27,7 @@ _RATE: Final = re.compile(r"([0-9.]+) records/sec")
 
 
 def create(address: str, partitions: int, topic: str = TOPIC, **config: str) -> None:
-    """A topic, there when this returns; underscores in the config stand for dots."""
+    """Creates a topic and waits until it is listed; underscores in config names mean dots."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": address})
@@ -43,7 +43,7 @@ def create(address: str, partitions: int, topic: str = TOPIC, **config: str) -> 
 
 
 def java_produce(address: str, count: int, **options: object) -> float:
-    """`ProducerPerformance`, as fast as it goes; underscores in the options stand for dots."""
+    """Runs `ProducerPerformance` at full speed; underscores in option names mean dots."""
     given = {"bootstrap.servers": address, "acks": "all"}
     given |= {name.replace("_", "."): str(value) for name, value in options.items()}
     output = _run(
@@ -56,7 +56,7 @@ def java_produce(address: str, count: int, **options: object) -> float:
 
 
 def java_consume(address: str, count: int, consumers: int = 1) -> float:
-    """`ConsumerPerformance`, so many at once, each reading everything; all of them together."""
+    """Returns the total rate of concurrent `ConsumerPerformance` runs, each reading everything."""
 
     def one(_: int) -> float:
         output = _run(
@@ -92,7 +92,7 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def confluent_produce(address: str, count: int) -> float:
-    """As it comes, but for a queue that the program need not wait for."""
+    """Default settings, except for a queue so large that the program never waits for it."""
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
@@ -133,7 +133,7 @@ def one_at_a_time(address: str, count: int) -> Times:
 
 
 def first_acks(address: str, count: int, partitions: int) -> float:
-    """Starts idempotent producers at once; the seconds until each of them has its first ack."""
+    """Starts idempotent producers concurrently. Returns the seconds until each has an ack."""
     import confluent_kafka
 
     config: dict[str, Any] = {
@@ -156,7 +156,7 @@ def first_acks(address: str, count: int, partitions: int) -> float:
 
 
 def kafka_python_produce(address: str, count: int) -> float:
-    """As it comes."""
+    """Default settings, acks=all."""
     import kafka
 
     producer = kafka.KafkaProducer(bootstrap_servers=address, acks="all")
@@ -172,7 +172,7 @@ def kafka_python_produce(address: str, count: int) -> float:
 
 
 def kafka_python_consume(address: str, count: int) -> float:
-    """From the beginning, alone."""
+    """Reads from the beginning, without a group."""
     import kafka
 
     consumer = kafka.KafkaConsumer(bootstrap_servers=address, max_poll_records=10_000)
@@ -189,7 +189,7 @@ def kafka_python_consume(address: str, count: int) -> float:
 
 
 def aiokafka_produce(address: str, count: int) -> float:
-    """As it comes, with a linger for its batches."""
+    """Default settings, acks=all, with a linger for its batches."""
     from aiokafka import AIOKafkaProducer
 
     async def produce() -> float:
@@ -209,7 +209,7 @@ def aiokafka_produce(address: str, count: int) -> float:
 
 
 def aiokafka_consume(address: str, count: int) -> float:
-    """From the beginning, alone."""
+    """Reads from the beginning, without a group."""
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     async def consume() -> float:
@@ -237,7 +237,7 @@ def _check(began: float) -> None:
 
 
 def members(address: str, groups: Sequence[str]) -> list[confluent_kafka.Consumer]:
-    """A consumer for each name of a group; each polls rarely enough to cost us nothing."""
+    """Subscribes a consumer per group name, with frequent heartbeats if all share one group."""
     import confluent_kafka
 
     found = []
@@ -259,7 +259,7 @@ def members(address: str, groups: Sequence[str]) -> list[confluent_kafka.Consume
 def poll_until(
     consumers: Sequence[confluent_kafka.Consumer], is_settled: Callable[[], bool]
 ) -> float:
-    """Polls them all until that is so; the seconds that it took."""
+    """Polls all consumers until `is_settled`. Returns the seconds that it took."""
     began = time.perf_counter()
     while not is_settled():
         for each in consumers:

@@ -1,4 +1,4 @@
-"""Measurements of both sides by Kafka's clients."""
+"""Measurements of both sides with Kafka's clients."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STARTED: Final = 300
 _STARTS: Final = 3
 _Client: TypeAlias = Callable[[str, int], float]
 _READS: Final = 5
-"""Each takes a part of a second, in which much can come between."""
+"""Each takes a fraction of a second, so a single one is easily disturbed."""
 _WARM: Final = 20
-"""A share of the records goes first, unmeasured."""
+"""The unmeasured warm-up sends one record for every this many measured ones."""
 
 
 @measure
 def produce(setup: KafkaSetup) -> Iterator[Measurement]:
-    """As fast as a producer goes, acks=all."""
+    """Measures producers at full speed, acks=all."""
     count = setup.options.rows // 10
 
     def java(side: Side, **options: object) -> float:
@@ -78,7 +78,7 @@ def _cold(side: Side, once: Callable[[str], float]) -> float:
 
 @measure
 def python(setup: KafkaSetup) -> Iterator[Measurement]:
-    """The clients that are written in Python."""
+    """Measures clients written in Python."""
     count = setup.options.rows // 50
     yield from _sent_and_read(
         setup, "kafka-python", clients.kafka_python_produce, clients.kafka_python_consume, count
@@ -128,7 +128,7 @@ def single(setup: KafkaSetup) -> Iterator[Measurement]:
 
 @measure
 def start(setup: KafkaSetup) -> Iterator[Measurement]:
-    """Idempotent producers that start at once, each with one record."""
+    """Starts idempotent producers concurrently, each with one record."""
 
     def times(side: Side) -> Times:
         clients.create(side.address, PARTITIONS)
@@ -182,7 +182,7 @@ def idle(setup: KafkaSetup) -> Iterator[Measurement]:
 
 @measure
 def rebalance(setup: KafkaSetup) -> Iterator[Measurement]:
-    """From one more member's coming until all fifty have what they shall read."""
+    """Measures the time from a fiftieth member's join until all fifty have their partition."""
 
     def seconds(side: Side) -> float:
         clients.create(side.address, _GROUPS)

@@ -1,4 +1,4 @@
-"""The two brokers that are compared: ours, and a real Kafka."""
+"""The two brokers compared: ours and a real Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOT_TAIL_BYTES: Final = 1 << 30
 
 
 class Side(Protocol):
-    """A broker that serves."""
+    """A running broker."""
 
     name: str
 
@@ -35,7 +35,7 @@ class Side(Protocol):
     def pid(self) -> int: ...
 
     def restart(self) -> None:
-        """Stops it in good order and starts it again, on the same data."""
+        """Shuts it down cleanly and starts it again on the same data."""
 
 
 class Ours:
@@ -104,7 +104,7 @@ class KafkaSetup:
         return [Ours, Theirs] if jars.find().broker else [Ours]
 
     def best(self, what: str, work: Callable[[Side], float]) -> dict[str, float]:
-        """The higher figure of each side's turns, by its name; each turn is a fresh broker's."""
+        """Each side's best figure over its turns, by name; each turn uses a fresh broker."""
         found: dict[str, list[float]] = {}
         for turn in range(_TURNS):
             for kind in self.sides:
@@ -125,7 +125,7 @@ class KafkaSetup:
 
     @contextmanager
     def one(self, kind: type[Ours | Theirs]) -> Iterator[Side]:
-        """A side on a fresh folder."""
+        """Yields a side started on a fresh folder."""
         with FreshRoot(self.folder) as folder, ExitStack() as ending:
             side = kind(folder)
             side.start()
@@ -154,7 +154,7 @@ def more(
 def measure(
     work: Callable[[KafkaSetup], Iterator[Measurement]],
 ) -> Callable[[BenchOptions], Iterator[Measurement]]:
-    """Returns a measure that makes its own setup and has a line for each missing thing."""
+    """Returns a measure that creates its setup, and reports missing dependencies and failures."""
 
     @functools.wraps(work)
     def measured(options: BenchOptions) -> Iterator[Measurement]:

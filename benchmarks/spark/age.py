@@ -1,4 +1,4 @@
-"""The cost of a table's age for Spark: the same rows in many commits and in few."""
+"""The cost of a table's age to Spark: the same rows in many commits and in a few."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOPIC: Final = "age"
 
 @needs_spark
 def age(options: BenchOptions) -> Iterator[Measurement]:
-    """Plan and scan of two tables with the same rows, of 50 commits and of `versions`."""
+    """Plans and scans two tables with the same rows, one of 50 commits and one of `versions`."""
     unit = options.versions * _YOUNG
     rows = max(min(_ROWS, options.rows) // unit, 1) * unit
     found = jars.find()
@@ -58,7 +58,7 @@ def age(options: BenchOptions) -> Iterator[Measurement]:
 def _aged(
     stack: ExitStack, spark: SparkSession, root: Path, *, commits: int, rows: int
 ) -> Sparklog:
-    """A root whose table has these rows by so many commits, or more; its broker lives on."""
+    """Writes a table of `rows` rows in `commits` or more commits; its broker keeps running."""
     often = {"SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "0.001"}
     with BrokerProcess(root, often) as broker, broker.connect() as log:
         log.create_topic(_TOPIC, partitions=PARTITIONS)
@@ -70,7 +70,7 @@ def _aged(
                 piece = pa.record_batch({"value": value, "partition": partition})
                 producer.send_table(_TOPIC, piece).result()
                 log.flush_to_table(_TOPIC)
-    # Measures the cost of age, not of one commit per millisecond.
+    # A new broker: this measures the cost of age, not of one commit per millisecond.
     broker = stack.enter_context(BrokerProcess(root))
     side = Sparklog(spark, str(root), stack.enter_context(broker.connect()))
     side.wait_until_quiet(_TOPIC)
@@ -80,12 +80,12 @@ def _aged(
 def _in_turns(
     young: Sparklog, old: Sparklog, read: Read
 ) -> tuple[tuple[Times, Times], tuple[Times, Times]]:
-    """(plans, scans), each of (young, old), without those of the warm-up."""
+    """Returns (plans, scans), each as (young, old), without the warm-up rounds."""
     plans, scans = (Times(), Times()), (Times(), Times())
     for number in range(_WARM_ROUNDS + _ROUNDS):
         for place, side in enumerate((young, old)):
             began = time.perf_counter()
-            # A data frame's physical plan has its partitions, and asking for them runs nothing.
+            # Asking a data frame's physical plan for its partitions runs nothing but the planning.
             read(side)._jdf.queryExecution().toRdd().getNumPartitions()
             planned = time.perf_counter()
             read(side).write.format("noop").mode("overwrite").save()

@@ -38,8 +38,8 @@ _WARM_TOPIC: Final = "warm"
 def bulk(options: BenchOptions) -> Iterator[Measurement]:
     """Bulk work on rows of 100 bytes that barely compress.
 
-    Sides take turns, so that a machine which changes its speed changes all of them; the last run of
-    each counts.
+    The sides take turns, so that a change in the machine's speed affects all of them; the last run
+    of each counts.
     """
     rows = min(_ROWS, options.rows)
     with start(options) as here:
@@ -51,7 +51,7 @@ def bulk(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def _in_turns(works: Mapping[str, Work], runs: int) -> Mapping[str, float]:
-    """The seconds of each one's last run, by name."""
+    """Returns the seconds of each side's last run, by name."""
     seconds = {}
     for run in range(runs):
         for name, work in works.items():
@@ -73,14 +73,14 @@ def _millions(rows: int) -> str:
 def _check(found: int, rows: int) -> None:
     """Raises RuntimeError if the number of rows read is wrong."""
     if found != rows:
-        raise RuntimeError(f"{found:,} rows were read where {rows:,} were written")
+        raise RuntimeError(f"{found:,} rows were read, but {rows:,} were written")
 
 
 # ------------------------------------------------------------------------------ writing
 
 
 def _write(here: SparkSetup, rows: int) -> Measurement:
-    """From a Parquet file to a topic, by each side's sink, after a warm-up of a tenth of it.
+    """Writes a Parquet file to a topic with each side's sink, after a warm-up with a tenth of it.
 
     Ours is done when a reader has counted the rows, Kafka's when the write returns.
     """
@@ -97,7 +97,7 @@ def _write(here: SparkSetup, rows: int) -> Measurement:
 
 
 def _written(here: SparkSetup, topic: str, rows: int) -> tuple[float, float | None]:
-    """The seconds of ours, and of Kafka's. Ours goes first: what it warms up is Kafka's gain."""
+    """Returns our seconds and Kafka's. Ours runs first, so Kafka benefits from the warm-up."""
     here.create_topic(topic)
     frame = here.spark.read.parquet(write_values(here.folder / f"{topic}.parquet", rows))
     with doing(f"sparklog writes {_millions(rows)} rows"):
@@ -123,7 +123,7 @@ def _write_ours(here: SparkSetup, frame: DataFrame, topic: str, rows: int) -> No
 
 
 def write_values(path: Path, rows: int) -> str:
-    """Writes a Parquet file of so many values, which costs next to nothing to read."""
+    """Writes a Parquet file of this many values that costs next to nothing to read."""
     schema = pa.schema([("value", pa.binary())])
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, rows, _CHUNK_ROWS):
@@ -136,7 +136,7 @@ def write_values(path: Path, rows: int) -> str:
 
 
 def _sides(here: SparkSetup, **only: str) -> Mapping[str, Callable[[], DataFrame]]:
-    """Every way to read the topic that there is, by name; `only`: options of ours."""
+    """Returns all available ways to read the topic, by name; `only`: options of our source."""
     sides: dict[str, Callable[[], DataFrame]] = {}
     if here.kafka is not None:
         kafka = here.kafka
@@ -149,7 +149,7 @@ def _sides(here: SparkSetup, **only: str) -> Mapping[str, Callable[[], DataFrame
 
 
 def _scan(here: SparkSetup, rows: int) -> Iterator[Measurement]:
-    """All columns, into Spark's sink that drops everything."""
+    """Scans all columns into Spark's sink that drops everything."""
 
     def work(frame: Callable[[], DataFrame]) -> Work:
         return lambda: frame().write.format("noop").mode("overwrite").save()
@@ -194,7 +194,7 @@ def _count(here: SparkSetup, rows: int) -> Iterator[Measurement]:
 
 
 def _drain(here: SparkSetup, rows: int) -> Iterator[Measurement]:
-    """From the start of a query on all that there is, to its end."""
+    """Measures a query over the whole topic, from its start to its end."""
 
     def work(frame: Callable[[], DataFrame]) -> Work:
         return lambda: _drained(here, frame(), rows)
@@ -232,7 +232,7 @@ def _drained_by_frames(here: SparkSetup, rows: int) -> None:
 
 
 def _run(here: SparkSetup, writer: DataStreamWriter) -> StreamingQuery:
-    """Returns a query on all that there is, which has ended."""
+    """Runs a query over the whole topic to its end, and returns it."""
     writer = writer.option("checkpointLocation", here.checkpoint())
     query = writer.trigger(availableNow=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Resources of a measurement: a Spark session, a broker of ours, and a real Kafka if available."""
+"""Resources of a measurement: a Spark session, our broker, and a real Kafka if available."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Measure: TypeAlias = Callable[[BenchOptions], Iterator[Measurement]]
 
 
 def needs_spark(measure: Measure) -> Measure:
-    """A measure that says so, and no more, where there is no pyspark."""
+    """Makes a measure report that pyspark is not installed, instead of failing."""
 
     @functools.wraps(measure)
     def measured(options: BenchOptions) -> Iterator[Measurement]:
@@ -42,9 +42,9 @@ def needs_spark(measure: Measure) -> Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSetup:
-    """One session of Spark and the sides that it compares; `kafka` is None where there is none.
+    """A Spark session and the sides it compares; `kafka` is None if unavailable.
 
-    `missing` says what could not be got, and why.
+    `missing` names the unavailable resources, with the reasons.
     """
 
     spark: SparkSession
@@ -55,24 +55,24 @@ class SparkSetup:
     missing: tuple[str, ...]
 
     def report_missing(self) -> Iterator[Measurement]:
-        """A line for each thing that is missing."""
+        """Yields a line for each missing resource."""
         for each in self.missing:
             yield Measurement(name="not compared, because it could not be had", value=each)
 
     def create_topic(self, topic: str) -> None:
-        """On both sides."""
+        """Creates the topic on both sides."""
         self.ours.create_topic(topic)
         if self.kafka is not None:
             self.kafka.create_topic(topic)
 
     def checkpoint(self) -> str:
-        """A folder for a new query."""
+        """Creates a checkpoint folder for a new query."""
         return tempfile.mkdtemp(prefix="checkpoint-", dir=self.folder)
 
 
 @contextmanager
 def start(options: BenchOptions) -> Iterator[SparkSetup]:
-    """All of it, on a fresh folder, which is removed in the end."""
+    """Yields a setup on a fresh folder, which is removed at the end."""
     found = jars.find()
     missing = list(found.missing)
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def _kafka(stack: ExitStack, spark: SparkSession, found: Jars, folder: Path) -> 
 @contextmanager
 def session(found: Jars, folder: Path) -> Iterator[SparkSession]:
     """Yields a default Spark session on two cores, with the available jars of Delta and Kafka."""
-    # Unset, Spark's workers would be whatever `python3` is on the PATH.
+    # If unset, Spark's workers would use whichever `python3` is on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession

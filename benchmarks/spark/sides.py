@@ -1,4 +1,4 @@
-"""The two that are compared, as a Spark session sees them: sparklog under a root, and Kafka."""
+"""The two sides compared, as a Spark session sees them: sparklog at a root, and Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
 
 
 class Sparklog:
-    """Our side: `log` speaks to the broker of `root`."""
+    """Our side: `log` is connected to the broker of `root`."""
 
     def __init__(self, spark: SparkSession, root: str, log: Log) -> None:
         self._spark = spark
@@ -38,7 +38,7 @@ class Sparklog:
         sink.option("root", self._root).option("topic", topic).save()
 
     def read(self, topic: str, **options: str) -> DataFrame:
-        """A batch through `format("sparklog")`."""
+        """Reads a batch through `format("sparklog")`."""
         source = self._spark.read.format("sparklog").options(**options)
         return source.option("root", self._root).option("subscribe", topic).load()
 
@@ -47,7 +47,7 @@ class Sparklog:
         return source.option("root", self._root).option("subscribe", topic).load()
 
     def dataframe(self, topic: str) -> DataFrame:
-        """A batch through `sources.dataframe`: Delta's own scan, and our source for the tail."""
+        """Reads a batch by `sources.dataframe`: Delta's own scan, and our source for the tail."""
         from sparklog.sources import dataframe
 
         return dataframe(self._spark, self._root, topic)
@@ -55,7 +55,7 @@ class Sparklog:
     def foreach_dataframe(
         self, topic: str, function: Callable[[DataFrame, int], None]
     ) -> DataStreamWriter:
-        """A stream from the beginning whose micro-batches come as through `dataframe`."""
+        """Streams from the beginning, with micro-batches read as by `dataframe`."""
         from sparklog.sources import foreach_dataframe
 
         return foreach_dataframe(
@@ -63,11 +63,11 @@ class Sparklog:
         )
 
     def delta(self, topic: str) -> DataFrame:
-        """The topic's table, as any reader of Delta sees it."""
+        """The topic's table, as any Delta reader sees it."""
         return self._spark.read.format("delta").load(self._table(topic))
 
     def delta_stream(self, topic: str) -> DataFrame:
-        """Returns a stream of new commits to the topic's table, by Delta's own source."""
+        """Returns a stream of new commits to the topic's table, through Delta's own source."""
         source = self._spark.readStream.format("delta").option("startingVersion", "latest")
         return source.load(self._table(topic))
 
@@ -75,7 +75,7 @@ class Sparklog:
         return f"{self._root}/topics/{topic}"
 
     def wait_until_quiet(self, topic: str) -> None:
-        """Waits until all is published, the janitor lets the table be, and the disk is quiet."""
+        """Waits until all is published and the janitor is done with the table, and syncs disks."""
         self.log.flush_to_table(topic, timeout_seconds=_SETTLE_SECONDS)
         deadline = time.monotonic() + _SETTLE_SECONDS
         version, since = -1, time.monotonic()
@@ -88,9 +88,9 @@ class Sparklog:
 
 
 class Kafka:
-    """The other side: Spark's connector, and Kafka's own clients in the JVM of Spark.
+    """The other side: Spark's connector, and Kafka's own clients in Spark's JVM.
 
-    The producer waits for nothing before it sends, and acks are those of all replicas.
+    The producer sends without linger, with acks=all.
     """
 
     def __init__(self, spark: SparkSession, address: str) -> None:
@@ -135,7 +135,7 @@ class Kafka:
                 "value.serializer": _BYTES,
             }
             self._producer = self._clients.producer.KafkaProducer(settings)
-            self._record = self._clients.producer.ProducerRecord  # each dot asks the JVM
+            self._record = self._clients.producer.ProducerRecord  # each dot is a call to the JVM
         self._producer.send(self._record(topic, value))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A record's way from a producer into a micro-batch, and what a query costs that has nothing to do.
+"""The latency of records from a producer to a micro-batch, and the cost of an idle query.
 
-The sender's clock and the reader's are one: both are this process. Kafka's producer is Java's own
-and is called through Spark's gateway, which adds a millisecond to its side.
+Sender and reader are this process, so they share a clock. Kafka's producer is the Java client,
+called through Spark's gateway, which adds a millisecond to its side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PER_SECOND: Final = 100
 _MEASURED: Final = 3.0
-"""Times the seconds of a timed measure; they themselves warm up."""
+"""The measured part, in multiples of a timed measure's seconds, which are the warm-up."""
 _IDLE_SETTLE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 60.0
 _PROBE: Final = -1
@@ -79,9 +79,7 @@ def _end_to_end(here: SparkSetup, seconds: float) -> Iterator[Measurement]:
 def _latencies(
     here: SparkSetup, frame: DataFrame, send: Callable[[bytes], object], seconds: float
 ) -> Times:
-    """Returns the latency of each record after the warm-up. Raises RuntimeError if one is
-    missing.
-    """
+    """Latencies of the records after the warm-up. Raises RuntimeError if one is missing."""
     arrivals = Arrivals()
     query = (
         frame.writeStream.foreachBatch(arrivals.collect)
@@ -101,11 +99,11 @@ def _latencies(
 
 
 def _await_first(arrivals: Arrivals, send: Callable[[bytes], object]) -> None:
-    """Sends until something has come: a query that has just begun may begin after it."""
+    """Sends probes until one arrives: a query just started may begin after the first ones."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not arrivals.seconds:
         if time.monotonic() > deadline:
-            raise RuntimeError("a streaming query saw no record that was sent")
+            raise RuntimeError("a streaming query received none of the records sent")
         send(stamped(_PROBE))
         time.sleep(0.2)
 
@@ -134,12 +132,12 @@ _PADDING = np.random.default_rng(0).bytes(VALUE_BYTES - _STAMP.size)
 
 
 def stamped(number: int) -> bytes:
-    """A value that says which it is, and when it was sent."""
+    """Returns a value that contains its number and the time it was sent."""
     return _STAMP.pack(number, time.perf_counter_ns()) + _PADDING
 
 
 class Arrivals:
-    """The way of each record, in seconds by its number, until a batch that has it is collected."""
+    """The latency of each record, in seconds by its number, until its batch is collected."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
@@ -151,16 +149,16 @@ class Arrivals:
         for row in rows:
             number, sent = _STAMP.unpack_from(row.value)
             if number in self.seconds and number != _PROBE:
-                raise RuntimeError(f"record {number} came twice")
+                raise RuntimeError(f"record {number} arrived twice")
             self.seconds[number] = (now - sent) / 1e9
 
     def await_all(self, numbers: range) -> None:
-        """Raises RuntimeError for those that do not come."""
+        """Waits for these records. Raises RuntimeError if some do not arrive."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self.seconds.keys() >= set(numbers):
             if time.monotonic() > deadline:
                 lost = len(set(numbers) - self.seconds.keys())
-                raise RuntimeError(f"{lost:,} of {len(numbers):,} records never came")
+                raise RuntimeError(f"{lost:,} of {len(numbers):,} records never arrived")
             time.sleep(0.05)
 
 
@@ -168,7 +166,7 @@ class Arrivals:
 
 
 def _idle(here: SparkSetup, seconds: float) -> Measurement:
-    """CPU of Spark's JVM and of the Python beneath it: of no query, and of an idle one."""
+    """CPU use of Spark's JVM and its Python processes, without a query and with an idle one."""
     with doing("an idle session"):
         alone = Usage.over(here.spark, seconds)
     with doing("an idle query on sparklog"):

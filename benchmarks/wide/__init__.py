@@ -1,5 +1,5 @@
-"""Many topics and many partitions: acks, table lag, memory and processor time of one broker.
+"""Many topics and many partitions: acks, table lag, memory and CPU time of one broker.
 
-The load comes from processes of their own, on the same machine: what they use of the processor is
-part of the figures.
+The load comes from separate processes on the same machine, which compete with the broker for the
+CPU.
 """

@@ -1,6 +1,6 @@
 """`python -m benchmarks.wide.load`: producers of many topics at a fixed rate, or a probe of acks.
 
-Prints one line of JSON at the end. Ends by itself.
+Prints one line of JSON at the end. Exits on its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LATE_SECONDS = 30.0
 
 
 def load(address: str, *, topics: int, partitions: int, rate: float, seconds: float) -> Any:
-    """Sends `rate` records/s over all topics, each to a random partition of the next topic."""
+    """Sends `rate` records/s in total, each to a random partition of the next topic."""
     producer = Producer(
         {
             "bootstrap.servers": address,
@@ -62,7 +62,7 @@ def load(address: str, *, topics: int, partitions: int, rate: float, seconds: fl
 
 
 def probe(address: str, *, seconds: float) -> Any:
-    """Sends one record at a time, each some milliseconds after the last ack."""
+    """Sends one record at a time, each 20 ms after the previous ack."""
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "acks": "all"})
     found = []
     began = time.monotonic()

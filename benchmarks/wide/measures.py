@@ -1,4 +1,4 @@
-"""Measures of many topics. Each is bounded in time, whatever the broker does."""
+"""Measurements with many topics. Each is bounded in time, whatever the broker does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _broker(options: BenchOptions) -> Iterator[BrokerProcess]:
 
 
 def _create(broker: BrokerProcess, names: Sequence[str], partitions: int) -> float:
-    """Creates topics by one request, and returns the seconds."""
+    """Creates topics with one request, and returns the seconds it took."""
     admin = AdminClient({"bootstrap.servers": broker.kafka_address})
     admin.list_topics(timeout=10)
     new = [NewTopic(name, partitions, 1) for name in names]
@@ -56,7 +56,7 @@ def _create(broker: BrokerProcess, names: Sequence[str], partitions: int) -> flo
 
 
 class _Usage:
-    """Processor time and the largest memory of the broker's processes, from its making on."""
+    """CPU time and peak memory of the broker's processes, from construction on."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
@@ -70,7 +70,7 @@ class _Usage:
         self.rss_bytes = max(self.rss_bytes, rss_bytes(self._broker.pid))
 
     def cores(self) -> float:
-        """Returns the share of a core, of all its processes."""
+        """Returns the CPU use of all its processes, in cores."""
         return (self._seconds() - self._used) / (time.perf_counter() - self._began)
 
 
@@ -103,7 +103,7 @@ def _busy(
 
 
 def partitions(options: BenchOptions) -> Iterator[Measurement]:
-    """One topic of 1,000 and of 5,000 partitions at 1,000 records/s over all."""
+    """One topic of 1,000 and one of 5,000 partitions, at 1,000 records/s in total."""
     for count, lag_seconds in ((1_000, 3.0), (5_000, 10.0)):
         what = f"one topic of {count} partitions, 1,000 records/s over all"
         yield from _loaded(
@@ -181,7 +181,7 @@ def start_load(address: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def result_of(process: subprocess.Popen[bytes]) -> Any:
-    """Returns what a load or a probe has printed, once it has ended."""
+    """Waits for a load or a probe to end, and returns the result it printed."""
     out, _ = process.communicate(timeout=4 * _SECONDS)
     return json.loads(out)
 
@@ -203,7 +203,7 @@ def lags(root: Path, topic: str) -> Any:
 
 
 def create(options: BenchOptions) -> Iterator[Measurement]:
-    """Creating 1,000 topics by one request, and one by one by the native client."""
+    """Creates 1,000 topics with one request, and 1,000 one at a time with the native client."""
     with doing("1,000 topics"), _broker(options) as broker:
         seconds = _create(broker, [f"a-{number}" for number in range(1_000)], 4)
         yield _most("creating 1,000 topics by one request", seconds, 4.0)
@@ -216,7 +216,7 @@ def create(options: BenchOptions) -> Iterator[Measurement]:
 
 
 def idle(options: BenchOptions) -> Iterator[Measurement]:
-    """A start with 2,000 topics, and what they cost while nothing happens."""
+    """Measures a start with 2,000 topics, and their cost while idle."""
     with doing(f"{_IDLE_TOPICS} topics"), _broker(options) as broker:
         _create(broker, [f"a-{number}" for number in range(_IDLE_TOPICS // 2)], 4)
         _create(broker, [f"b-{number}" for number in range(_IDLE_TOPICS // 2)], 4)

@@ -20,7 +20,7 @@ _TOPICS: Final = 400
 _PARTITIONS: Final = 20
 _PING_SECONDS: Final = 0.002
 _SCRAPE_SECONDS: Final = 2.0
-"""The time between two scrapes: longer than the broker reuses figures for another scrape."""
+"""The time between two scrapes: longer than the broker reuses metrics for another scrape."""
 _API_VERSIONS: Final = 18
 
 _SCRAPER: Final = """

@@ -111,9 +111,9 @@ class Agent:
             take_over: replace the live leader of the root, whatever its kind.
             allow_non_empty: also create the root in a folder that contains other programs' files.
             watch: earlier observations of the leader; None: none.
-            hooks: called for each request of a Flight client; for tests.
+            hooks: called for each request from a Flight client; for tests.
             ask: sends requests to other brokers. Without it, silent brokers count as dead, and
-                other brokers' figures are unknown.
+                other brokers' metrics are unknown.
         """
         self.settings = settings
         self.kind = kind
@@ -158,7 +158,7 @@ class Agent:
         self._collect: Callable[[], Sequence[bytes]] | None = None
         """Returns the metrics as text; set once the broker serves."""
         self._sources: Sources | None = None
-        """The sources of figures; set once the broker serves."""
+        """The sources of metrics; set once the broker serves."""
         self._is_serving = False
         """True while all listeners serve clients."""
         self._flushes = FlushCounts()
@@ -235,7 +235,7 @@ class Agent:
         )
 
     def _acquire(self) -> Leadership:
-        """Takes over the root in a new epoch. Raises the same errors as `takeover.acquire`."""
+        """Takes over the root in a new epoch. Raises what `takeover.acquire` raises."""
         self._meta = MetadataStore(self._store, clock=self._clock)
 
         def choose_log() -> WalKind:
@@ -674,7 +674,7 @@ class Agent:
                 self._finish(str(self.failure))
 
     def stop(self, reason: str = "stop was called", *, leaving: Collection[int] = ()) -> None:
-        """Shuts down cleanly: refuses new records, publishes all, trims, and marks the heartbeat.
+        """Shuts down cleanly: rejects new records, publishes all, trims, and marks the heartbeat.
 
         `reason` is logged. A member hands its partitions over to other members, except `leaving`.
         """

@@ -115,7 +115,7 @@ def sources_of(
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
 ) -> Sources:
-    """Returns the sources of a broker's figures; see `Sources` for the arguments."""
+    """Returns the sources of a broker's metrics; see `Sources` for the arguments."""
     janitor = given.settings.janitor
     return Sources(
         broker=parts.broker,
@@ -309,7 +309,7 @@ def _is_controller(given: Surroundings) -> bool:
 
 
 def _is_short_of_space(given: Surroundings) -> bool:
-    """Returns whether appends are refused, or soon will be."""
+    """Returns whether appends are rejected, or soon will be."""
     free_bytes, free_inodes = given.store.free_bytes(), given.store.free_inodes()
     reserve_bytes = given.settings.writer.free_space_reserve_bytes
     has_bytes = free_bytes is None or free_bytes >= 2 * reserve_bytes

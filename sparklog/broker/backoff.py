@@ -76,7 +76,7 @@ class RetrySchedule:
 
 
 class FailureLog:
-    """Reasons of failures that were logged, by name, so that the same one is not logged again."""
+    """Reasons for failures that were logged, by name, so that the same one is not logged again."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}

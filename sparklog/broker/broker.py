@@ -1,6 +1,6 @@
 """The façade of the broker: everything a listener can ask of it, in the log's own terms.
 
-A listener only translates and decides nothing. A request is refused here, with a typed error and
+A listener only translates and decides nothing. A request is rejected here, with a typed error and
 without side effects. All methods may be called from any thread.
 """
 
@@ -164,7 +164,7 @@ class Broker:
         self.prove: Callable[[flight_messages.ProveRoot], flight_messages.RootProof] | None = None
         """Proves which root this broker serves; set by the owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
-        """Returns the figures of this broker; set by the owner once it serves."""
+        """Returns this broker's metrics; set by the owner once it serves."""
         self._started_at = clock.monotonic()
 
     # -------------------------------------------------------------------------- this broker
@@ -334,7 +334,7 @@ class Broker:
         )
 
     def submit_internal(self, append: Append) -> PendingAppend:
-        """Queues an append of `prepare_internal`, even if the queue is full.
+        """Queues an append from `prepare_internal`, even if the queue is full.
 
         Raises the error that ended the writer.
         """
@@ -380,7 +380,7 @@ class Broker:
         return self._submit_timeout_seconds
 
     def wait(self, pending: PendingAppend) -> list[AppendResult]:
-        """Waits until the append is durable. Raises the error of a refusal, or `OutcomeUnknown`."""
+        """Waits until the append is durable. Raises the rejection's error, or `OutcomeUnknown`."""
         return self._writer.wait(pending)
 
     # -------------------------------------------------------------------------- reading
@@ -421,7 +421,7 @@ class Broker:
         return self._led_partitions.topic(topic).counts
 
     def count_full_queue(self, topic: str) -> None:
-        """Counts a batch that was refused because the queue stayed full for too long."""
+        """Counts a batch that was rejected because the queue stayed full for too long."""
         self._counts_of(topic).failed_produces += 1
         self.refused.note(
             Work.WRITES, "the writer's queue was full for as long as a producer waits"

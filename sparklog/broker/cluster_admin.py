@@ -62,7 +62,7 @@ class ClusterAdmin:
     ) -> flight_messages.ClusterDescription:
         """Returns all brokers and their states, which takes time if one is silent.
 
-        Raises `BrokerFenced`, `BrokerClosing` and the errors of the store.
+        Raises `BrokerFenced`, `BrokerClosing` and the store's errors.
         """
 
         def pause() -> None:
@@ -89,7 +89,7 @@ class ClusterAdmin:
     def balance(self, request: flight_messages.BalanceCluster) -> flight_messages.BalanceReply:
         """Hands partitions over to members that lead fewer; none if this broker leads alone.
 
-        Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
+        Raises `BrokerFenced`, the store's errors, and the error that ended the writer.
         """
         if self.handovers is None:
             return flight_messages.BalanceReply()
@@ -112,7 +112,7 @@ class ClusterAdmin:
         """Has the leaders of partitions hand them over to the requested members.
 
         Returns an error for each partition that has not moved. One leader's failure does not keep
-        the others from moving theirs. Raises `BrokerFenced` and the errors of the store.
+        the others from moving theirs. Raises `BrokerFenced` and the store's errors.
 
         Args:
             timeout_seconds: for all leaders together, at most `limits.ACTION_TIMEOUT_SECONDS`.
@@ -159,7 +159,7 @@ class ClusterAdmin:
     def upgrade(self) -> flight_messages.UpgradeReply:
         """Raises the feature level to the highest that all brokers support.
 
-        Raises `BrokerFenced`, `OutcomeUnknown` and the errors of the store.
+        Raises `BrokerFenced`, `OutcomeUnknown` and the store's errors.
         """
         before = 0
 
@@ -175,7 +175,7 @@ class ClusterAdmin:
         """Begins to hand over all partitions to other members, and to stop. Returns immediately.
 
         Raises `CannotDrain` if another broker is meant, if no other broker accepts the partitions,
-        or if this one belongs to a program; also `BrokerFenced` and the errors of the store.
+        or if this one belongs to a program; also `BrokerFenced` and the store's errors.
         """
         own = self._own
         wanted = request.cluster_id, request.broker, request.epoch

@@ -1,4 +1,4 @@
-"""Changes of topic configurations, which are stored in the metadata and in the topic's table.
+"""Changes to topic configurations, which are stored in the metadata and in the topic's table.
 
 A change is written to the table first, and the metadata decides whether it counts: a change that
 was interrupted between the two is reverted in the table.
@@ -27,7 +27,7 @@ from sparklog.storage.table.changes import TableChange, describe_change
 
 
 class ConfigChanges:
-    """Changes configurations of topics. May be called from any thread."""
+    """Changes topic configurations. May be called from any thread."""
 
     def __init__(
         self, metadata: LeaderMetadata, led_partitions: LedPartitions, writer: Writer
@@ -138,7 +138,7 @@ class ConfigChanges:
         """Reverts a configuration in the table that never reached the metadata.
 
         A change may have been interrupted between the two, and retention would obey the table.
-        Raises `UnknownTopic`, and the errors of the store.
+        Raises `UnknownTopic`, and the store's errors.
         """
         topic = self._led_partitions.topic(name)
         known = self._metadata.known.topics.get(name)

@@ -1,6 +1,6 @@
-"""Counts for the broker's figures: plain numbers on objects that exist anyway.
+"""Counts for the broker's metrics: plain numbers on objects that exist anyway.
 
-A count is incremented where its event happens, and read when figures are collected. Nothing here
+A count is incremented where its event happens, and read when metrics are collected. Nothing here
 takes a lock. In CPython with a GIL, one thread's addition to an attribute is not interrupted by
 another thread; elsewhere, a count could at worst be lost.
 """
@@ -52,7 +52,7 @@ class TopicCounts:
         self.bytes_out = 0
         """Bytes of records sent to consumers."""
         self.failed_produces = 0
-        """Batches that were refused."""
+        """Batches that were rejected."""
         self.fetches = 0
         """Partitions in fetch requests, and reads over the native protocol."""
         self.failed_fetches = 0
@@ -179,7 +179,7 @@ def _quantiles(buckets: Sequence[int], quantiles: Sequence[float]) -> list[float
 
 
 class ApiCounts:
-    """Requests of one API key."""
+    """Requests with one API key."""
 
     __slots__ = ("times_us", "versions")
 
@@ -191,7 +191,7 @@ class ApiCounts:
 
 
 class ListenerCounts:
-    """Figures of the Kafka listener, all counted in its event loop."""
+    """Metrics of the Kafka listener, all counted in its event loop."""
 
     __slots__ = ("apis", "connections_opened", "errors", "idle_share", "loop_delay_us", "names")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class DecodeMemory:
-    """A budget of bytes, granted in the order of the requests.
+    """A byte budget, granted in the order of the requests.
 
     A request for more than the limit is granted once no other grant is held.
     """
@@ -36,7 +36,7 @@ class DecodeMemory:
 
     @property
     def limit_bytes(self) -> int:
-        """The maximum bytes held at a time, unless a single grant is larger."""
+        """The maximum number of bytes held at a time, unless a single grant is larger."""
         return self._limit_bytes
 
     @contextmanager

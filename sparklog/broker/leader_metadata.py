@@ -10,9 +10,9 @@ it lacks. Two rules keep it from misleading clients:
   committed offset does not exist. A consumer would reset its position, and a producer would fail;
 - a broker that may have been replaced since it last read the metadata, because that read or its
   last heartbeat is too old (`LivenessSettings.sight_seconds`), serves no request before the next
-  read. Exceptions are appends, because an ack is itself a proof, and requests of group members,
-  whose sessions would expire during an outage of the store. A read counts only once the broker
-  serves its result: other threads of a broker that has just woken up might answer before that.
+  read. Exceptions are appends, because an ack is itself a proof, and requests from group members,
+  whose sessions would expire during a store outage. A read counts only once the broker serves its
+  result: other threads of a broker that has just woken up might answer before that.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class LeaderMetadata:
         Calls share reads, and the failure of a slow one, as in `prove`. Does not wait for tables
         that have to be read: a slow one does not concern the readers of other topics.
 
-        Raises `BrokerFenced`, and the errors of the store.
+        Raises `BrokerFenced`, and the store's errors.
         """
         since = self._looks
         with self._sight.lock:
@@ -190,8 +190,8 @@ class LeaderMetadata:
     def prove(self, since: int) -> None:
         """Checks that we lead, with a read begun after the moment `since`; calls share reads.
 
-        Raises `BrokerFenced`, and the errors of the store, after which nothing is proven. A read
-        that fails slowly fails for all waiting calls, which would otherwise wait for one read after
+        Raises `BrokerFenced`, and the store's errors, after which nothing is proven. A read that
+        fails slowly fails for all waiting calls, which would otherwise wait for one read after
         another. Raises `MetadataChanged` if another broker has changed topics or leaders: the
         request was judged on the previous state.
         """

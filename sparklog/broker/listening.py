@@ -45,7 +45,7 @@ class Listeners:
     """The ports for Flight, Kafka and metrics, and their servers."""
 
     def __init__(self, settings: BrokerSettings, *, hooks: RequestHooks | None = None) -> None:
-        """`hooks`: called for each request of a Flight client; for tests."""
+        """`hooks`: called for each request from a Flight client; for tests."""
         self._settings = settings
         self._hooks = hooks
         self._flight_port = _port("flight.listen", settings.flight.listen)
@@ -188,7 +188,7 @@ class Listeners:
         return [*of_kafka, *of_flight]
 
     def cut_connections(self) -> None:
-        """Cuts the connections of all clients, which may reconnect; for tests."""
+        """Cuts all client connections; the clients may reconnect; for tests."""
         for listener in (self.kafka, self.flight):
             if listener is not None:
                 listener.cut_connections()

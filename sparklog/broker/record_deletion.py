@@ -50,7 +50,7 @@ class RecordDeletion:
         self._publishing = publishing
 
     def delete(self, request: DeleteRecords) -> LogStarts:
-        """Raises the log start offsets of partitions, and returns the resulting ones.
+        """Raises the log start offsets of the given partitions, and returns the resulting ones.
 
         Records below it can no longer be read and are gone from the topic's table; their files
         are removed after the grace period of replaced files. Repeating the call changes nothing.

@@ -29,9 +29,9 @@ class Work(enum.StrEnum):
     HEARTBEATS = "heartbeats"
     """Heartbeats cannot be written, so other brokers have to ask whether this one is alive."""
     CONNECTIONS = "connections"
-    """Connections of Kafka clients: `kafka.max_connections` and its per-address limit."""
+    """Connections from Kafka clients: `kafka.max_connections` and its per-address limit."""
     STREAMS = "streams"
-    """Streams of sparklog's own clients: `flight.max_streams`."""
+    """Streams from sparklog's own clients: `flight.max_streams`."""
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class _Signals:
         self._all_stop = threading.Event()
         self._main_thread = threading.get_ident()
         self._interrupted: str | None = None
-        """The reason of a signal that arrived during a start."""
+        """The reason for a signal that arrived during a start."""
         self.is_stopping = False
         """True once a signal has stopped a broker."""
 

@@ -126,7 +126,7 @@ def _share(settings: BrokerSettings, name: str, processes: int) -> int:
     """Returns one broker's share of a bound, never less than one request needs.
 
     A bound at its default is divided only as far as possible, so the processes together may exceed
-    it. Any other value was chosen for this machine, so too small a share is refused.
+    it. Any other value was chosen for this machine, so too small a share is rejected.
     """
     value, default = attrgetter(name)(settings), attrgetter(name)(BrokerSettings())
     share = value // processes

@@ -81,8 +81,8 @@ class StagedBatches:
         except errors.NotLeader as error:
             raise errors.MetadataChanged from error  # on a retry, any broker names the leaders
         except (errors.BadRequest, errors.MissingObject):
-            # An earlier attempt may have appended it in the meantime, and its files been removed.
-            # If that was another broker, which led everything, the tables contain the batch.
+            # An earlier attempt may have appended it, and its files been removed. If that was
+            # another broker, which led everything, the tables contain the batch.
             for topic in self._led_partitions.topics():
                 if {*topic.leaders} != {self._led_partitions.broker}:
                     with contextlib.suppress(errors.Corrupt, errors.Invalid):
@@ -232,7 +232,7 @@ class StagedBatches:
             self._check_age(staged, kind)
             self._check_batches_known(staged, missing)
             # Other brokers' sections are checked too, as far as this one can: a batch that any
-            # leader would refuse is better refused by the first.
+            # leader would reject is better rejected by the first.
             for section in staged.sections:
                 self._check_records(section)
             staged.check_files(self._store, missing)
@@ -320,7 +320,7 @@ class StagedBatches:
             raise errors.BadRequest(reason=reason)
 
     def _check_records(self, section: Section) -> None:
-        """Raises if the topic refuses the records, whichever broker leads the partition."""
+        """Raises if the topic rejects the records, whichever broker leads the partition."""
         check_not_internal(section.topic, "write to")
         topic = self._led_partitions.topic(section.topic)
         if not 0 <= section.partition < topic.count:

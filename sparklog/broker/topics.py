@@ -1,4 +1,4 @@
-"""Administration of topics: creation, partitions, configuration, compaction and deletion.
+"""Topic administration: creation, partitions, configuration, compaction and deletion.
 
 A topic is a table and an entry in the root's metadata, and exists as long as the entry does: its
 table is created before the entry, and emptied after the entry is removed. A table without an entry
@@ -371,7 +371,7 @@ class TopicAdmin:
         """Creates a table before the metadata names its topic, so that no topic lacks its table.
 
         Leadership is checked after the snapshot is taken: a broker that has been replaced must not
-        empty the table of a topic that its successor has created in the meantime.
+        empty the table of a topic that its successor has since created.
         """
 
         def create(before: TableSnapshot) -> TableChange:
@@ -569,8 +569,8 @@ class TopicAdmin:
             try:
                 self._metadata.change_topics(without)
             except errors.OutcomeUnknown as error:
-                # If the topic is gone, nothing more may be acked for it; if it is not, nothing of
-                # it may be trimmed.
+                # If the topic is gone, nothing more may be acked for it; if it is not, none of it
+                # may be trimmed.
                 topic.in_doubt = f"it may have been deleted: {error}"
                 self._in_doubt.add(name)
                 raise

@@ -401,7 +401,7 @@ def _groups(log: _Log) -> Iterator[Anomaly]:
         wanted,
         fetches.started_us,
     )
-    # A commit without an answer may have arrived late, after a later commit was acked.
+    # A commit that got no response may have arrived late, after a later commit was acked.
     in_doubt = commits.status == UNKNOWN
     doubtful = _is_in(wanted + fetches.offset, (key + commits.offset)[in_doubt])
 

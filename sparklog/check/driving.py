@@ -2,7 +2,7 @@
 
 A run creates its own topic, and deletes it if nothing was found. Producers are idempotent and send
 numbered records; some consumers read without a group, and seek; group members commit what they have
-received, leave and rejoin. Once the time is up, every send is decided, the groups read to the end,
+received, leave and rejoin. Once the time is up, every send is complete, the groups read to the end,
 and one more consumer reads everything.
 
 The broker may be killed and restarted during a run: clients retry for `patience_seconds`.
@@ -53,12 +53,12 @@ _LEAVING_SECONDS: Final = 5.0
 """Time that an interrupted run waits for its clients, and again for the deletion of its topic."""
 _BURST: Final = 50
 _QUEUED: Final = 20_000
-"""Maximum records of a producer that await their acks."""
+"""The maximum number of unacked records per producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Numbers of clients, and the duration of a run."""
+    """Client counts, and the duration of a run."""
 
     bootstrap: str
     seconds: float = 10.0
@@ -69,7 +69,7 @@ class Workload:
     partitions: int = 4
     value_bytes: int = 100
     rate: float = 5_000.0
-    """Maximum records per second of each producer."""
+    """The maximum rate of each producer, in records per second."""
     topic_prefix: str = "sparklog-check"
     patience_seconds: float = 60.0
     seed: int = 0
@@ -268,7 +268,7 @@ class _Run:
         place = self.kafka.TopicPartition(self.topic, partition)
         found = consumer.get_watermark_offsets(place, timeout=_REQUEST_SECONDS)
         if found is None:
-            raise self.kafka.KafkaException("no answer about the end of a partition")
+            raise self.kafka.KafkaException("a partition's end was not returned")
         return int(found[0]), int(found[1])
 
     def _watch(self) -> None:
@@ -315,7 +315,7 @@ def remove_topic(workload: Workload, topic: str) -> str:
     try:
         admin.delete_topics([topic])[topic].result(_LEAVING_SECONDS)
     except (kafka.KafkaException, TimeoutError) as error:
-        reason = _reason(error) or f"no answer in {_LEAVING_SECONDS:g} s"
+        reason = _reason(error) or f"no response in {_LEAVING_SECONDS:g} s"
         return f"topic {topic} may still exist; delete it yourself: {reason}"
     groups = [_group_id(topic, group) for group in range(workload.groups)]
     for each in admin.delete_consumer_groups(groups, request_timeout=_LEAVING_SECONDS).values():
@@ -343,7 +343,7 @@ class _Sender:
         self._producer_number = number
         self._sequence = 0
         self._undecided: dict[int, tuple[int, int]] = {}
-        """Partition and time of each undecided send, by value."""
+        """Partition and time of each unfinished send, by value."""
         self._is_fatal = False
 
     def run(self) -> None:
@@ -432,7 +432,7 @@ class _Sender:
             self._run.problems.append(f"producer {self._producer_number}: {error.str()}")
 
     def _close(self) -> None:
-        """Waits until every send is decided: acked, refused, or given up."""
+        """Waits until every send is complete: acked, rejected, or given up."""
         patience_seconds = self._run.workload.patience_seconds + _REQUEST_SECONDS
         deadline = time.monotonic() + patience_seconds
         while self._producer.flush(_LOOK_SECONDS) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Observations of a log's clients: columns of int64, for any number of operations.
+"""Observations by a log's clients: columns of int64, for any number of operations.
 
 Times are microseconds of one monotonic clock. A value is a number: its producer in the upper bits,
 the producer's sequence number in the lower ones. Each thread has its own `Rows` for each table, so
@@ -141,7 +141,7 @@ class Consumers(HistoryTable):
     group: Column
     """`NO_GROUP`: it reads without a group."""
     is_final: Column
-    """1: it began once the last send had been decided, and read everything."""
+    """1: it began once the last send had completed, and read everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ TABLES: Final[dict[str, type[HistoryTable]]] = {
 
 
 class Recorder:
-    """Observations of one thread."""
+    """Observations by one thread."""
 
     def __init__(self) -> None:
         self.sends = Rows(Sends)
@@ -187,7 +187,7 @@ class Recorder:
 
 
 def joined(recorders: Iterable[Recorder]) -> History:
-    """Joins the observations of all threads."""
+    """Joins the observations from all threads."""
     several = list(recorders)
     return History(**{name: _stacked(name, table, several) for name, table in TABLES.items()})
 

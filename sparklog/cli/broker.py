@@ -208,7 +208,7 @@ def _refuse_options(context: typer.Context) -> None:
     names = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if names:
         raise typer.BadParameter(
-            f"give options after {context.invoked_subcommand!r}: those before it run a broker"
+            f"pass options after {context.invoked_subcommand!r}: those before it run a broker"
         )
 
 

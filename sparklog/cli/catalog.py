@@ -76,7 +76,7 @@ def location(table_uri: str, *, root: str | None = None) -> str:
         return f"{root.rstrip('/')}/{folder}/{topic}"
     scheme = table_uri.partition("://")[0]
     if scheme in _NOT_FOR_SPARK:
-        reason = f"Spark does not read {scheme}://; give the root in Spark's notation"
+        reason = f"Spark does not read {scheme}://; pass the root in Spark's notation"
         raise errors.BadOption(option="--spark-root", value=None, reason=reason)
     # Spark does not decode percent escapes in a path.
     return f"file://{unquote(table_uri[len('file://') :])}" if scheme == "file" else table_uri

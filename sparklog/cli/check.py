@@ -55,7 +55,10 @@ PartitionsOption = Annotated[
 ]
 
 RateOption = Annotated[
-    float, typer.Option(metavar="N", min=1.0, help="The maximum records per second of a producer.")
+    float,
+    typer.Option(
+        metavar="N", min=1.0, help="The maximum rate of a producer, in records per second."
+    ),
 ]
 
 TopicPrefixOption = Annotated[
@@ -100,7 +103,7 @@ def check(
     replay: ReplayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a Kafka broker by the history of its clients.
+    """Check a Kafka broker against the history of its clients.
 
     The command runs producers, consumers and groups, and analyses their history. It finds lost,
     duplicate, moved, reordered and skipped records, and commits that went backwards.
@@ -109,7 +112,7 @@ def check(
     Example: sparklog check --bootstrap 127.0.0.1:9092 --seconds 30
     """
     if (bootstrap is None) == (replay is None):
-        raise typer.BadParameter("give either --bootstrap, or --replay to analyse a history")
+        raise typer.BadParameter("pass either --bootstrap, or --replay to analyse a history")
     from sparklog.check import report
     from sparklog.check.analysis import analyse
     from sparklog.check.driving import Workload

@@ -227,13 +227,13 @@ def reset(
     }
     chosen = [target for target in targets.values() if target is not None]
     if len(chosen) != 1:
-        raise typer.BadParameter(f"give exactly one of {', '.join(targets)}")
+        raise typer.BadParameter(f"pass exactly one of {', '.join(targets)}")
     if from_file is not None and (topic or all_topics):
         raise typer.BadParameter(
             "--from-file already names the partitions: omit --topic and --all-topics"
         )
     if from_file is None and bool(topic) == all_topics:
-        raise typer.BadParameter("give --topic or --all-topics")
+        raise typer.BadParameter("pass --topic or --all-topics")
     scope = _scope(topic or ())
     with open_log(root, bootstrap, wait) as log:
         _check_empty(log, group)

@@ -78,7 +78,7 @@ def read(
         kind: its format.
         fields: the fields that are key and timestamp.
         name: the name of the input for errors.
-        is_guessed: the format was derived from the name: refuse binary input as text.
+        is_guessed: the format was derived from the name: reject binary input as text.
         lines: the lines to read, in a line-based format; updated while reading.
 
     Raises:
@@ -167,7 +167,7 @@ def _check_start(start: bytes, kind: InputFormat, is_guessed: bool) -> None:
         if start.startswith(magic):
             raise _BadInput(f"it is compressed with {compression}: send the output of {command}")
     if start.startswith(_PARQUET):
-        raise _BadInput("it is a Parquet file: give --format parquet")
+        raise _BadInput("it is a Parquet file: pass --format parquet")
     if b"\0" in start:
         advice = "; --format text sends its lines unchanged" if is_guessed else ""
         raise _BadInput(f"it is a binary file, not {_FORMAT_NAMES[kind]}{advice}")

@@ -1,4 +1,4 @@
-"""`sparklog top`: shows the figures of a cluster's brokers, topics and groups, live."""
+"""`sparklog top`: shows metrics of a cluster's brokers, topics and groups, live."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 3.0
 """The time that a broker has to answer."""
 _MEMBERS_SECONDS: Final = 10.0
-"""The time between two refreshes of the list of brokers."""
+"""The time between two refreshes of the broker list."""
 _ASKED_AT_ONCE: Final = 32
 
 
@@ -51,17 +51,19 @@ def top(
     ] = 2.0,
     rows: Annotated[
         int,
-        typer.Option(metavar="NUMBER", min=1, max=1000, help="Maximum topics and groups to show."),
+        typer.Option(
+            metavar="NUMBER", min=1, max=1000, help="Maximum number of topics and groups to show."
+        ),
     ] = 15,
 ) -> None:
     """Show what the brokers of a log do: records, lag, files, groups and memory, live.
 
     Topics with the most records per second come first. A narrow terminal omits the less important
-    columns. Several brokers have a line each, and the figures of topics cover all brokers that
-    answer; --broker shows one in detail. The command starts no broker, and brokers need no port
-    for metrics. Stop it with Ctrl-C. Without a terminal it prints one snapshot, as with --once;
-    --json prints each broker's counts since its start, one line per broker. Exits with 4 if no
-    broker answers.
+    columns. Several brokers have a line each, and topic metrics cover all brokers that answer;
+    --broker shows one in detail. The command starts no broker, and brokers need no port for
+    metrics. Stop it with Ctrl-C. Without a terminal it prints one snapshot, as with --once; --json
+    prints each broker's counts since its start, one line per broker. Exits with 4 if no broker
+    answers.
 
     Example: sparklog top --root ./data --once
     """
@@ -94,7 +96,7 @@ def top(
 
 
 def _report_silent(members: list[Member]) -> None:
-    """Prints which brokers have no figures, and the reasons."""
+    """Prints which brokers have no metrics, and the reasons."""
     for each in members:
         if each.figures is None:
             reason = f"does not answer: {each.silence}" if each.silence else f"is {each.state}"
@@ -134,7 +136,7 @@ class _Cluster:
     """
 
     def __init__(self, view: View, only: int | None) -> None:
-        """`only`: the broker to show; None: all. Raises the errors of `View.describe`."""
+        """`only`: the broker to show; None: all. Raises what `View.describe` raises."""
         self._view = view
         self._only = only
         self._description = view.describe()
@@ -149,7 +151,7 @@ class _Cluster:
         self._silences: dict[int, str] = {}
         """Reasons that brokers did not answer their last poll."""
         self._followed_silent: frozenset[int] = frozenset()
-        """Brokers without an answer when the description was last refreshed."""
+        """Brokers that had not answered when the description was last refreshed."""
         self._alive: set[int] = set()
         """Brokers that were alive at some point since the command started."""
 
@@ -175,7 +177,7 @@ class _Cluster:
         self._described_at = time.monotonic()
 
     def look(self) -> list[Member]:
-        """Returns all brokers to show, with their current figures."""
+        """Returns all brokers to show, with their current metrics."""
         from sparklog import status
         from sparklog.cli.top_picture import Member
         from sparklog.storage.metadata.overview import ENDED
@@ -216,7 +218,7 @@ class _Cluster:
                 yield each
 
     def _answer_of(self, broker: int) -> BrokerFigures | None:
-        """Returns the answer of a polled broker, or None; records the reason if it failed."""
+        """Returns a polled broker's answer, or None; records the reason if it failed."""
         if not self._asked[broker].done():
             return None
         try:

@@ -1,4 +1,4 @@
-"""The display of `sparklog top`: brokers' figures as tables, with rates between two points in time.
+"""The display of `sparklog top`: brokers' metrics as tables, with rates between two points in time.
 
 A single broker is shown in detail. Several have one line each, and topics and groups cover all of
 them: a topic is led by several brokers, so its counts are summed.
@@ -46,7 +46,7 @@ class Member:
 
 
 class _Run(NamedTuple):
-    """Figures of one run of a broker at two points in time. Each run counts from zero."""
+    """Metrics of one run of a broker at two points in time. Each run counts from zero."""
 
     before: BrokerFigures
     now: BrokerFigures
@@ -60,7 +60,7 @@ class _Run(NamedTuple):
 
 
 class _Topic:
-    """A topic's rates and figures, over all its leaders."""
+    """A topic's rates and metrics, over all its leaders."""
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -74,9 +74,9 @@ class _Topic:
 def picture(
     before: Mapping[int, BrokerFigures], now: Sequence[Member], *, rows: int
 ) -> RenderableType:
-    """Returns the figures as tables, with at most `rows` topics and groups.
+    """Returns the metrics as tables, with at most `rows` topics and groups.
 
-    `before` maps broker ids to earlier figures; a broker that it lacks has no rates yet.
+    `before` maps broker ids to earlier metrics; a broker that it lacks has no rates yet.
     """
     from rich.console import Group
 
@@ -93,14 +93,14 @@ def picture(
 
 
 def _of_run(before: BrokerFigures | None, now: BrokerFigures) -> BrokerFigures:
-    """Returns the earlier figures if they are from the same run of the broker, else `now`."""
+    """Returns the earlier metrics if they are from the same run of the broker, else `now`."""
     if before is None or before.broker.epoch != now.broker.epoch:
         return now
     return before
 
 
 def _rate(before: int, now: int, seconds: float) -> float:
-    """Returns the rate of a count; a count that fell was reset by a restart of the broker."""
+    """Returns the rate of a count; a count that fell was reset by a broker restart."""
     return (now - before if now >= before else now) / seconds
 
 
@@ -142,7 +142,7 @@ def _summary(run: _Run) -> RenderableType:
 
 
 def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[RenderableType]:
-    """Returns a cluster's totals, a line for each broker, and reasons of those that are silent."""
+    """Returns a cluster's totals, a line per broker, and the reasons that some are silent."""
     from rich.text import Text
 
     found = [each.now for each in runs.values()]

@@ -216,7 +216,7 @@ def ddl(
 
     chosen = list(dict.fromkeys(topics or ()))
     if bool(chosen) == all_topics:
-        raise typer.BadParameter("no topic is named: name some, or give --all")
+        raise typer.BadParameter("no topic is named: name some, or pass --all")
     if catalog and not schema:
         raise typer.BadParameter("--catalog requires --schema")
     given = _table_names(name or (), chosen)
@@ -273,7 +273,7 @@ def alter(
         raise typer.BadParameter(f"{', '.join(sorted(twice))} cannot be set and unset")
     changes |= dict.fromkeys(unset or ())
     if not changes:
-        raise typer.BadParameter("nothing to change: give --set or --unset")
+        raise typer.BadParameter("nothing to change: pass --set or --unset")
     with open_log(root, bootstrap, wait) as log:
         info = log.alter(topic, changes)
     typer.echo(f"{info.topic}: {_config(info)}")
@@ -355,14 +355,14 @@ def trim(
     Example: sparklog topics trim flights --before-time 2013-06-01 --root ./data
     """
     if (before is None) == (before_time is None):
-        raise typer.BadParameter("give --before or --before-time")
+        raise typer.BadParameter("pass --before or --before-time")
     point = _offset(before) if before is not None else _time(before_time or "")
     if not yes and not dry_run and not sys.stdin.isatty():
         raise typer.BadParameter(CANNOT_ASK)
     with open_log(root, bootstrap, wait) as log:
         info = log.describe(topic)
         if isinstance(point, int) and not partition and len(info.partitions) > 1:
-            raise typer.BadParameter(f"{topic!r} has {_partitions(info)}: give --partition")
+            raise typer.BadParameter(f"{topic!r} has {_partitions(info)}: pass --partition")
         starts = _starts(log, info, point, sorted(set(partition or range(len(info.partitions)))))
         _print_starts(info, starts)
         count = sum(start - info.partitions[number].start for number, start in starts.items())

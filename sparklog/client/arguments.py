@@ -94,7 +94,7 @@ def timeout(option: str, value: Any) -> float | None:
 
 
 def flag(option: str, value: Any) -> bool:
-    """True or False; other truthy and falsy values are refused."""
+    """True or False; other truthy and falsy values are rejected."""
     if not isinstance(value, bool):
         raise _bad(option, value, "expected True or False")
     return value
@@ -108,7 +108,7 @@ def text(option: str, value: Any) -> str:
 
 
 def texts(option: str, value: Any) -> list[str]:
-    """A list of strs; a single str is refused rather than split into its characters."""
+    """A list of strs; a single str is rejected rather than split into its characters."""
     what = "expected a list of str"
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise _bad(option, value, what)

@@ -1,8 +1,8 @@
-"""Connections of a client to brokers: one channel per address, retries, and errors.
+"""A client's connections to brokers: one channel per address, retries, and errors.
 
 A broken channel is dropped. The next call asks `resolve` again for the address of the live broker,
 which may be one that has taken over, or an embedded one that `resolve` starts. All failures are
-errors of `sparklog.errors`; no Flight or gRPC error leaves this module.
+errors from `sparklog.errors`; no Flight or gRPC error leaves this module.
 
 gRPC does not survive a fork while a channel is open: a child that used it would hang, so its calls
 raise an error instead. A child whose parent had no open channel opens its own.
@@ -55,12 +55,12 @@ _HARMLESS: Final = frozenset(
         "topics.list",
     }
 )
-"""Actions without a visible effect: retried freely, and `BrokerUnavailable` if unanswered."""
+"""Actions without a visible effect: retried freely, and `BrokerUnavailable` without a response."""
 
 _ONCE: Final = frozenset(
     {"groups.delete", "topics.create", "topics.add_partitions", "topics.delete"}
 )
-"""Actions that are refused when repeated, so a refusal after a lost answer proves nothing."""
+"""Actions that fail when repeated, so an error after a lost answer proves nothing."""
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
@@ -159,7 +159,7 @@ def ask(
     timeout_seconds: float,
     is_probed: bool = True,
 ) -> Any:
-    """Returns the reply of the broker at `host:port`, from a single attempt.
+    """Returns the reply from the broker at `host:port`, from a single attempt.
 
     `is_probed`: first check that a broker answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
     that the error names the cause.
@@ -177,7 +177,7 @@ def ask(
 
 
 class Channel:
-    """Flight client of one broker for `flight_messages`. Thread-safe, as Flight's client is."""
+    """Flight client for one broker, for `flight_messages`. Thread-safe, as Flight's client is."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -187,7 +187,7 @@ class Channel:
             raise failure_of(error, address) from error
 
     def action(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
-        """Returns the reply of one attempt."""
+        """Returns the reply to one attempt."""
         _, reply_type = flight_messages.ACTIONS[name]
         options = flight.FlightCallOptions(timeout=timeout_seconds)
         action = flight.Action(name, flight_messages.encode(request))
@@ -254,7 +254,7 @@ def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
     """Raises `BrokerUnavailable` or `WrongPort` immediately, if gRPC would only keep waiting.
 
     `answered`: addresses at which a broker has answered; this one is added if a broker answers. A
-    stopping broker may close a connection without an answer, as may any other program. So such a
+    stopping broker may close a connection without answering, as may any other program. So such a
     port counts as wrong only if no broker has answered there before.
     """
     host, _, port = address.rpartition(":")
@@ -276,7 +276,7 @@ def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
         answered.add(address)
         return
     if len(answer) < _FRAME_HEADER_BYTES and address in answered:
-        reason = "it closed the connection without an answer"
+        reason = "it closed the connection without a response"
         raise errors.BrokerUnavailable(address=address, reason=reason)
     if answer.startswith(_WRONG_PORT):
         flight = answer.removeprefix(_WRONG_PORT).decode(errors="replace").strip()
@@ -284,7 +284,7 @@ def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
     elif answer.startswith(b"HTTP/1"):
         reason = "it speaks HTTP/1; is this the console's port?"
     else:
-        reason = "it is open but does not answer as gRPC does; is this the Kafka port?"
+        reason = "it is open but does not speak gRPC; is this the Kafka port?"
     raise errors.WrongPort(address=address, reason=reason)
 
 
@@ -402,7 +402,7 @@ class Connection:
     def channel(self, broker: int = -1) -> Channel:
         """Returns a channel to a broker; if it is -1 or the only one, to that of `resolve`.
 
-        Raises `BrokerUnavailable`, `WrongPort`, and the errors of `resolve`.
+        Raises `BrokerUnavailable`, `WrongPort`, and what `resolve` raises.
         """
         if _forked:
             raise errors.BadRequest(
@@ -450,7 +450,7 @@ class Connection:
             broker: the id of the broker to ask, if it is up; -1: the one in use.
 
         Raises:
-            errors.Invalid: refused; it had no effect. `UnknownTopic` names the most similar topic.
+            errors.Invalid: rejected; it had no effect. `UnknownTopic` names the most similar topic.
             errors.NotLeader: another broker leads a partition of the request.
             errors.Retriable: no attempt succeeded in time, and none had an effect.
             errors.OutcomeUnknown: an answer was lost, and the action may have taken effect.
@@ -607,7 +607,7 @@ class Connection:
         with self._lock:
             address = self._address_of(broker)
         if address is None:
-            if self._is_unknown(broker):  # it was forgotten in the meantime
+            if self._is_unknown(broker):  # it was forgotten since
                 raise errors.BrokerUnavailable(address=f"broker {broker}", reason="it is down")
             home = self._find_home()
         else:

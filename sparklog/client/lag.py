@@ -80,7 +80,7 @@ class GroupLag:
 
 
 def assigned(member: group_messages.GroupMember) -> list[TopicPartition]:
-    """Returns the member's partitions; none if it does not use the protocol of consumers."""
+    """Returns the member's partitions; none if it does not use the consumer protocol."""
     try:
         return decode_assignment(member.assignment)
     except errors.CorruptRecord:

@@ -41,7 +41,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class Log(Admin):
-    """A client of one cluster, and the owner of the producers and consumers that it opens.
+    """A client for one cluster, and the owner of the producers and consumers that it opens.
 
     Args:
         connection: to the brokers; closed with the log.
@@ -84,7 +84,7 @@ class Log(Admin):
             linger_ms: how long a record may wait for others to fill its batch, in milliseconds; 5
                 by default. Waiting for a record's future sends its batch immediately.
             batch_rows: maximum number of records in a batch; 10,000 by default.
-            batch_bytes: maximum bytes of keys and values in a batch; 1 MiB by default.
+            batch_bytes: maximum size of a batch's keys and values, in bytes; 1 MiB by default.
             buffer_bytes: memory for records that are not yet acked; 64 MiB by default. When it is
                 full, `send` blocks.
             max_block_seconds: how long `send` blocks for memory, or for a broker to describe the
@@ -150,8 +150,8 @@ class Log(Admin):
     ) -> Consumer:
         """Opens a consumer, standalone or as a member of a group, for use by a single thread.
 
-        Kafka's own consumers can be members of the same group. A record that a deserializer refuses
-        raises `DeserializationFailed`; `Consumer.poll` describes how to skip it.
+        Kafka's own consumers can be members of the same group. If a deserializer rejects a record,
+        `DeserializationFailed` is raised; `Consumer.poll` describes how to skip it.
 
         Args:
             topics: one or more names, which must exist; in a group also a compiled pattern, which

@@ -115,7 +115,7 @@ def everywhere(
 ) -> list[Any]:
     """Performs an action on each broker that is up, sequentially, and returns the replies.
 
-    Skips brokers that stop in the meantime, and starts over if partitions move.
+    Skips brokers that stop meanwhile, and starts over if partitions move.
     """
     retry, replies = connection.retry(timeout_seconds), dict[int, Any]()
     while True:
@@ -185,7 +185,7 @@ def offsets_of(
 def offsets_for_times(
     connection: Connection, topic: str, timestamps_us: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns, by partition, the offset of the first record at its time or later, or -1."""
+    """Returns, by partition, the first offset at or after the given timestamp; -1 if none."""
     offsets: dict[int, int] = {}
 
     def ask_for_some(broker: int, partitions: list[int]) -> None:
@@ -276,7 +276,7 @@ def check_offsets(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def points_by_partition(points: Mapping[Any, Any]) -> dict[TopicPartition, Point]:
-    """Returns the points of a start that names partitions, in either form. Raises `BadOption`."""
+    """Returns the points in a start that names partitions, in either form. Raises `BadOption`."""
     found: dict[TopicPartition, Point] = {}
     for key, value in points.items():
         if isinstance(key, tuple):

@@ -101,7 +101,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 def bare(error: _Error) -> _Error:
     """Returns the error without its traceback, cause and context.
 
-    They refer to the frames that raised it, which in turn refer to a refused batch and its decoded
+    They refer to the frames that raised it, which in turn refer to a rejected batch and its decoded
     form. A frame that refers to the error completes a cycle, which Python frees late.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None

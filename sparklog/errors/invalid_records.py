@@ -137,7 +137,7 @@ class BadValue(Invalid):
 
 
 class DeserializationFailed(Invalid):
-    """A consumer's deserializer refused a key or a value: correct it, or skip the record.
+    """A consumer's deserializer rejected a key or a value: correct it, or skip the record.
 
     `part` is "key" or "value", and the deserializer's own exception is the cause. The consumer
     stays at the record; `consumer.seek(error.topic, error.partition, error.offset + 1)` skips it.

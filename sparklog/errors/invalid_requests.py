@@ -20,7 +20,7 @@ class BadRequest(Invalid):
 
 
 class GroupRefused(Invalid):
-    """The group's coordinator refuses a request; `error` is Kafka's name for the reason."""
+    """The group's coordinator rejects a request; `error` is Kafka's name for the reason."""
 
     code = "group_refused"
     needs_proof = True

@@ -31,7 +31,7 @@ class NotLeader(Retriable):
 
 
 class LeadersChanged(Retriable):
-    """A change of leaders was based on outdated metadata: decide again based on the newest."""
+    """A leadership change was based on outdated metadata: decide again based on the newest."""
 
     code = "leaders_changed"
     template = "The leaders were not changed: {reason}. Decide again based on the newest metadata."
@@ -89,7 +89,7 @@ class StorageFull(Retriable):
 
 
 class EarlierBatchMissing(Retriable):
-    """An earlier batch was refused before the broker served the partition: send both again."""
+    """An earlier batch was rejected before the broker served the partition: send both again."""
 
     code = "earlier_batch_missing"
     template = (
@@ -102,7 +102,7 @@ class EarlierBatchMissing(Retriable):
 
 
 class QueueFull(Retriable):
-    """A queue of the broker is full: send more slowly, or raise the setting."""
+    """A broker queue is full: send more slowly, or raise the setting."""
 
     code = "queue_full"
     template = (

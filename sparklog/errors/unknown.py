@@ -1,4 +1,4 @@
-"""Requests without an answer, which may have taken effect."""
+"""Requests with an unknown outcome, which may have taken effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class OutcomeUnknown(SparklogError):
 
     code = "outcome_unknown"
     template = (
-        "The outcome of {what} is unknown, because no answer arrived: {reason}. It may have taken"
+        "The outcome of {what} is unknown, because no response arrived: {reason}. It may have taken"
         " effect; check before you repeat it."
     )
     what: str
@@ -27,4 +27,4 @@ class StillSending(OutcomeUnknown):
     )
     timeout_seconds: float | None
     what: str
-    reason: str = "no answer has arrived yet"
+    reason: str = "no response has arrived yet"

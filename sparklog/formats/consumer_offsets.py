@@ -38,11 +38,11 @@ _OFFSET_VALUES: Final = range(5)
 _GROUP_VALUE: Final = 3
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_PREFIX: Final = b"sparklog"
-"""Topic ids have 8 bytes; Kafka's have 16, of which this is the first half."""
+"""Topic ids are 8 bytes long; Kafka's are 16, of which this is the first half."""
 _UNKNOWN_TOPIC_ID: Final = bytes(16)
 
 MAX_STRING_BYTES: Final = 2**15 - 1
-"""Maximum UTF-8 bytes of names and ids, whose length field is an int16."""
+"""The maximum length of a name or id in UTF-8 bytes; the length field is an int16."""
 
 COMMITTED_SCHEMA: Final = pa.schema(
     [
@@ -178,7 +178,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def encode_offset(value: CommittedOffset) -> bytes:
-    """Returns the value of an `OffsetKey`. `metadata` must have fewer than 2**31 bytes."""
+    """Returns the value of an `OffsetKey`. `metadata` must be shorter than 2**31 bytes."""
     metadata = value.metadata.encode()
     parts = [
         _int16(_OFFSET_VALUE),

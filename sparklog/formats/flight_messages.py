@@ -10,7 +10,7 @@
 Headers of batches are sent as app metadata. A batch to be appended is a payload: any columns of
 `record.PAYLOAD_SCHEMA` with `value`; the replies come in the order of the batches. A failure is a
 Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
-peers interoperate; a new field must have a default. The messages of consumer groups are in
+peers interoperate; a new field must have a default. Consumer group messages are in
 `group_messages`.
 """
 
@@ -51,7 +51,7 @@ WRONG_PORT: Final = "sparklog: this is the Kafka port, Flight is at "
 NO_OTHER_BROKER: Final = (
     "no other broker is up to take its partitions; start one first, or stop this one with --alone"
 )
-"""The reason of a `CannotDrain`."""
+"""The reason for a `CannotDrain`."""
 
 NO_ACTION: Final = "there is no action "
 """The prefix of the reason in the `BadRequest` for an action that a broker does not know."""
@@ -95,7 +95,7 @@ class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class AppendReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Reply to a batch: it is durable at `base_offset`, or `error` says why it was refused."""
+    """Reply to a batch: it is durable at `base_offset`, or `error` says why it was rejected."""
 
     base_offset: int = -1
     timestamp_us: int = -1
@@ -117,7 +117,7 @@ class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: list[str] | None = None
     """Columns of `record.ROW_SCHEMA`, in the requested order; None: all."""
     topic_id: str | None = None
-    """If given, the read is refused if the topic was recreated since."""
+    """If given, the read is rejected if the topic was recreated since."""
 
 
 class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -330,7 +330,7 @@ class DrainBroker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Stops the broker that answers, once the other members lead its partitions.
 
     The reply comes immediately. A broker other than the named one, which may have its address by
-    now, refuses.
+    now, rejects the request.
     """
 
     cluster_id: str
@@ -344,7 +344,7 @@ class LogLevel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The lowest level that a broker logs. A request with a level sets it until it restarts."""
 
     broker: Int32
-    """Another broker, which may have the address by now, refuses the request."""
+    """Another broker, which may have the address by now, rejects the request."""
     level: Literal["", "debug", "info", "warning", "error"] = ""
     """Empty in a reply: the broker's program has configured logging itself."""
 
@@ -356,7 +356,7 @@ class BalanceCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     dry_run: bool = False
-    """Move nothing, and return the moves of all members."""
+    """Move nothing, and return the moves among all members."""
 
 
 class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,7 +382,7 @@ class BalanceReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     moved: int = 0
     """The number of partitions that the member has handed over."""
     moves: list[PartitionMove] = []
-    """Moves of all members, if it was a dry run."""
+    """Moves among all members, if it was a dry run."""
 
 
 class UpgradeReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -430,7 +430,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class BrokerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A broker's figures at one point in time. Counts start from zero when it starts."""
+    """A broker's metrics at one point in time. Counts start from zero when it starts."""
 
     at_us: int
     broker: BrokerInfo

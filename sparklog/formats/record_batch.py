@@ -1,7 +1,7 @@
 """Kafka's record batch, version 2: checks batches, decodes them to columns, and encodes rows.
 
 A client's batch is kept byte for byte; only its base offset and leader epoch are set, which its CRC
-does not cover. Older message sets (versions 0 and 1) are refused, as in Kafka 4.
+does not cover. Older message sets (versions 0 and 1) are rejected, as in Kafka 4.
 Source: https://kafka.apache.org/documentation/#recordbatch, KIP-98, and Kafka's `LogValidator`.
 
 No I/O and no state.
@@ -132,7 +132,7 @@ def read_header(data: Raw) -> Header:
 
 
 def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> CheckedBatch:
-    """Checks that `data` is exactly one batch of a producer, intact down to the last record.
+    """Checks that `data` is exactly one batch from a producer, intact down to the last record.
 
     Args:
         limit_bytes: the limit of the decompressed records, and of the columns that `decode` makes
@@ -372,7 +372,7 @@ def decode(*batches: Raw) -> pa.RecordBatch:
     time: `max_timestamp_ms` is then the timestamp of every record, so such batches must come one at
     a time. Decoding several small batches together costs far less than decoding each separately.
 
-    Raises like `check`; also `BatchTooLarge` if the batches are too large together.
+    Raises what `check` raises; also `BatchTooLarge` if the batches are too large together.
     """
     headers = []
     parts = []

@@ -40,6 +40,6 @@ def unknown_topic(topic: str, known: Collection[str]) -> errors.UnknownTopic:
         nearest = errors.nearest_name(
             topic, (name for name in known if name not in INTERNAL_TOPICS)
         )
-    if nearest in (None, topic):  # it may have been created in the meantime
+    if nearest in (None, topic):  # it may have been created since
         return errors.UnknownTopic(topic=topic)
     return errors.UnknownTopic(topic=topic, hint=f" Did you mean {nearest!r}?")

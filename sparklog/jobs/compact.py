@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 _ROUND_TASKS: Final = 4
 """Tasks per core in a round; their files are committed together."""
 _ROUND_FILES: Final = 20_000
-"""Maximum files of a round of several tasks, each of which is sent the full list."""
+"""Maximum number of files in a round of several tasks, each of which is sent the full list."""
 _ATTEMPTS: Final = 3
-"""Maximum passes over a partition, if a pass cannot be committed."""
+"""Maximum number of passes over a partition, if a pass cannot be committed."""
 _YOUNG: Final = 4
 """Minimum age of the files that an attempt takes, as a multiple of the last one's duration.
 

@@ -41,13 +41,13 @@ class Input:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.paths, self.table, self.query))) != 1:
-            raise typer.BadParameter("give paths, or --table, or --query: exactly one of them")
+            raise typer.BadParameter("pass exactly one of paths, --table and --query")
         if self.query and self.options:
             raise typer.BadParameter("--option is for paths and tables, not --query")
         if self.schema and not self.paths:
             raise typer.BadParameter("--schema is for paths: a table or a query has its own")
         if "readChangeFeed" in self.options and not self.needs_delta:
-            raise typer.BadParameter("--change-feed is for Delta: give --format delta, or --table")
+            raise typer.BadParameter("--change-feed is for Delta: pass --format delta, or --table")
 
     @property
     def reading(self) -> tuple[object, ...]:
@@ -81,7 +81,7 @@ class Input:
             if _NOT_PARQUET not in str(error):
                 raise
             raise errors.BadRequest(
-                reason=f"{', '.join(self.paths)}: not all of these files are Parquet. Give their"
+                reason=f"{', '.join(self.paths)}: not all of these files are Parquet. Pass their"
                 " format: --format csv, json, text, orc or delta."
             ) from None
 
@@ -152,6 +152,6 @@ def identity_of(files: FileSet | None, *parts: object) -> str:
     if files is None:
         raise errors.BadRequest(
             reason="These rows do not come from files alone, so a rerun could not be recognised."
-            " Name this run with --once-as NAME, or give --again to write in any case."
+            " Name this run with --once-as NAME, or pass --again to write anyway."
         )
     return hashlib.sha256(repr((files.identity, *parts)).encode()).hexdigest()[:32]

@@ -147,7 +147,7 @@ def drive(
         rate: records per second; None: as many as the broker accepts.
         on_tick: called often, with the seconds and the records since the start.
 
-    Raises the errors of `send`, and `StillSending` if the last acks do not arrive within a minute.
+    Raises what `send` raises, and `StillSending` if the last acks do not arrive within a minute.
     """
     made = records(shape, seed)
     times = _AckTimes()
@@ -252,7 +252,7 @@ def _sizes(text: str) -> tuple[int, int]:
     least, most = int(found[1]), int(found[2] or found[1])
     if not least <= most <= limits.MAX_RECORD_BYTES:
         raise typer.BadParameter(
-            f"a value has up to {limits.MAX_RECORD_BYTES:,} bytes; the smaller number comes first"
+            f"a value is at most {limits.MAX_RECORD_BYTES:,} bytes; the smaller number comes first"
         )
     return least, most
 

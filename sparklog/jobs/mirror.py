@@ -172,7 +172,8 @@ LateTimestampsOption = Annotated[
 ]
 
 RoundRecordsOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="The maximum offsets that one write covers.")
+    int,
+    typer.Option(metavar="N", min=1, help="The maximum number of offsets that one write covers."),
 ]
 
 RoundBytesOption = Annotated[
@@ -281,7 +282,7 @@ def mirror(
 def _mode(**given: bool) -> _Mode:
     chosen = [_Mode[name.upper()] for name, is_given in given.items() if is_given]
     if len(chosen) > 1:
-        raise typer.BadParameter(f"give {chosen[0].value} or {chosen[1].value}, not both")
+        raise typer.BadParameter(f"pass {chosen[0].value} or {chosen[1].value}, not both")
     return chosen[0] if chosen else _Mode.ONCE
 
 
@@ -296,7 +297,7 @@ def _warn_of_secrets(options: Iterable[str]) -> None:
 def _kafka_address(source: str) -> str | None:
     """Returns the address of the Kafka cluster to mirror; None if the source is a root.
 
-    Raises `BadOption` for anything else, and the errors of `root_metadata`.
+    Raises `BadOption` for anything else, and what `root_metadata` raises.
     """
     if not source.startswith(_KAFKA):
         check_root("--from", source, f" Did you mean {_KAFKA}{source}?")

@@ -9,7 +9,7 @@ or any SQL expression; key, headers, time and partition are expressions as well.
 A batch is written once: atomically, at its end, under a name derived from its files and these
 options. A run that is stopped leaves nothing, and one that is repeated finds its records. With a
 checkpoint the rows are a stream, and each run writes those that are new since the last one. The
-checkpoint records the topic, and is refused with a different one.
+checkpoint records the topic, and is rejected with a different one.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def _check_once(
     if checkpoint is not None and (once_as or again):
         raise typer.BadParameter("--once-as and --again are for batches, not for --checkpoint")
     if once_as and again:
-        raise typer.BadParameter("give --once-as or --again, not both")
+        raise typer.BadParameter("pass --once-as or --again, not both")
     check_run_name(once_as)
 
 

@@ -7,7 +7,7 @@ Without a speed the range is written in one atomic step. With one it is split in
 records' times. Each is written once, when it is due, under a number; after a stop, the next run
 continues with the window after the last one that was written. A checkpoint in the target's root
 records the offsets of the range, as the first run resolved them, and those of each window before it
-is written. So later runs depend neither on later changes of the log, nor on its times.
+is written. So later runs depend neither on later changes to the log, nor on its times.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEPT: Final = "kept"
 _BY_KEY: Final = "by key"
 _NOTHING: Final = "{}: nothing to write, this run's records are in the topic"
-_INTO_ITSELF: Final = "a topic cannot be replayed into itself: give a different --to"
+_INTO_ITSELF: Final = "a topic cannot be replayed into itself: pass a different --to"
 
 
 class Times(enum.StrEnum):
@@ -243,8 +243,8 @@ class _Replay:
 
         Windows are numbered from 1970 on. They are ranges of offsets: a record that is older than
         those before it is in their window. Returns None if all were already written. Raises
-        `TopicChanged` if one of the topics is created again in the meantime, and `DataLoss` if
-        records are gone.
+        `TopicChanged` if one of the topics is re-created meanwhile, and `DataLoss` if records are
+        gone.
         """
         length = timedelta(seconds=_WINDOW_SECONDS * speed)
         newest = self._target.newest(self._name)

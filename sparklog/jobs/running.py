@@ -103,8 +103,8 @@ def spark_error_kinds() -> tuple[type[Exception], ...]:
 def sentence(error: Exception) -> str:
     """Returns the message of a Spark error, without stack frames, query plan and SQLSTATE.
 
-    An error of sparklog is at the end of a Python worker's traceback. Errors of the JVM that
-    PySpark does not convert, such as those of file systems, state the reason in their last cause.
+    A sparklog error is at the end of a Python worker's traceback. JVM errors that PySpark does not
+    convert, such as file system errors, state the reason in their last cause.
     """
     whole = str(error)
     text = whole.partition("\nJVM stacktrace:")[0].partition("\n\tat ")[0]

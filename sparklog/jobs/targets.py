@@ -55,15 +55,15 @@ def root_for_spark(root: str | None) -> str:
     Raises `typer.BadParameter` if none is named, or the address of a broker instead.
     """
     if not root and os.environ.get(BOOTSTRAP_VARIABLE):
-        raise typer.BadParameter("Spark needs the root: give --root, not the address of a broker")
+        raise typer.BadParameter("Spark needs the root: pass --root, not the address of a broker")
     found = root or os.environ.get(ROOT_VARIABLE)
     if not found:
-        raise typer.BadParameter(f"no log is named: give --root, or set {ROOT_VARIABLE}")
+        raise typer.BadParameter(f"no log is named: pass --root, or set {ROOT_VARIABLE}")
     return check_root("--root", found, " Spark needs the root, not the address of a broker.")
 
 
 def check_run_name(name: str | None) -> str | None:
-    """Returns the value of `--once-as`. Raises `BadOption` for a name that the sink refuses."""
+    """Returns the value of `--once-as`. Raises `BadOption` for a name that the sink rejects."""
     if name is not None:
         check_name("--once-as", name, most=_RUN_NAME_LENGTH)
     return name
@@ -98,7 +98,7 @@ class Target:
                 return len(log.describe(self.topic).partitions)
             except errors.UnknownTopic as error:
                 if self.partitions is None:
-                    error.add_note("To create it, give --partitions N.")
+                    error.add_note("To create it, pass --partitions N.")
                     raise
                 return None
 

@@ -126,7 +126,10 @@ EveryOption = Annotated[
 ]
 
 MaxRecordsOption = Annotated[
-    int, typer.Option(metavar="N", min=1, help="The maximum records in one commit of the table.")
+    int,
+    typer.Option(
+        metavar="N", min=1, help="The maximum number of records in one commit to the table."
+    ),
 ]
 
 
@@ -213,7 +216,7 @@ def to_table(
 def _table(path: str | None, name: str | None) -> Table:
     """Raises a usage error unless exactly one of them is given."""
     if (path is None) == (name is None):
-        raise typer.BadParameter("give a path, or --table: exactly one of them")
+        raise typer.BadParameter("pass exactly one of a path and --table")
     if path is not None and not _SCHEME.match(path):
         path = str(Path(path).absolute())  # Delta's SQL accepts no relative path
     return Table(path=path, name=name)

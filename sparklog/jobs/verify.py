@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS: Final = 3
-"""Maximum plans of the same offsets, since a file may be compacted before it is read."""
+"""Maximum number of plans for the same offsets, since a file may be compacted before it is read."""
 _TASK_BYTES: Final = 128 * 2**20
 _ENTRY_BYTES: Final = 2**20
 """The cost of opening a file or an entry, in bytes that could be read in that time."""
@@ -353,7 +353,7 @@ class _Verification:
                 name,
                 f"{name}-{partition}: {count} no record, first {first} to {last}",
                 "restore the table; if a DELETE was run on it, which DESCRIBE HISTORY shows, and no"
-                " broker knows of it, give --allow-gaps",
+                " broker knows of it, pass --allow-gaps",
             )
         return without
 

@@ -4,11 +4,11 @@
                       its arguments resolved to at its start; created only if absent, and replaced
                       if a run adds to it
     <number>.json     the plan of a window: its offsets and its schema; created only if absent, and
-                      replaced only while nothing of the window has been written
+                      replaced only while none of the window has been written
     <number>.done     put after everything that the window writes
 
-A window is planned before anything of it is written. A run that follows a killed one finds the plan
-of the last window, and repeats it; targets recognise the numbers that they already have.
+A window is planned before any of it is written. A run that follows a killed one finds the plan of
+the last window, and repeats it; targets recognise the numbers that they already have.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _window_decoder = msgspec.json.Decoder(Window)
 
 
 class Checkpoint:
-    """A folder, or the prefix of a bucket, of one job. Raises the errors of its store.
+    """A folder, or the prefix of a bucket, of one job. Raises its store's errors.
 
     `advice` ends the error for another job: how to give that job its own checkpoint.
     """
@@ -152,7 +152,7 @@ class Checkpoint:
         return window
 
     def replan(self, window: Window, schema: str) -> Window:
-        """Replaces the columns of a window of which nothing has been written."""
+        """Replaces the columns of a window if none of it has been written."""
         found = msgspec.structs.replace(window, run=self._run, schema=schema)
         self._store.put(_plan(found.number), msgspec.json.encode(found))
         return found

@@ -49,8 +49,8 @@ def commit(
 
     Raises `BadRequest` if the batch was given up, is in other topics, was decided with different
     numbers of rows, or belongs to a run that has been replaced, `UnknownTopic` if a topic has been
-    deleted in the meantime, `Retriable` if no broker could be reached, and `OutcomeUnknown`: after
-    these two, commit again.
+    deleted, `Retriable` if no broker could be reached, and `OutcomeUnknown`: after these two,
+    commit again.
 
     Args:
         root: the root.
@@ -205,7 +205,7 @@ def _decide(store: Store, ours: Manifest) -> Manifest | None:
     """Returns the manifest of the batch; None if a sweeper has refused it.
 
     The refused batch may be a failed rerun, long after the batch was appended and its manifest
-    swept. Only the broker knows, so it is asked anyway, and refuses the batch if it is new.
+    swept. Only the broker knows, so it is asked anyway, and rejects the batch if it is new.
     """
     try:
         return manifest.write(store, ours, SystemClock())

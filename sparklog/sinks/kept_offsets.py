@@ -62,7 +62,7 @@ def check_partitions(ranges: OffsetRanges, counts: Mapping[str, int]) -> None:
 
 
 def with_offsets(payload: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the payload of rows, plus their offsets. Raises `WrongSchema`."""
+    """Returns the payload of the given rows, plus their offsets. Raises `WrongSchema`."""
     for name in ("partition", OFFSET.name):
         if name not in rows.schema.names or rows.column(name).null_count:
             reason = f"offsets = keep needs a column {name!r} without nulls"

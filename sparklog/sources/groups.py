@@ -174,7 +174,7 @@ class GroupReporter:
 def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
     """Returns a function that commits to `group` through the location's live broker.
 
-    It raises the errors of `Connection.action`: `BrokerUnavailable`, immediately, if no broker is
+    It raises what `Connection.action` raises: `BrokerUnavailable`, immediately, if no broker is
     live, and `MemberFenced` if the group has members.
     """
     note = f"Spark on {socket.gethostname()}"

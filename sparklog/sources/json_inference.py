@@ -25,7 +25,7 @@ from sparklog.sources.json_object import ObjectDecoder, ValueMismatch
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-INFERRED_FIELDS = 1_000  # maximum of new ones in the objects of one window, including nested ones
+INFERRED_FIELDS = 1_000  # maximum number of new ones in one window's objects, including nested ones
 INFERRED_DEPTH = 16  # below it, arrays and objects become strings
 
 Kind: TypeAlias = "str | list[Kind] | dict[str, Kind] | None"
@@ -88,7 +88,7 @@ def merged_fields(kinds: Iterable[Mapping[str, Kind]]) -> dict[str, Kind]:
 def _check_count(kind: Kind) -> None:
     if _count(kind) > INFERRED_FIELDS:
         raise errors.BadRequest(
-            reason=f"The objects have more than {INFERRED_FIELDS:,} new fields. Give the"
+            reason=f"The objects have more than {INFERRED_FIELDS:,} new fields. Pass the"
             " columns as a schema."
         )
 

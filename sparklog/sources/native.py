@@ -54,7 +54,7 @@ _FEW_PARTITIONS: Final = 64
 def dataframe(
     spark: SparkSession, root: str | None, topic: str | Iterable[str], **options: object
 ) -> DataFrame:
-    """Returns the current records of topics, with the columns of `format("sparklog")`.
+    """Returns the current records of the given topics, with the columns of `format("sparklog")`.
 
     Args:
         spark: a session with Delta that can open the root's URI on its own.
@@ -103,7 +103,7 @@ def foreach_dataframe(
             `maxOffsetsPerTrigger`, `columns`, and `sparkRoot` as in `dataframe`.
 
     A micro-batch is read at the version of the table that it was planned with. So it contains its
-    records even if retention or compaction changes the table in the meantime, while the files of
+    records even if retention or compaction changes the table meanwhile, as long as the files of
     that version exist; once they are removed, the query ends with an error.
 
     Raises what `format("sparklog")` raises. The query ends with `BadRequest` if the session has no
@@ -180,7 +180,7 @@ def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
         return spark_root.rstrip("/")
     assert location.root is not None
     if location.root.startswith("az://"):
-        reason = "Spark does not read az://; give the root as abfss://container@account…"
+        reason = "Spark does not read az://; pass the root as abfss://container@account…"
         raise errors.BadOption(option="sparkRoot", value=None, reason=reason)
     uri = open_store(location.root, dict(location.storage)).uri
     return unquote(uri) if uri.startswith("file://") else uri
@@ -253,7 +253,7 @@ class _Frames:
                 raise errors.BadRequest(reason=reason) from error
             if "No FileSystem for scheme" in str(error):
                 reason = (
-                    f"Spark cannot open {without_credentials(self.root_uri)}; give the root in"
+                    f"Spark cannot open {without_credentials(self.root_uri)}; pass the root in"
                     " Spark's notation, such as s3a://…"
                 )
                 raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
@@ -285,7 +285,7 @@ class _Frames:
 def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
     """Returns the filter for rows in their partition's range; the outermost bounds skip files.
 
-    It excludes partitions without a range, and rows of other engines beyond an end.
+    It excludes partitions without a range, and other engines' rows beyond an end.
     """
     from pyspark.sql import functions as f
 

@@ -14,7 +14,7 @@
 | `startingOffsetsByTimestampStrategy` | `error` | if no record is that late: `error`, or `latest` |
 | `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
 | `maxOffsetsPerTrigger` | | maximum number of records in a micro-batch, shared among partitions in proportion to their backlog |
-| `maxBytesPerTrigger` | | approximate maximum of bytes in a micro-batch, as stored in the table and the write-ahead log, such as `64m`; not with `bootstrap` |
+| `maxBytesPerTrigger` | | approximate maximum size of a micro-batch in bytes, as stored in the table and the write-ahead log, such as `64m`; not with `bootstrap` |
 | `minOffsetsPerTrigger` | | number of waiting records that triggers a micro-batch |
 | `maxTriggerDelay` | `15m` | time after which a micro-batch starts with fewer |
 | `minPartitions` | by size | minimum number of tasks; a stream with fewer partitions splits them |

@@ -57,7 +57,8 @@ class Planner:
     def refresh(self, *, from_scratch: bool = False) -> None:
         """Refreshes the view; `from_scratch` bypasses all caches.
 
-        A topic that does not exist is left out. Raises the other errors of `LogView.refresh`.
+        A topic that does not exist is left out. Raises the other errors that `LogView.refresh`
+        raises.
         """
         missing: set[str] = set()
 
@@ -78,7 +79,7 @@ class Planner:
         self._check_named(self._topics)
 
     def check_names(self) -> None:
-        """Does the check of `check_topics` before the first refresh, without opening tables."""
+        """Runs the check of `check_topics` before the first refresh, without opening tables."""
         self._check_named(self._view.names())
 
     def _check_named(self, existing: Container[str]) -> None:
@@ -332,7 +333,7 @@ class Planner:
         return found
 
     def left(self, ranges: Iterable[tuple[str, str, int, int, int]]) -> list[Slice]:
-        """Returns slices of what remains of ranges, all as of the same refresh.
+        """Returns slices of the offsets that remain in the given ranges, as of one refresh.
 
         Args:
             ranges: name and id of the topic, partition, first offset and end.
@@ -398,7 +399,7 @@ class Planner:
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
         """Returns the row groups of each slice's file; empty if unknown.
 
-        Raises the `Retriable` errors of the store.
+        Raises the store's `Retriable` errors.
         """
         return self._view.row_groups(slices)
 

@@ -50,7 +50,7 @@ def scan(wanted: StructType) -> RangeScan:
 
 
 def positions(slices: Iterable[Slice]) -> tuple[Position, Position]:
-    """Returns the start and the end of slices, each of a different partition."""
+    """Returns the start and the end of the given slices, each of a different partition."""
     ids: dict[str, str] = {}
     firsts: dict[str, dict[int, int]] = {}
     ends: dict[str, dict[int, int]] = {}

@@ -59,7 +59,7 @@ def read_slices(
         columns: of `ROW_SCHEMA`, with `offset`.
         fail_on_data_loss: the option `failOnDataLoss`.
 
-    Raises `TopicGone` and `DataLoss` for lost records, and the errors of store and broker.
+    Raises `TopicGone` and `DataLoss` for lost records, and store and broker errors.
     """
     for run in _runs(slices):
         yield from _read_run(location, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS)

@@ -1,4 +1,4 @@
-"""Packing of slices into tasks: few, similar in size, and not too large.
+"""Packs slices into tasks: few, similar in size, and not too large.
 
 Each task costs Spark a tenth of a core-second, so the many small entries of a micro-batch share one
 task; a large scan is split so that every core stays busy until the end.
@@ -49,7 +49,7 @@ def pack(
             `_TASKS_PER_CORE` times as many.
         row_groups: called only for files that will be split.
         least: minimum number of tasks set by the user, as far as slices can be split that finely.
-        most_records: maximum records per task; slices are split to enforce it.
+        most_records: maximum number of records per task; slices are split to enforce it.
     """
     dealt = _deal(slices, parallelism, least, row_groups)
     return dealt if most_records is None else _limit(dealt, most_records)

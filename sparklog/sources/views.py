@@ -64,7 +64,7 @@ class LogView(Protocol):
     def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
         """Returns the chosen topics as of now; `from_scratch` bypasses all caches.
 
-        Raises `UnknownTopic`, `NotARoot`, `Retriable` errors of store and network, and `Corrupt`.
+        Raises `UnknownTopic`, `NotARoot`, `Retriable` errors from store and network, and `Corrupt`.
         """
 
     def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:

@@ -1,8 +1,8 @@
 """Reads a whole root without a broker: metadata, the WAL of every open epoch, and tables.
 
 This is how a reader without a broker sees the log up to the last acked record. `refresh` reads the
-WALs before the tables, so that records that are published and trimmed in the meantime are found in
-the table: together, WALs and tables contain every record that was durable when the refresh began.
+WALs before the tables, so that records that are published and trimmed in between are found in the
+table: together, WALs and tables contain every record that was durable when the refresh began.
 
 A `RootFollower` is confined to one thread.
 """
@@ -72,7 +72,7 @@ class RootFollower:
                 if all(joined) and began.age_seconds(self._clock) < limits.TRIM_GRACE_SECONDS:
                     return snapshots
             # Missing entries were published and trimmed, or are in an epoch that was closed or
-            # opened in the meantime. A refresh that took too long may have missed either kind. List
+            # opened since. A refresh that took too long may have missed either kind. List
             # everything again.
             self._listed = NEVER
             # Brokers may start and stop during each attempt; only failures with the same epochs

@@ -176,7 +176,7 @@ def _file_offsets(
     earliest = latest = None
     try:
         if (size := store.stat(path).size_bytes) != file.size_bytes:
-            check = f"it has {size} bytes, but the table's log says {file.size_bytes}"
+            check = f"it is {size} bytes long, but the table's log says {file.size_bytes}"
             raise errors.CorruptObject(path=path, check=check)
         for batch in read_rows(store, path, file, end, columns=columns):
             yield arrow.as_numpy(batch.column("offset"))

@@ -2,7 +2,7 @@
 
 Rules:
 
-- Every failure becomes an exit code here, and nowhere else. Errors of sparklog, its store and the
+- Every failure becomes an exit code here, and nowhere else. Errors from sparklog, its store and the
   operating system are printed as one line on standard error, never as a traceback.
 - Results go to standard output, all else to standard error. Colours and progress bars appear only
   on terminals.

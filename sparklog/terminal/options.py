@@ -62,7 +62,7 @@ WaitOption = Annotated[
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
-CANNOT_ASK: Final = "standard input is not a terminal, so the command cannot ask: give --yes"
+CANNOT_ASK: Final = "standard input is not a terminal, so the command cannot ask: pass --yes"
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 TopicArgument = Annotated[
@@ -147,7 +147,7 @@ def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
         except errors.BrokerUnavailable as error:
             if time.monotonic() >= deadline:
                 if not wait_seconds:
-                    error.add_note(f"To wait for it, give {_WAIT}.")
+                    error.add_note(f"To wait for it, pass {_WAIT}.")
                 raise
             if not is_announced:
                 waiting = f"waiting up to {wait_seconds:g} s for a broker at {bootstrap}"
@@ -161,16 +161,16 @@ def log_target(
 ) -> tuple[str | None, str | None]:
     """Returns (root, bootstrap), one of them None; the command line overrides the environment.
 
-    Raises `typer.BadParameter` if no log is named, or two are, or `--wait` is given with a root.
+    Raises `typer.BadParameter` if no log is named, or two are, or `--wait` is passed with a root.
     """
     if root and bootstrap:
-        raise typer.BadParameter("give --root or --bootstrap, not both")
+        raise typer.BadParameter("pass --root or --bootstrap, not both")
     if not root and not bootstrap:
         bootstrap = os.environ.get(BOOTSTRAP_VARIABLE)
         root = None if bootstrap else os.environ.get(ROOT_VARIABLE)
     if not root and not bootstrap:
         raise typer.BadParameter(
-            f"no log is named: give --root or --bootstrap, or set {ROOT_VARIABLE} or"
+            f"no log is named: pass --root or --bootstrap, or set {ROOT_VARIABLE} or"
             f" {BOOTSTRAP_VARIABLE}"
         )
     if root:

@@ -494,7 +494,7 @@ def test_options_of_a_broker_before_a_command() -> None:
     """They are refused: they would be lost, and the wrong broker might be stopped."""
     result = run("broker", "--id", "3", "drain", "--id", "4", "--root", "memory://x")
     assert result.exit_code == ExitCode.USAGE
-    assert "give options after 'drain'" in result.stderr
+    assert "pass options after 'drain'" in result.stderr
 
 
 # ------------------------------------------------------------------------------ balance

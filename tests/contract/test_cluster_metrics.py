@@ -248,7 +248,7 @@ def test_a_leader_that_hangs_is_asked_for_half_a_second(
             broker: msgspec.structs.replace(each, flight=f"{host}:{port}")
             for broker, each in core.members.up().items()
         }
-        monkeypatch.setattr(core, "members", lambda: known)
+        monkeypatch.setattr(core.members, "up", lambda: known)
         granted: list[float] = []
 
         def ask_unprobed(address: str, action: str, request: msgspec.Struct, **options: Any) -> Any:

@@ -508,7 +508,9 @@ def test_an_address_without_a_broker_is_told_at_once() -> None:
     """`connect` to an address asks once whether a broker hears there."""
     with pytest.raises(errors.BrokerUnavailable, match=r"127\.0\.0\.1:1.*start a broker there"):
         sparklog.connect("127.0.0.1:1")
-    with pytest.raises(errors.BrokerUnavailable, match=r"'no\.invalid' is not known.*spelling"):
+    with pytest.raises(
+        errors.BrokerUnavailable, match=r"'no\.invalid' cannot be resolved.*spelling"
+    ):
         sparklog.connect("no.invalid:8815")
 
 

@@ -247,7 +247,7 @@ def test_a_broker_that_is_stopped_by_itself_gives_its_partitions_away(tmp_path: 
     assert code == 0, told
     gave = [each for each in log_lines(told) if each["event"] == GAVE]
     assert (gave[0]["broker_id"], gave[0]["partitions"], gave[0]["to"]) == (2, 3, [1])
-    (again,) = [each for each in log_lines(told) if "started again" in each["event"]]
+    (again,) = [each for each in log_lines(told) if "will be restarted" in each["event"]]
     assert (again["broker_id"], again["exit_code"], again["after_seconds"]) == (2, 0, 0.0)
 
 

@@ -733,7 +733,7 @@ def test_rows_beyond_the_end_are_not_ours(table: TopicTable, store: Store) -> No
     """
     create(table, 1)
     put_commit(store, 1, foreign_add("partition=0/x.parquet", stats=FIVE_ROWS))
-    with pytest.raises(errors.ForeignTable, match="offset 4, and ends at 0"):
+    with pytest.raises(errors.ForeignTable, match="offset 4, but ends at 0"):
         table.refresh()
     assert table.bounds(tables.TOPIC_ID, 1).ends == (0,)  # type: ignore[union-attr]
     put_commit(store, 2, {"remove": {"path": "partition=0/x.parquet", "dataChange": True}})

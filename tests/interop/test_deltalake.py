@@ -262,7 +262,7 @@ def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: TopicTa
         writer_properties=WriterProperties(compression="ZSTD"),
         commit_properties=CommitProperties(app_transactions=[Transaction("theirs", 7)]),
     )
-    with pytest.raises(errors.ForeignTable, match="up to offset 1004, and ends at 30"):
+    with pytest.raises(errors.ForeignTable, match="up to offset 1004, but ends at 30"):
         table.refresh()
     theirs(table).delete("offset >= 1000")
     seen = table.refresh()

@@ -193,7 +193,7 @@ def test_the_config_of_a_group_is_fixed(frames: Frames) -> None:
     reply = frames.ask(44, 1, {"resources": [resource], "validate_only": False})
     (found,) = reply.responses
     assert found.error_code.name == "invalid_request"
-    assert "protocols that are not served" in found.error_message
+    assert "protocols that are not supported" in found.error_message
 
 
 def test_a_restart_keeps_the_config(tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ def _aiokafka(folder: Path) -> Suite:
             *("tests", "--ignore=tests/test_sasl.py", "--no-pull", "-W", "ignore"),
             f"--docker-image=kafka:2.13_{jars.KAFKA_VERSION}",
         ],
-        leave_out="ssl or sasl or acl or transactional or wait_for_pid_on_failure",
+        # The last one is a test of the assignor alone, whose names have random numbers in them.
+        leave_out="ssl or sasl or acl or transactional or wait_for_pid_on_failure"
+        " or random_subscriptions",
         variables={
             "BROKER": "{address}",
             "PYTHONPATH": str(SUITES),
@@ -157,7 +159,7 @@ PROJECTS: Final[Mapping[str, Project]] = {
     "kafka-python": Project(make=_kafka_python, at_least=50, partitions=4),
     "aiokafka": Project(
         make=_aiokafka,
-        at_least=850,
+        at_least=740,
         partitions=2,
         different={
             "test_consumer_compressed_returns_older_msgs": "a reply begins at the offset that is"

@@ -262,7 +262,7 @@ def test_a_topic_is_created_if_asked(root: Path, log: Log, orders: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--topic=missing", "--once-as=a", "--query=select 1 as a"], 1, "give --partitions N"),
+        (["--topic=missing", "--once-as=a", "--query=select 1 as a"], 1, "pass --partitions N"),
         (["--topic=t", "--once-as=a", "--query=select 1 as a", "--key=b"], 1, "`b`"),
         (["--topic=t", "/no/such/file"], 1, "/no/such/file"),
         (["--topic=t"], 2, "exactly one"),
@@ -271,7 +271,7 @@ def test_a_topic_is_created_if_asked(root: Path, log: Log, orders: Path) -> None
         (["--topic=t", "--query=select 1 as a", "--checkpoint=/tmp/c"], 2, "is read once"),
         (["--topic=t", "--once-as=a", "--query=select 1 as a", "--value=array(a)"], 1, "value"),
         (["--topic=t", "--schema=a INT", "--table=a"], 2, "--schema is for paths"),
-        (["--topic=t", "--change-feed", "a"], 2, "give --format delta"),
+        (["--topic=t", "--change-feed", "a"], 2, "pass --format delta"),
         (["--topic=t", "--once-as=a b", "--query=select 1 as a"], 1, "--once-as"),
     ],
 )

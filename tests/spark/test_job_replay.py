@@ -127,7 +127,7 @@ def test_a_pace(root: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         (['--start={"0": 4}'], 1, "each of the 2 partitions"),
         (['--start={"0": 9, "1": 0}'], 1, "partition 0 has the offsets"),
         (["--to=t"], 2, "into itself"),
-        (["--to=missing"], 1, "give --partitions N"),
+        (["--to=missing"], 1, "pass --partitions N"),
     ],
 )
 def test_a_wrong_argument_is_refused(

@@ -194,11 +194,11 @@ def test_upsert_by_a_binary_column(root: Path, log: Log, table: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "exactly one of them"),
-        (["--table=a", "/tmp/b"], 2, "exactly one of them"),
+        ([], 2, "exactly one of a path"),
+        (["--table=a", "/tmp/b"], 2, "exactly one of a path"),
         (["--partitions=1", "TABLE"], 2, "--dead-letters names"),
         (["--dead-letters=t", "TABLE"], 2, "different topic"),
-        (["--dead-letters=missing", "TABLE"], 1, "give --partitions N"),
+        (["--dead-letters=missing", "TABLE"], 1, "pass --partitions N"),
         (["--schema=id WHAT", "TABLE"], 1, "WHAT"),
         (["--schema=id INT NOT NULL", "TABLE"], 1, "NOT NULL"),
         (["--schema=_offset INT", "--origin", "TABLE"], 1, "_offset"),

@@ -40,7 +40,7 @@ def test_spark_may_name_the_root_otherwise(
     frame = dataframe(spark, root, "t", sparkRoot=f"file://{tmp_path}/alias/")
     assert values(frame) == sent(0, 6)
     assert all("/alias/" in name for name in frame.inputFiles())
-    with pytest.raises(errors.BadOption, match=r"sparkRoot.*cannot open nowhere://bucket; give"):
+    with pytest.raises(errors.BadOption, match=r"sparkRoot.*cannot open nowhere://bucket; pass"):
         dataframe(spark, root, "t", sparkRoot="nowhere://bucket")
 
 

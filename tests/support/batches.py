@@ -1,4 +1,4 @@
-"""Record batches of Kafka's, as aiokafka's producer builds them and its consumer reads them."""
+"""Kafka's record batches, as aiokafka's producer builds and its consumer reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Record:
 
 
 def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
-    """As aiokafka's producer would send it."""
+    """Builds a batch as aiokafka's producer would send it."""
     producer_sequence = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
     builder = DefaultRecordBatchBuilder(
         2, codec, is_transactional=0, batch_size=1 << 26, **producer_sequence
@@ -36,14 +36,14 @@ def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
 
 
 def bomb(size_bytes: int, *, value_bytes: int = 1_000) -> bytes:
-    """Returns this many zero bytes in zstd: some kilobytes on the wire."""
+    """Returns this many zero bytes in zstd: a few kilobytes on the wire."""
     count = size_bytes // value_bytes
     values = pa.array([bytes(value_bytes)], pa.binary()).take(pa.array(np.zeros(count, np.int32)))
     return _packed(pa.record_batch([values], names=["value"]))
 
 
 def bomb_of_headers(count: int) -> bytes:
-    """One record with so many empty headers, which cost more in columns than on the wire."""
+    """Returns a record with this many empty headers, larger in columns than on the wire."""
     keys = pa.array([""], pa.string()).take(pa.array(np.zeros(count, np.int32)))
     pairs = pa.StructArray.from_arrays(
         [keys, pa.nulls(count, pa.binary())], fields=list(record.HEADERS.value_type)
@@ -65,7 +65,7 @@ def _packed(payload: pa.RecordBatch) -> bytes:
 
 
 def split(pieces: Sequence[Any]) -> list[bytes]:
-    """The batches that the pieces are together, one by one."""
+    """Splits the concatenated pieces into batches."""
     data, found = b"".join(pieces), []
     while data:
         (length,) = struct.unpack_from(">i", data, 8)
@@ -75,7 +75,7 @@ def split(pieces: Sequence[Any]) -> list[bytes]:
 
 
 def read(batch: Any) -> list[tuple[int, Record]]:
-    """As aiokafka's consumer reads it, with the offsets; of a control batch nothing."""
+    """Reads a batch as aiokafka's consumer does, with offsets; nothing of a control batch."""
     found = DefaultRecordBatch(bytes(batch))
     assert found.validate_crc()
     if found.is_control_batch:
@@ -87,7 +87,7 @@ def read(batch: Any) -> list[tuple[int, Record]]:
 
 
 def changed(batch: bytes, at: int, form: str, value: int, *, checksum: bool = True) -> bytes:
-    """With another number at `at`."""
+    """Returns the batch with another number at `at`."""
     found = bytearray(batch)
     struct.pack_into(form, found, at, value)
     if checksum:

@@ -1,7 +1,7 @@
 """A simulated log with clients, which can misbehave in one chosen way.
 
-`play` gives the history that the clients of such a log would have recorded: the same seed the same
-history. With a fault, what one promise forbids happens some times in it, and nothing else.
+`play` returns the history that the clients of such a log would have recorded; the same seed yields
+the same history. With a fault, the history violates one promise a few times, and no other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FAULTS = {
     "tell an old end": "stale-end",
     "take the end back": "end-went-back",
 }
-"""Faults that a log can be made to have, with the anomaly that a checker must report."""
+"""Faults that can be planted, each with the anomaly that a checker must report."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Partition:
     hidden: set[int] = field(default_factory=set)
     """Offsets that are no longer delivered."""
     told: int = 0
-    """The highest end offset that was reported."""
+    """The highest end offset reported so far."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Play:
     # ---------------------------------------------------------------------- sending
 
     def send(self, producer: int) -> None:
-        """A burst to one partition, answered at its end."""
+        """Sends a burst to one partition, answered at its end."""
         partition = self.chance.randrange(PARTITIONS)
         log = self.log[partition]
         burst = []
@@ -116,7 +116,7 @@ class _Play:
             value = value_of(producer, self.sequence[producer])
             self.sequence[producer] += 1
             burst.append((value, self.tick()))
-        if self.chance.random() < 0.05:  # refused for good
+        if self.chance.random() < 0.05:  # refused permanently
             appended = self.plant("append a refused record", 0.5)
             for value, started in burst:
                 if appended:
@@ -140,7 +140,7 @@ class _Play:
             self._answered(value, partition, status, *told, started)
 
     def _append(self, value: int, partition: int, status: int) -> tuple[int, int]:
-        """Returns the offset of the record."""
+        """Returns the partition and offset of the record."""
         if self.plant("append to another partition", 0.02):
             partition = (partition + 1) % PARTITIONS
         log = self.log[partition]
@@ -158,7 +158,7 @@ class _Play:
         return partition, offset
 
     def _told(self, partition: int, offset: int) -> tuple[int, int]:
-        """Returns the offset that the ack names."""
+        """Returns the partition and offset that the ack names."""
         if self.plant("ack with another offset", 0.02):
             offset += 1_000_000
         if offset and self.plant("give an offset twice", 0.02):
@@ -178,7 +178,7 @@ class _Play:
         reader.position[partition] = position
 
     def read(self, reader: _Reader, partitions: list[int], most: int = 8) -> None:
-        """One poll of several partitions."""
+        """Polls several partitions once."""
         reader.poll += 1
         for partition in partitions:
             log = self.log[partition]
@@ -217,7 +217,7 @@ class _Play:
             self.log[partition].hidden.add(offset)
 
     def seek(self, reader: _Reader) -> None:
-        """To any place, which begins a session."""
+        """Seeks to a random offset, which begins a session."""
         partition = self.chance.randrange(PARTITIONS)
         end = len(self.log[partition].records)
         self._new_session(reader, partition, self.chance.randint(0, end))
@@ -225,7 +225,7 @@ class _Play:
     # ---------------------------------------------------------------------- the group
 
     def read_as_member(self, member: int) -> None:
-        """Records of the partitions that it owns, then perhaps a commit."""
+        """Reads records of the partitions that the member owns, then possibly commits."""
         reader = self.members[member]
         mine = [number for number in range(PARTITIONS) if self.owners[number] == member]
         self.read(reader, mine)
@@ -245,7 +245,7 @@ class _Play:
         self.seen.commits.add(GROUP, partition, position, status, started, self.tick())
 
     def rebalance(self) -> None:
-        """Moves partitions to other members, which fetch the committed offsets."""
+        """Reassigns partitions to members, which fetch the committed offsets."""
         for partition in range(PARTITIONS):
             self.owners[partition] = owner = self.chance.randrange(MEMBERS)
             started = self.tick()
@@ -262,7 +262,7 @@ class _Play:
     # ---------------------------------------------------------------------- ends
 
     def look(self) -> None:
-        """At where a partition starts and ends."""
+        """Asks for the start and end of a partition."""
         partition = self.chance.randrange(PARTITIONS)
         log = self.log[partition]
         started = self.tick()
@@ -294,7 +294,7 @@ class _Play:
                 self.seek(self.chance.choice(self.loners))
 
     def end(self) -> None:
-        """Everybody reads to the end, and one consumer everything."""
+        """All members read to the end, and a new consumer reads everything."""
         for member in range(MEMBERS):
             for _ in range(200):
                 self.read_as_member(member)
@@ -311,7 +311,7 @@ class _Play:
 
 
 def play(seed: int, fault: str | None = None, steps: int = 1_500) -> tuple[History, int]:
-    """The history, and how many times the fault was done."""
+    """Returns the history, and how many times the fault was planted."""
     played = _Play(seed, fault)
     for _ in range(steps):
         played.step()

@@ -1,7 +1,7 @@
 """A broker without threads or listeners, on any store: each step happens when a test asks for it.
 
-`Rig` is one broker in one epoch, built as the agent builds it. `rig.successor()` takes the root
-over; the first rig remains usable as a zombie, which is fenced without having noticed.
+`Rig` is one broker in one epoch, built as the agent builds it. `rig.successor()` takes over
+the root; the first rig remains usable as a zombie that is fenced without having noticed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Row = tuple[int, bytes | None]
 
 
 def payload(values: Sequence[bytes | str | None], **columns: Sequence[Any]) -> pa.RecordBatch:
-    """Rows of those values, with further columns of `PAYLOAD_SCHEMA` by name."""
+    """Returns rows of those values, with further columns of `PAYLOAD_SCHEMA` by name."""
     given: Mapping[str, Sequence[Any]] = {
         "value": [v.encode() if isinstance(v, str) else v for v in values],
         **columns,
@@ -80,7 +80,7 @@ def registration(
     process: Process | None = None,
     is_member: bool = False,
 ) -> BrokerRegistration:
-    """Returns what a broker registers that counts as dead after five seconds of silence."""
+    """Returns the registration of a broker that counts as dead after five silent seconds."""
     return BrokerRegistration(
         epoch=0,
         flight=flight or f"h:{broker}",
@@ -92,7 +92,7 @@ def registration(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigOptions:
-    """Settings of a rig that differ from the defaults."""
+    """Settings of a rig."""
 
     writer: WriterLimits = _WRITER
     wal_cleaner: WalCleanerLimits = _KEEPER
@@ -248,7 +248,7 @@ class Rig:
     def successor(
         self, *, broker: int | None = None, store: Store | None = None, **options: Any
     ) -> Rig:
-        """The next broker of the root, of the same id unless another is named."""
+        """Starts the root's next broker, with the same id unless another is given."""
         return Rig(
             store if store is not None else self.store,
             self.clock,
@@ -257,7 +257,7 @@ class Rig:
         )
 
     def append_to(self, store: Store) -> Store:
-        """Makes the appender of objects use another view of the store; returns the present one."""
+        """Makes the object appender use another view of the store; returns the previous one."""
         assert isinstance(self.appender, ObjectAppender)
         before, self.appender._store = self.appender._store, store
         return before
@@ -267,7 +267,7 @@ class Rig:
         self.publisher._store = self.publisher._runs._store = store
 
     def administer_on(self, store: Store) -> None:
-        """Makes the administration of topics open tables in another view of the store."""
+        """Makes topic administration open tables in another view of the store."""
         topics = self.broker.topics
         topics._store = store
         topics._open_table = functools.partial(TopicTable, store, clock=self.clock)
@@ -281,7 +281,7 @@ class Rig:
     # -------------------------------------------------------------------------- writing
 
     def create(self, name: str = "t", partitions: int = 1, **config: str) -> Topic:
-        """A topic; underscores in keys of `config` stand for dots."""
+        """Creates a topic; underscores in keys of `config` stand for dots."""
         named = {key.replace("_", "."): value for key, value in config.items()}
         self.broker.topics.create(
             flight_messages.CreateTopic(topic=name, partitions=partitions, config=named)
@@ -302,7 +302,7 @@ class Rig:
         return self.broker.append(topic, partition, payload(values, **columns), named)
 
     def append(self, values: Sequence[bytes | str | None], **where: Any) -> AppendResult:
-        """One batch, acked; `where` is `submit`'s."""
+        """Appends one batch and waits for its ack; `where` is passed to `submit`."""
         return self.broker.wait(self.submit(values, **where))[0]
 
     def stage(
@@ -313,7 +313,7 @@ class Rig:
         query: str = "q",
         topic: str = "t",
     ) -> list[Append]:
-        """One staged append for each (partition, values), all of one batch of a query."""
+        """Returns a staged append for each (partition, values), all of one batch of a query."""
         known = self.led_partitions.topic(topic)
         appends = []
         for number, (partition, values) in enumerate(sections):
@@ -340,11 +340,11 @@ class Rig:
     def append_staged(
         self, sections: Sequence[tuple[int, Sequence[bytes | str | None]]], **batch: Any
     ) -> list[AppendResult]:
-        """One batch of a query, acked; `batch` is `stage`'s."""
+        """Appends one batch of a query and waits for its acks; `batch` is passed to `stage`."""
         return self.writer.wait(self.writer.submit(self.stage(sections, **batch)))
 
     def publish(self) -> None:
-        """Everything that waits, in as many commits as it takes."""
+        """Publishes everything pending, in as many commits as it takes."""
         for topic in self.led_partitions.topics():
             while any(each.unpublished for each in topic.partitions.values()):
                 self.publisher.publish(topic)
@@ -356,10 +356,10 @@ class Rig:
         self.clock.advance(GRACE_SECONDS)
         self.wal_cleaner.tick()
 
-    # -------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------- reading
 
     def read(self, topic: str = "t", partition: int = 0, start: int = 0) -> list[Row]:
-        """The partition from `start` on, as this broker serves it."""
+        """Returns the partition's rows from `start` on, as this broker serves them."""
         end = self.led_partitions.topic(topic).partition(partition).end
         return rows_of(self.broker.read(topic, partition, start, end))
 
@@ -368,7 +368,7 @@ class Rig:
 
 
 def beat(rig: Rig, **changed: Any) -> None:
-    """Writes a heartbeat of that member."""
+    """Writes a heartbeat for that member."""
     heartbeat = Heartbeat(
         broker=rig.leadership.broker,
         epoch=rig.leadership.epoch,
@@ -379,23 +379,23 @@ def beat(rig: Rig, **changed: Any) -> None:
 
 
 def all_serve(_metadata: ClusterMetadata, brokers: Iterable[int]) -> dict[int, Readiness]:
-    """Members here write no heartbeats that say so."""
+    """Reports all brokers as serving: members here write no heartbeats that would."""
     return dict.fromkeys(brokers, Readiness.SERVES)
 
 
 def follow(members: Iterable[Rig]) -> None:
-    """Has members of a cluster see the newest metadata."""
+    """Makes members of a cluster apply the newest metadata."""
     for each in members:
         each.reconciler.tick()
 
 
 def led_by(rig: Rig, topic: str = "t") -> int:
-    """A partition that the member serves."""
+    """Returns the lowest partition that the member serves."""
     return min(rig.led_partitions.topic(topic).partitions)
 
 
 def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:
-    """Offsets and values; asserts that the batches follow one another."""
+    """Returns offsets and values; asserts that the batches are contiguous."""
     found: list[Row] = []
     end: int | None = None
     for batch in batches:
@@ -409,13 +409,13 @@ def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:
 
 
 def rows_of_table(store: Store, clock: Clock, topic: str = "t", partition: int = 0) -> list[Row]:
-    """Returns the rows that are in the topic's table only, as far as its `txn`."""
+    """Returns the rows in the topic's table alone, up to its `txn`."""
     snapshot = TopicTable(store, topic, clock=clock).refresh()
     return _rows(store, plan_of_table(topic, snapshot, partition))
 
 
 def plan_of_table(topic: str, snapshot: TableSnapshot, partition: int) -> list[Slice]:
-    """Slices of all that is in the table."""
+    """Returns slices of all rows in the table."""
     return plan.plan(
         topic=topic,
         snapshot=snapshot,
@@ -456,7 +456,7 @@ def open_ids(meta: MetadataStore) -> list[tuple[int, int]]:
 
 
 def paths(store: Store, folder: str) -> list[str]:
-    """Every object below the folder, sorted, by its path from there."""
+    """Paths of all objects below the folder, relative to it and sorted."""
     return sorted(stat.name for stat in store.walk(folder))
 
 

@@ -1,10 +1,10 @@
-"""A well-behaved client in a process of its own, which measures the worst delays that others cause.
+"""A well-behaved client in its own process that measures the worst delays caused by others.
 
-Run as a program with `HOST PORT PID`, of which the last is the broker's process; reads frames as
-one line of JSON, then answers each line on its standard input with its measurements since the line
-before. Each wait is measured twice: by the clock, and by the processor time that the broker used
-meanwhile, which does not depend on what else the machine does. Standard library only, so that it
-starts at once and takes little of the processor.
+Run as a program with `HOST PORT PID`, where the PID is the broker's. It reads frames as one line of
+JSON, then answers each line on its standard input with its measurements since the previous line.
+Each wait is measured twice: in wall-clock time, and in CPU time that the broker used, which does
+not depend on other load on the machine. Standard library only, so that it starts quickly and uses
+little CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 PAUSE_SECONDS = 0.03
 GIVE_UP_SECONDS = 30.0
 NOTED_SECONDS = 0.02
-"""Shorter spans of time are not kept one by one."""
+"""Shorter spans of time are not recorded individually."""
 
 Span = tuple[float, float]
 
@@ -29,7 +29,7 @@ Span = tuple[float, float]
 class Sleeper:
     """Measures when the machine delays this process: its own short sleeps take too long.
 
-    A delay of others at the same moment, and only then, is not the broker's fault.
+    During such a delay, and only then, waits are not the broker's fault.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class Sleeper:
             self._spans.append((self._wakes, now))
 
     def taken(self) -> list[Span]:
-        """Since the last time."""
+        """Returns the spans since the last call."""
         found, self._spans = self._spans, []
         now = time.monotonic()
         return [*found, (self._wakes, now)] if now > self._wakes else found
 
 
 class Processor:
-    """Measures how long a process has used the processors."""
+    """Measures the CPU time of a process."""
 
     _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -59,9 +59,9 @@ class Processor:
         self._stat = Path(f"/proc/{pid}/stat")
 
     def seconds(self) -> float:
-        """To a hundredth; 0 if the process has ended."""
+        """Returns the time to a hundredth of a second; 0 if the process has ended."""
         try:
-            # The name, in parentheses, may have spaces.
+            # The name, in parentheses, may contain spaces.
             fields = self._stat.read_text("utf-8", "replace").rpartition(")")[2].split()
         except OSError:
             return 0.0
@@ -69,7 +69,7 @@ class Processor:
 
 
 class Meter:
-    """The longest of some waits. Thread-safe enough: one writes, one reads and resets."""
+    """The longest of several waits. Thread-safe enough for one writer and one resetting reader."""
 
     def __init__(self, processor: Processor) -> None:
         self.count = 0
@@ -93,10 +93,10 @@ class Meter:
             self._worst = max(self._worst, ended - began)
 
     def taken(self, kept: Sequence[Span]) -> tuple[int, float, float]:
-        """(how many, the longest, the most processor time); begins again.
+        """Returns (count, longest wait, most CPU time) and starts over.
 
-        A wait that has not ended yet is included. The time for which the machine `kept` this
-        process waiting at the same moment is excluded from the longest.
+        A wait still in progress is included. Spans in which the machine `kept` this process
+        waiting are excluded from the longest wait.
         """
         since, now = self._since, time.monotonic()
         spans, self._spans = self._spans, []
@@ -116,7 +116,7 @@ def _net(span: Span, kept: Sequence[Span]) -> float:
 
 
 class Link:
-    """One connection that asks the same again and again."""
+    """A connection that repeats one request."""
 
     def __init__(self, host: str, port: int, frame: bytes, code_at: int | None = None) -> None:
         self._socket = socket.create_connection((host, port), GIVE_UP_SECONDS)
@@ -125,7 +125,7 @@ class Link:
         self._code_at = code_at
 
     def ask(self) -> bytes:
-        """The answer, without its length."""
+        """Returns the response, without its length."""
         self._socket.sendall(self._frame)
         answer = self._read(int.from_bytes(self._read(4), "big"))
         if self._code_at is not None:
@@ -148,9 +148,9 @@ class Reader(Link):
     """A consumer of the newest acked records. Its frame is a Fetch below version 5."""
 
     _OFFSET_AT = -12
-    """In the frame, which ends with the offset and the partition's most bytes."""
+    """In the frame, which ends with the offset and the partition's maximum bytes."""
     _SIZE_AT = 2 + 8 + 8 + 4
-    """Behind the code: high watermark, last stable offset, aborted transactions, of which none."""
+    """After error code, high watermark, last stable offset and the empty aborted transactions."""
 
     def __init__(self, host: str, port: int, frame: bytes, code_at: int) -> None:
         super().__init__(host, port, frame, code_at)
@@ -158,9 +158,9 @@ class Reader(Link):
         self.offset: int | None = None
 
     def fetch(self) -> None:
-        """Raises where the record is not there."""
+        """Fetches the last acked record. Raises RuntimeError if it is missing."""
         if self.offset is None:
-            return  # nothing is acked yet
+            return  # nothing acked yet
         offset = self.offset.to_bytes(8, "big")
         self._frame = self._frame[: self._OFFSET_AT] + offset + self._frame[self._OFFSET_AT + 8 :]
         answer = self.ask()

@@ -1,8 +1,8 @@
-"""Disturbs the three brokers of a cluster in turn, while clients of all kinds work with it.
+"""Disturbs the three brokers of a cluster in turn while clients of all kinds use it.
 
-A victim is killed, or frozen until the others have replaced it, or stopped in good order; it starts
-again later. Clients must continue while it is away, and again when it is back. In the end the
-promises of `KafkaWorld` hold, and `sparklog check` finds nothing in what its clients have seen.
+A victim is killed, frozen until the others have replaced it, or shut down cleanly; it is restarted
+later. Clients must continue while it is away, and again once it is back. In the end the promises
+of `KafkaWorld` must hold, and `sparklog check` must find no anomaly in its clients' history.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEAD_AFTER_SECONDS: Final = 3.0
 _REST_SECONDS: Final = 0.3
 """The longest pause of a writer between two bursts: many clients share the machine."""
 _START_SECONDS: Final = 300.0
-"""The longest start of Spark, alongside all others that start."""
+"""The limit for Spark's start, while everything else starts alongside."""
 _CHECK_RATE: Final = 100.0
 _SAID_CHARACTERS: Final = 3_000
 _MEMBER: Final = {
@@ -70,7 +70,7 @@ _MEMBER: Final = {
 
 
 class Cluster:
-    """Three brokers on a root; their log lines are in files of `folder`."""
+    """Three brokers on a root, which log to files in `folder`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -108,7 +108,7 @@ class Cluster:
         self.await_up()
 
     def await_up(self) -> None:
-        """Returns when all brokers may get partitions; one that was replaced joins again."""
+        """Waits until all brokers can lead partitions; one that was replaced rejoins first."""
 
         def are_up() -> bool:
             for broker, process in self.brokers.items():
@@ -119,14 +119,14 @@ class Cluster:
         wait_until(are_up, "all brokers are up")
 
     def close(self) -> None:
-        """Ends all brokers in good order, one after another, also frozen ones."""
+        """Shuts down all brokers cleanly, one at a time, including frozen ones."""
         for each in self.brokers.values():
             if each.is_running:
                 each.thaw()
                 each.stop()
 
     def exceptions(self) -> list[str]:
-        """The log lines with a traceback: none of what happens here is unexpected."""
+        """The log lines with a traceback: nothing that happens here should cause one."""
         return [
             line
             for path in sorted(self._folder.glob("*.log"))
@@ -146,7 +146,7 @@ class Cluster:
 
 
 class SparkPipeline:
-    """A streaming query from topic to topic, and a producer for it."""
+    """A streaming query from topic to topic, and a producer for its input."""
 
     def __init__(self, cluster: Cluster, folder: Path, chance: random.Random) -> None:
         self._cluster = cluster
@@ -161,7 +161,7 @@ class SparkPipeline:
         self.driver.start()
 
     def begin(self) -> None:
-        """Returns once something has come out: a JVM and Python workers have to start first."""
+        """Waits for the first output: a JVM and Python workers have to start first."""
         deadline = time.monotonic() + _START_SECONDS
         while not self._has_moved():
             assert time.monotonic() < deadline, f"Spark does not start: {self.driver.said()}"
@@ -169,7 +169,7 @@ class SparkPipeline:
         self._seen = self._ended_at()
 
     def go_on(self) -> None:
-        """Returns once more has come out than at the last time."""
+        """Waits until there is more output than last time."""
         wait_until(self._has_moved, "something comes out of the pipeline")
         self._seen = self._ended_at()
 
@@ -185,7 +185,7 @@ class SparkPipeline:
         return drain(self._producer, self.driver, self._cluster.address)
 
     def close(self) -> None:
-        """Ends it, however it is."""
+        """Ends it, whatever its state."""
         self._producer.stop()
         if self.driver.is_running:
             self.driver.kill()
@@ -196,22 +196,20 @@ class SparkPipeline:
 
 @dataclass(slots=True)
 class Disturber:
-    """Disturbs one broker after another: each kind equally often, and each third time the
-    controller.
-    """
+    """Disturbs one broker at a time: each kind equally often, every third time the controller."""
 
     cluster: Cluster
     world: KafkaWorld
     pipeline: SparkPipeline | None
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    """Disturbances of each kind, and how many of them were the controller's."""
+    """Disturbances of each kind, and how many of them hit the controller."""
     _kinds: list[str] = field(default_factory=list)
     _victims: list[int | None] = field(default_factory=list)
     """None: the controller."""
 
     def disturb(self) -> None:
-        """Returns when the victim is back and all clients have continued."""
+        """Disturbs a victim, and waits until it is back and all clients have continued."""
         if not self._kinds:
             self._kinds = self.chance.sample(KINDS, len(KINDS))
             in_turn = BROKERS[self.counts.total() % len(BROKERS)]
@@ -244,7 +242,7 @@ class Disturber:
         process.start()
 
     def _freeze(self, victim: int, process: BrokerProcess) -> None:
-        """The victim wakes up when it has been replaced for some time, or for a moment."""
+        """Thaws the victim after it has been replaced, a moment or some time later."""
         epoch = self.cluster.metadata.brokers[victim].epoch
         process.freeze()
         wait_until(lambda: not is_up(self.cluster.metadata, victim), "a frozen broker is replaced")
@@ -255,7 +253,7 @@ class Disturber:
         )
 
     def _be_away(self, victim: int) -> None:
-        """The victim is away for a moment, for longer, or until all clients continue without it."""
+        """Waits for a moment, for longer, or until all clients continue without the victim."""
         how = self.chance.randrange(3)
         if how == 1:
             time.sleep(self.chance.uniform(0.0, 2.0))
@@ -269,7 +267,7 @@ class Disturber:
 
 @contextlib.contextmanager
 def _told(cluster: Cluster, seed: int) -> Iterator[None]:
-    """Adds the seed and what the brokers said to a failure."""
+    """Adds the seed and the brokers' last log lines to a failure."""
     try:
         yield
     except BaseException as error:
@@ -280,10 +278,10 @@ def _told(cluster: Cluster, seed: int) -> Iterator[None]:
 def survive(
     folder: Path, *, disturbances: int, minutes: float, seed: int, jvms: bool
 ) -> Counter[str]:
-    """Disturbs so many times, or for so long; and then looks at what there is.
+    """Disturbs at least this many times and for this long, then checks all promises.
 
-    `jvms`: with clients for Java, and with Spark, which take some time to start.
-    Returns the numbers of disturbances, and of acked records.
+    `jvms`: with Java clients and Spark as well, which take some time to start.
+    Returns the counts of disturbances and of acked records.
     """
     chance = random.Random(seed)
     cluster = Cluster(folder / "root", folder / "logs")

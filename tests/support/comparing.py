@@ -1,4 +1,4 @@
-"""Compares the answers of our brokers and of a real Kafka's to the same requests."""
+"""Compares the responses of our brokers and of a real Kafka to the same requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answers: TypeAlias = Iterator[tuple[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """Both answers, and why they differ."""
+    """Both responses, and why they differ."""
 
     ours: object
     theirs: object
@@ -25,7 +25,7 @@ def check_answers(
     theirs: Iterable[tuple[str, object]],
     different: Mapping[str, Differs],
 ) -> None:
-    """Checks that both agree, except for the differences that are known."""
+    """Checks that both agree, except for known differences."""
     found = dict(ours), dict(theirs)
     assert found[0].keys() == found[1].keys()
     assert different.keys() <= found[0].keys(), "nothing is compared with that"
@@ -39,12 +39,12 @@ def check_answers(
 
 
 def name_of(code: Any) -> str:
-    """An error's."""
+    """Returns an error's name."""
     return str(code.name)
 
 
 def metadata_fields(topics: Sequence[Any] | None, **more: Any) -> dict[str, Any]:
-    """Metadata of topics by name, or by fields."""
+    """Fields of a Metadata request; topics are given by name or by fields."""
     wanted = None
     if topics is not None:
         named = [each if isinstance(each, dict) else {"name": each} for each in topics]

@@ -1,4 +1,4 @@
-"""The files of deploy/, taken apart: the image, the services of Compose, Kubernetes' objects."""
+"""The files of deploy/, parsed: the image, the Compose services, the Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def extra() -> str:
 
 @cache
 def compose() -> dict[str, Any]:
-    """The file for Compose."""
+    """The parsed Compose file."""
     found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text("utf-8"))
     return found
 
 
 def brokers() -> dict[str, dict[str, Any]]:
-    """The services of Compose that are brokers, by name."""
+    """The Compose services that are brokers, by name."""
     services = compose()["services"]
     return {name: each for name, each in services.items() if name.startswith("broker")}
 
 
 def published(service: dict[str, Any]) -> dict[int, int]:
-    """The ports of the host by the ports of the container; all of them are on loopback."""
+    """Host ports by container port; asserts that all of them are on loopback."""
     ports = [each.split(":") for each in service["ports"]]
     assert {host for host, _, _ in ports} == {"127.0.0.1"}
     return {int(inner): int(outer) for _, outer, inner in ports}
@@ -87,7 +87,7 @@ def manifests() -> dict[tuple[str, str], Any]:
 
 
 def manifest_files() -> list[Path]:
-    """The files with Kubernetes' objects, which `kubectl apply --filename` takes as a folder."""
+    """The files of Kubernetes objects, whose folder is applied by `kubectl apply --filename`."""
     return sorted(MANIFESTS.iterdir())
 
 
@@ -105,7 +105,7 @@ def container() -> dict[str, Any]:
 
 
 def environment_of(ordinal: int, *, namespace: str, zone: str) -> dict[str, str]:
-    """The variables of a pod, as Kubernetes computes them: `$(NAME)` is one defined before."""
+    """A pod's variables, as Kubernetes computes them: `$(NAME)` refers to one defined earlier."""
     fields = {
         "metadata.name": f"sparklog-{ordinal}",
         "metadata.namespace": namespace,
@@ -125,7 +125,7 @@ def environment_of(ordinal: int, *, namespace: str, zone: str) -> dict[str, str]
 
 
 def unknown_variables(given: Mapping[str, str]) -> set[str]:
-    """Variables that begin like a setting and are none, although a broker may let them pass."""
+    """Variables that are named like settings but are not, even if a broker ignores them."""
     with (fences.ROOT / "conf" / "broker.toml").open("rb") as file:
         shipped = tomllib.load(file)
     known = {

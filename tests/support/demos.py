@@ -1,4 +1,4 @@
-"""The flights demo with a cluster as a program, in a session of its own."""
+"""The flights demo with a cluster, as a program in its own session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def brokers_of(root: Path) -> list[int]:
 
 @contextmanager
 def demo_with_cluster(root: Path, *, limit: int) -> Iterator[subprocess.Popen[str]]:
-    """The program; its pid is that of its session, of which nothing is left after the block."""
+    """Yields the program, which leads its session; kills the whole session after the block."""
     command = [sys.executable, "-m", "examples.flights_demo", "--cluster", "--root", str(root)]
     program = subprocess.Popen(
         [*command, "--limit", str(limit)],

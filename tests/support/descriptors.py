@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def sockets() -> set[str]:
-    """The sockets that are open, each by a name that no other has."""
+    """The open sockets, each by a unique name."""
     return {name for name in _open() if name.startswith("socket:")}
 
 
 def below(folder: Path) -> list[str]:
-    """The files and folders below a folder that are open, once for each descriptor."""
+    """The open files and folders below a folder, once per descriptor."""
     return sorted(name for name in _open() if Path(name).is_relative_to(folder))
 
 

@@ -1,7 +1,7 @@
-"""Another engine at work on a topic's table: it knows Delta, and nothing of sparklog.
+"""Another engine that writes to a topic's table: it supports Delta, but not sparklog.
 
-Its files have names of its own, hold their rows in no order of ours, may overlap, and come with
-statistics or without.
+Its files have their own naming scheme, are not in the order of offsets, can overlap, and come with
+or without statistics.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def rewrite(
     without: Collection[int] = (),
     statistics: Statistics = "all",
 ) -> None:
-    """Puts the rows of `files`, all of one partition, into new files, in one commit.
+    """Rewrites `files`, all of one partition, as new files in one commit.
 
     Args:
-        into: so many files, each with every so manieth row, so that they overlap.
-        without: offsets of rows that are deleted by the way.
+        into: number of new files; rows are dealt to them in turn, so that they overlap.
+        without: offsets of rows that are deleted in the process.
     """
     rows = pa.concat_tables([rows_in(table, file) for file in files])
     left = pc.invert(pc.is_in(rows["offset"], pa.array(sorted(without), pa.int64())))
@@ -60,16 +60,16 @@ def rewrite(
 
 
 def vacuum(table: TopicTable) -> None:
-    """VACUUM without retention: removes each data file that the table does not name now.
+    """VACUUM with zero retention: deletes each data file that the table no longer references.
 
-    As delta-spark and delta-rs do it, one whose removal is dated in the future stays.
+    As with delta-spark and delta-rs, a file whose removal is dated in the future remains.
     """
     kept = kept_by_vacuum(table)
     table.store.delete(f"{table.folder}/{path}" for path in _data_files(table) if path not in kept)
 
 
 def kept_by_vacuum(table: TopicTable) -> set[str]:
-    """Files in the newest version, and those removed from it later than now."""
+    """Files of the newest version, and those whose removal is dated now or later."""
     snapshot = table.refresh()
     now_ms = table.clock.now_us() // 1_000
     return {unquote(file.path) for files in snapshot.files for file in files} | {

@@ -1,4 +1,4 @@
-"""Brokers of a cluster that exist only behind a client's connection: they answer by functions."""
+"""Brokers of a cluster that exist only behind a client's connection, with functions as answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparklog.client.connection import Connection
 from sparklog.formats import flight_messages
 
 Answer = Callable[[int, str, Any], Any]
-"""Answers an action of a broker, by its id, the action's name and the request."""
+"""Answers an action, given the broker's id, the action's name and the request."""
 
 
 class FakeCluster:
-    """Brokers by address; those of `dead` do not answer."""
+    """Brokers by address; those in `dead` do not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, addresses: Mapping[str, int]) -> None:
         self.at = dict(addresses)
@@ -37,16 +37,16 @@ class FakeCluster:
         return Connection.to(addresses, timeout_seconds=timeout_seconds)
 
     def broker_at(self, address: str) -> int:
-        """Returns the broker that answers there. Raises as a probe does."""
+        """Returns the broker at that address. Raises as a probe does."""
         if address in self.others:
-            raise errors.WrongPort(address=address, reason="it does not answer as gRPC does")
+            raise errors.WrongPort(address=address, reason="it does not speak gRPC")
         broker = self.at.get(address)
         if broker is None or broker in self.dead:
             raise errors.BrokerUnavailable(address=address, reason="refused")
         return broker
 
     def topic(self, asked: int) -> flight_messages.TopicInfo:
-        """Topic t, as one of its brokers describes it: with the offsets of its own partitions."""
+        """Topic t, as one of its brokers describes it: only with offsets of partitions it leads."""
         return flight_messages.TopicInfo(
             topic="t",
             topic_id=self.topic_id,
@@ -88,7 +88,7 @@ class FakeCluster:
 
 
 class _Channel:
-    """The calls of a channel that clients make."""
+    """The methods of a channel that clients call."""
 
     def __init__(self, cluster: FakeCluster, address: str) -> None:
         self._cluster = cluster

@@ -1,19 +1,19 @@
 """Runs the code blocks of a Markdown page, in order, as its reader would.
 
-Rules of a block, by the words after its language:
+Rules for a block, by the words after its language:
 
-- `python`, `bash` and `sql` run. Python blocks of a page share their names; `sql` runs in the Spark
-  session of the page.
-- Jobs, `python -m sparklog.jobs.…`, run in the Spark session of the page instead of a new one each.
+- `python`, `bash` and `sql` run. Python blocks of a page share their names; `sql` runs in the
+  page's Spark session.
+- Jobs, `python -m sparklog.jobs.…`, run in the page's Spark session instead of a new one each.
 - `background`: the broker runs until the end of the page; the next block waits for the line that it
-  prints when it serves.
+  prints once it serves.
 - `no-run="reason"`: the block is only parsed.
 - `toml`, `json`, `yaml` and `dockerfile` are parsed. `text` and `diff` are not code.
-- `output`, of a `text` block: the bash block before it prints this. A line `…` stands for any
-  lines, and `…` between words for any words; the width of spaces does not matter.
+- `output`, on a `text` block: the preceding bash block prints this. A line `…` matches any lines,
+  and `…` between words any words; the amount of white space does not matter.
 
-Addresses at the ports 8815 to 8818, 9092 to 9095 and 9404 are replaced by free ports, so that pages
-can run side by side.
+The ports 8815 to 8818, 9092 to 9095 and 9404 in addresses are replaced by free ones, so that pages
+can run concurrently.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def needs_spark(page: Path) -> bool:
 
 
 def parse(fence: Fence) -> None:
-    """Raises an error where the block is not of its language, or its words mean nothing."""
+    """Raises an error if the block does not parse in its language, or its words are unknown."""
     if fence.words and fence.words != "background" and not fence.is_output:
         assert _NO_RUN.fullmatch(fence.words), f"{fence.where}: what is {fence.words!r}?"
     match fence.language:
@@ -174,9 +174,9 @@ class Page:
         preloaded.launcher(programs / "sparklog", "-m sparklog")
 
     def run(self, fence: Fence) -> None:
-        """Runs a block. Raises its error, with the place of the block."""
+        """Runs a block. Raises its error, with the block's location."""
         code = self._with_ports(fence.code)
-        if fence.language != "bash":  # Spark's workers have another current folder
+        if fence.language != "bash":  # Spark's workers have another working directory
             code = code.replace('"./', f'"{self._folder}/').replace("'./", f"'{self._folder}/")
         try:
             if fence.is_output:
@@ -199,11 +199,11 @@ class Page:
 
     def _python(self, code: str, fence: Fence) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, which a reader sees once
+            warnings.simplefilter("ignore")  # of libraries, which a reader sees only once
             exec(compile(code, fence.where, "exec"), self._names)
 
     def _jobs(self, code: str) -> None:
-        """Runs a block line by line: jobs here, as `python -m` does, and other commands by bash."""
+        """Runs a block line by line: jobs here, as `python -m` does, other commands with bash."""
         printed = ""
         for line in code.replace("\\\n", " ").splitlines():
             if found := _JOB.match(line):
@@ -218,7 +218,7 @@ class Page:
         self._printed = printed
 
     def _absolute(self, word: str) -> str:
-        """Returns the path that a word is in the folder of the page, or the word."""
+        """Returns the word, made absolute if it is a path in the page's folder."""
         is_path = word.startswith("./") or (self._folder / word).exists()
         return str(self._folder / word) if is_path else word
 
@@ -270,7 +270,7 @@ def _await_line(process: subprocess.Popen[bytes], printed: IO[bytes]) -> None:
 
 
 def run_page(page: Path, folder: Path, **names: Any) -> int:
-    """Runs the blocks of a page; `./` is the folder. Returns how many there were."""
+    """Runs the blocks of a page; `./` is the folder. Returns their number."""
     wanted = [each for each in fences(page) if each.runs or each.is_output]
     run = Page(folder, **names)
     try:
@@ -282,7 +282,7 @@ def run_page(page: Path, folder: Path, **names: Any) -> int:
 
 
 def assert_printed(expected: str, printed: str) -> None:
-    """Raises `AssertionError` where the lines are not those that a block of output shows."""
+    """Raises `AssertionError` if the lines do not match those of an output block."""
     pattern = ""
     for line in expected.splitlines():
         words = [_ANYTHING if each == "…" else re.escape(each) for each in line.split()]

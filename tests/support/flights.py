@@ -1,4 +1,4 @@
-"""Our messages sent by plain Arrow Flight: a client that knows no mercy and never retries."""
+"""Our messages sent over plain Arrow Flight, by a client that never retries."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class BrokerClient:
         self.close()
 
     def action(self, name: str, request: msgspec.Struct | None = None) -> Any:
-        """The reply."""
+        """Returns the reply."""
         return flight_messages.decode(
             flight_messages.ACTIONS[name][1],
             self.raw_action(name, flight_messages.encode(request or flight_messages.Empty())),
         )
 
     def raw_action(self, name: str, body: bytes) -> bytes:
-        """The reply's bytes."""
+        """Returns the reply's bytes."""
         try:
             (result,) = self.flight.do_action(flight.Action(name, body))
         except (pa.ArrowException, OSError) as error:
@@ -58,7 +58,7 @@ class BrokerClient:
     def create(
         self, topic: str = "t", partitions: int = 1, **config: str
     ) -> flight_messages.TopicInfo:
-        """A topic; underscores in keys of `config` stand for dots."""
+        """Creates a topic; underscores in keys of `config` stand for dots."""
         named = {key.replace("_", "."): value for key, value in config.items()}
         request = flight_messages.CreateTopic(topic=topic, partitions=partitions, config=named)
         info: flight_messages.TopicInfo = self.action("topics.create", request)
@@ -73,7 +73,7 @@ class BrokerClient:
     def append(
         self, values: Sequence[str | bytes | None], *, topic: str = "t", partition: int = 0
     ) -> flight_messages.AppendReply:
-        """One batch, in a stream of its own. Raises what refused it."""
+        """Appends one batch in its own stream. Raises the error that refused it."""
         batch = payload(values)
         with Stream(self, topic, batch.schema) as stream:
             return stream.append(batch, flight_messages.AppendHeader(partition=partition))
@@ -81,7 +81,7 @@ class BrokerClient:
     def read(
         self, start: int, end: int, *, topic: str = "t", partition: int = 0, **options: Any
     ) -> pa.Table:
-        """Rows of a range."""
+        """Reads the rows of a range."""
         ticket = flight_messages.ReadTicket(
             topic=topic, partition=partition, start=start, end=end, **options
         )
@@ -105,7 +105,7 @@ class BrokerClient:
     def tail(
         self, request: flight_messages.TailRequest
     ) -> Iterator[tuple[pa.RecordBatch, flight_messages.TailHeader]]:
-        """Yields batches for as long as they are taken."""
+        """Yields batches until the caller stops."""
         descriptor = flight.FlightDescriptor.for_command(flight_messages.encode(request))
         writer, reader = self.flight.do_exchange(descriptor)
         try:
@@ -128,7 +128,7 @@ class BrokerClient:
 
 
 class Stream:
-    """A DoPut of one topic."""
+    """A DoPut stream to one topic."""
 
     def __init__(self, door: BrokerClient, topic: str, schema: pa.Schema) -> None:
         self._address = door.address
@@ -140,15 +140,15 @@ class Stream:
             raise failure_of(error, self._address) from None
 
     def send(self, batch: pa.RecordBatch, header: flight_messages.AppendHeader) -> None:
-        """A batch whose answer is read later."""
+        """Sends a batch whose reply is read later."""
         self.writer.write_with_metadata(batch, flight_messages.encode(header))
 
     def reply(self) -> flight_messages.AppendReply:
-        """The next answer. Raises what refused the batch."""
+        """Returns the next reply. Raises the error that refused the batch."""
         try:
             answer = self.reader.read()
             if answer is None:
-                self.writer.close()  # which knows why
+                self.writer.close()  # which raises the reason
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, self._address) from None
         if answer is None:
@@ -161,7 +161,7 @@ class Stream:
     def append(
         self, batch: pa.RecordBatch, header: flight_messages.AppendHeader
     ) -> flight_messages.AppendReply:
-        """One batch and its answer."""
+        """Sends one batch and returns its reply."""
         try:
             self.send(batch, header)
         except (pa.ArrowException, OSError) as error:

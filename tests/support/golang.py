@@ -1,4 +1,4 @@
-"""Programs in Go: built with the modules that Go gets, as far as its settings let it."""
+"""Go programs, built with the modules that Go's settings let it download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUILD_SECONDS: Final = 240.0
 
 
 def go() -> str:
-    """The path of the command; skips the test where there is no Go."""
+    """Returns the path of the `go` command; skips the test if Go is not installed."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
         pytest.skip("Go is not installed")
@@ -22,9 +22,9 @@ def go() -> str:
 
 
 def built(folder: Path, program: str, package: str = ".") -> Path:
-    """The program of that folder of `PROGRAMS`, or a package that its module names, in `folder`.
+    """Builds that folder of `PROGRAMS`, or a package that its module requires, into `folder`.
 
-    Skips the test where there is no Go, or a module cannot be got.
+    Skips the test if Go is not installed or a module cannot be downloaded.
     """
     found = go()
     made = folder / "program"

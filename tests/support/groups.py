@@ -1,4 +1,4 @@
-"""Members of consumer groups that do nothing: they join, and have an assignment of the test's."""
+"""Idle members of consumer groups: they join, and are assigned partitions by the test."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
 
 
 def send(log: Log, first: int, end: int, topic: str = "t", at: datetime = AT) -> None:
-    """Records `first` … `end`, in turn to each of two partitions, all of one time."""
+    """Sends records `first` … `end` - 1, alternating between two partitions, with one timestamp."""
     with log.producer() as producer:
         for number in range(first, end):
             producer.send(
@@ -56,7 +56,7 @@ class Collected:
         self.sizes.append(len(found))
 
     def once(self) -> list[str]:
-        """The values, after checking that no place came twice and that offsets are whole."""
+        """Returns the values, sorted; asserts that no (partition, offset) occurs twice."""
         places = sorted(row[:2] for row in self.rows)
         assert len(set(places)) == len(places)
         return sorted((row[2] for row in self.rows), key=lambda value: int(value[1:]))
@@ -65,9 +65,9 @@ class Collected:
 def start(
     frame: DataFrame, checkpoint: Path, sink: Callable[[DataFrame, int], None], **trigger: Any
 ) -> StreamingQuery:
-    """A query that hands its batches to `sink`.
+    """Starts a query that hands its batches to `sink`.
 
-    An error of `sink` is printed, and ends the query with a short one. On a long traceback, the
+    An error in `sink` is printed, and a shortened one ends the query. On a long traceback, the
     regular expression `StreamExecution.PROXY_ERROR` overflows the stack of the query's thread,
     after which the query stays active and has no exception.
     """

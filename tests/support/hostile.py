@@ -1,12 +1,12 @@
-"""Clients that do not behave, against a broker in a process of its own, alongside one that does.
+"""Misbehaving clients against a broker in a separate process, alongside a well-behaved one.
 
-`Siege` starts the broker and the bystander; `Siege.bear(case)` runs one case and says what the
-bystander met and how large the broker's memory became. A case is a function of the broker's
-address: it ends by itself, within seconds, and closes what it has opened. It yields while it holds
-what it has, until the bystander has been served.
+`Siege` starts the broker and the bystander; `Siege.bear(case)` runs one case and reports what the
+bystander experienced and how large the broker's memory grew. A case is a function of the broker's
+address: it ends on its own within seconds, and closes everything that it has opened. It yields
+while it holds its resources, until the bystander has been served.
 
-While other tests run, how long the bystander waits says little. So its waits are bounded by the
-processor time that the broker uses meanwhile: what the broker does for others before it answers.
+While other tests run, the length of the bystander's waits says little. So they are bounded by the
+CPU time that the broker uses during them: the work it does for others before it responds.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from tests.support.processes import resident_bytes
 from tests.support.waiting import wait_until
 
 WAIT_SECONDS: Final = {"ping": 0.25, "send": 1.0, "large_send": 1.0, "fetch": 0.5}
-"""The longest waits of the bystander on a quiet machine."""
+"""Limits for the bystander's waits on a quiet machine."""
 LARGE_BYTES: Final = 40_000
-"""Size of a send that memory is granted for, as for most producers, beyond the free allowance."""
+"""Size of a send beyond the free allowance, which needs a memory grant as most producers' do."""
 SPARE_BYTES: Final = 300 << 20
 ATTEMPTS: Final = 3
-"""A machine that does other things at the same time may miss a bound of time; not three times."""
+"""A busy machine may exceed a time limit, but not three times."""
 CHANCE: Final = 4
-"""Nor by more than this factor."""
+"""Nor does it exceed a limit by more than this factor."""
 PROCESSORS: Final = 2
-"""Processor seconds of the broker for each second of a wait: its threads work at the same time.
-Without bounds in the broker the cases took eight times `WAIT_SECONDS` and more."""
+"""CPU seconds of the broker allowed per second of a wait: its threads run concurrently.
+
+Without bounds in the broker, the cases took eight times `WAIT_SECONDS` and more.
+"""
 SMALL_FETCH_BYTES: Final = 128 << 10
-"""Larger replies share their room with those of clients that do not read."""
+"""Larger replies share a memory budget with those to clients that do not read."""
 
 KAFKA_BYTES: Final = 128 << 20
 HOT_BYTES: Final = 128 << 20
@@ -71,7 +73,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 _TOPIC: Final = "bystander"
 _WARM_SECONDS: Final = 1.0
 _REPLIES: Final = 3
-"""Replies of each kind before an attack ends; the first was perhaps asked for before it began."""
+"""Replies of each kind before an attack ends; the first may have been requested before it began."""
 _MORE_REPLIES: Final = 60
 """Replies on a quiet machine, where they take about two seconds."""
 _LOOK_SECONDS: Final = 0.02
@@ -82,16 +84,16 @@ Attack = Callable[[Address], Iterable[None] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Waits of one kind that a bystander met alongside one case."""
+    """A bystander's waits of one kind during one case."""
 
     count: int
     seconds: float
-    """The longest, without the time for which the machine itself delayed the bystander."""
+    """The longest, without the time that the machine itself delayed the bystander."""
     cpu_seconds: float
-    """The most processor time that the broker used during one of them."""
+    """The most CPU time that the broker used during one of them."""
 
     def and_then(self, count: int, seconds: float, cpu_seconds: float) -> Waits:
-        """Returns these with those that came after."""
+        """Returns these combined with later ones."""
         return Waits(
             count=self.count + count,
             seconds=max(self.seconds, seconds),
@@ -101,21 +103,21 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """The worst that a bystander met alongside one case."""
+    """The worst that a bystander experienced during one case."""
 
     waits: Mapping[str, Waits]
     sleep_seconds: float
-    """Time for which the machine itself delayed the bystander."""
+    """Time that the machine itself delayed the bystander."""
     failures: Mapping[str, str]
     memory_bytes: int
-    """By how much the broker's resident memory grew, at its largest, from where it was idle."""
+    """Peak growth of the broker's resident memory over its idle size."""
     grown_bytes: int
-    """Growth of the broker's memory since before the case."""
+    """Peak growth of the broker's memory since before the case."""
     room_bytes: int
     """Allowed growth of the broker's memory, without the spare bytes."""
 
     def is_sound(self) -> bool:
-        """Returns true if everything was answered, with little work and memory of the broker."""
+        """Returns true if everything was answered, within the broker's CPU and memory limits."""
         return (
             not self.failures
             and all(
@@ -127,14 +129,14 @@ class Met:
         )
 
     def is_in_time(self, factor: float = 1) -> bool:
-        """Returns true if no wait was longer than on a quiet machine, times the factor."""
+        """Returns true if no wait exceeded a quiet machine's limit times the factor."""
         return all(
             waits.seconds <= factor * WAIT_SECONDS[name] for name, waits in self.waits.items()
         )
 
 
 class _Served:
-    """All that a bystander reports alongside one case."""
+    """All that a bystander reports during one case."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self.waits = {each: Waits(count=0, seconds=0.0, cpu_seconds=0.0) for each in WAIT_SECONDS}
@@ -143,7 +145,7 @@ class _Served:
         self._ask = ask
 
     def wait_for_more(self, replies: int) -> None:
-        """Returns when the bystander has so many more replies of each kind, or has failed."""
+        """Waits until the bystander has this many more replies of each kind, or has failed."""
         enough = {name: waits.count + replies for name, waits in self.waits.items()}
 
         def is_served() -> bool:
@@ -159,7 +161,7 @@ class _Served:
 
 
 class Siege:
-    """A broker, a bystander, and what hostile clients do to both."""
+    """A broker and a bystander that hostile clients attack."""
 
     def __init__(self, root: Path, settings: Mapping[str, str] | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -179,12 +181,12 @@ class Siege:
                     Frames.frame(0, 3, 1, kafkarequests.produce_fields(_TOPIC, 0, batch))
                     for batch in map(kafkarequests.batch, ([bytes(100)], [bytes(LARGE_BYTES)]))
                 )
-            # Correlation id, then for a ping its code; for others one topic and one partition.
+            # After the correlation id: the code of a ping; for others, one topic and one partition.
             place_bytes = 4 + 2 + len(_TOPIC) + 4 + 4
             codes = {
                 "ping_code_at": 4,
                 "send_code_at": 4 + place_bytes,
-                "fetch_code_at": 4 + 4 + place_bytes,  # and how long it was throttled
+                "fetch_code_at": 4 + 4 + place_bytes,  # and the throttle time
             }
             command = [sys.executable, bystander.__file__, *map(str, self.address), str(self._pid)]
             self._bystander = subprocess.Popen(
@@ -218,7 +220,7 @@ class Siege:
 
     @contextlib.contextmanager
     def frames(self) -> Iterator[Frames]:
-        """A connection that behaves."""
+        """Yields a well-behaved connection."""
         found = Frames("{}:{}".format(*self.address))
         try:
             yield found
@@ -228,12 +230,12 @@ class Siege:
     def withstand(
         self, attack: Attack, room_bytes: int = BOUND_BYTES, *, name: str, is_timed: bool = False
     ) -> None:
-        """Raises what the bystander met, where it was not within all bounds.
+        """Runs an attack. Raises AssertionError if a request failed or a limit was exceeded.
 
         Args:
-            room_bytes: that the attack may take, by the broker's settings.
-            name: of the attack, for those who ask for the numbers with `-s`.
-            is_timed: bounds waits by the clock, too, for a machine that does nothing else.
+            room_bytes: memory that the attack may take up, by the broker's settings.
+            name: of the attack, printed with its numbers (shown with `-s`).
+            is_timed: limits wall-clock time as well, for a machine that does nothing else.
         """
         for _ in range(ATTEMPTS):
             met = self.bear(attack, room_bytes, replies=_MORE_REPLIES if is_timed else _REPLIES)
@@ -246,10 +248,10 @@ class Siege:
     def bear(
         self, attack: Attack, room_bytes: int = BOUND_BYTES, *, replies: int = _REPLIES
     ) -> Met:
-        """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing.
+        """Runs the attack. Returns what the bystander met during it, and nothing from before.
 
         Args:
-            replies: of each kind that the bystander gets while an attack holds what it has.
+            replies: of each kind that the bystander receives while an attack holds its resources.
         """
         self._met()
         served = _Served(self._met)
@@ -266,7 +268,7 @@ class Siege:
         try:
             for _ in attack(self.address) or ():
                 served.wait_for_more(replies)
-            # An attack that is over at once leaves the bystander no time to be served in.
+            # An attack that ends immediately leaves no time to serve the bystander.
             served.wait_for_more(_REPLIES)
         finally:
             done.set()
@@ -281,11 +283,11 @@ class Siege:
         )
 
     def memory_bytes(self) -> int:
-        """The broker's resident memory now."""
+        """The broker's current resident memory."""
         return resident_bytes(self._pid)
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time of the broker, to a hundredth of a second."""
+        """Returns the broker's CPU time, to a hundredth of a second."""
         return bystander.Processor(self._pid).seconds()
 
     @property

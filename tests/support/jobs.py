@@ -1,4 +1,4 @@
-"""Jobs, run in the Spark session of a program, and as programs that are killed."""
+"""Jobs that run in a program's Spark session, or as programs that are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUN_SECONDS = 240
 def run_jobs(root: str, folder: Path) -> list[str]:
     """Produces a file into the topic `produced`, and replays that into `replayed`.
 
-    Produces the file again, as the same run and as another, and compacts the two files of that
+    Produces the file again, as the same run and as a new one, and compacts the two files of that
     topic's table. Returns the last line of each job, without its duration.
     """
     file = folder / "lines.txt"
@@ -54,7 +54,7 @@ def succeeded(result: Result) -> str:
 
 
 def failed(result: Result, code: int = 1) -> str:
-    """Returns a job's error, in one line of words."""
+    """Returns a job's error on one line."""
     assert result.exit_code == code, result.output
     return " ".join(result.stderr.replace("│", " ").split())
 
@@ -67,13 +67,13 @@ def survive(
     seed: int,
     before: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Starts a job again and again, kills it after a while, and then lets it finish.
+    """Starts a job repeatedly, kills it each time after a pause, and finally lets it finish.
 
     Args:
         command: of the job.
-        pauses: the least and the most seconds until a kill.
+        pauses: minimum and maximum seconds until a kill.
         seed: of the pauses.
-        before: called with the number of each start that is killed.
+        before: called with the number of each start that will be killed.
 
     Returns:
         The last line of the job.

@@ -1,4 +1,4 @@
-"""Programs of Kafka's that run in a JVM of their own, and are asked to end."""
+"""Kafka programs, each in its own JVM, that are asked to exit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ SHORT_LIVED: Final = (
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
 )
-"""Flags of a JVM that ends before its best compiler, and the check of its classes, have paid: half
-of the processor time of a short program of Spark.
+"""Flags of a JVM that exits before its optimizing compiler and bytecode verification pay off.
+
+Those take half of the CPU time of a short Spark program.
 """
 
 
 def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
-    """The jars of that part of Kafka, and those of its tools, which have what they log with."""
+    """Returns the jars of a Kafka artifact, and those of its tools, which include the logger."""
     try:
         found = jars.find_tools(artifact) + jars.find_tools()
     except RuntimeError as error:
@@ -37,7 +38,7 @@ def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
 
 
 def command(path: Sequence[str], *arguments: str) -> list[str]:
-    """A JVM that prints only errors."""
+    """Returns the command of a JVM that logs only errors."""
     return [
         *(java(), "-Xmx512m", *SHORT_LIVED, "-Dorg.apache.logging.log4j.level=ERROR"),
         *("-cp", os.pathsep.join(path), *arguments),
@@ -45,7 +46,7 @@ def command(path: Sequence[str], *arguments: str) -> list[str]:
 
 
 class Program:
-    """A JVM that is running, and the lines that it has written."""
+    """A running JVM, and the lines that it has written."""
 
     def __init__(self, path: Sequence[str], arguments: Sequence[str]) -> None:
         self.lines: list[str] = []
@@ -73,7 +74,7 @@ class Program:
         return "\n".join(self.lines)
 
     def wait_for(self, line: str) -> None:
-        """Returns once it has written the line; fails where it ends without."""
+        """Waits until it has written the line; fails if it ends without doing so."""
         wait_until(lambda: line in self.lines or not self._thread.is_alive(), f"it said {line!r}")
         assert line in self.lines, self.output
 
@@ -84,7 +85,7 @@ class Program:
         self._process.stdin.flush()
 
     def end_of_input(self) -> None:
-        """Its standard input ends, upon which some programs do."""
+        """Closes its standard input, upon which some programs exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -98,12 +99,12 @@ class Program:
         return code
 
     def terminate(self) -> int:
-        """Asks it to end; its exit code."""
+        """Asks it to exit. Returns its exit code."""
         self._process.terminate()
         return self.wait()
 
     def close(self) -> None:
-        """Ends it, however it is."""
+        """Kills it, whatever its state."""
         self._process.kill()
         self._process.wait()
         self._thread.join()
@@ -114,7 +115,7 @@ class Program:
 
 @contextmanager
 def running(path: Sequence[str], *arguments: str) -> Iterator[Program]:
-    """A program on that class path; it is over when the block is."""
+    """Yields a program with that class path, which is killed at the end of the block."""
     program = Program(path, arguments)
     try:
         yield program

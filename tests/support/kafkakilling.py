@@ -51,7 +51,7 @@ EAGER_CLIENT: Final[Mapping[str, Any]] = {
     "socket.timeout.ms": 5_000,
     "log_level": 0,
 }
-"""A broker that is killed is not to be news, and is to be found soon."""
+"""Kills of a broker are not logged, and the restarted broker is found soon."""
 
 
 def kafka_broker(
@@ -60,13 +60,13 @@ def kafka_broker(
     *,
     limits: Mapping[str, float] | None = None,
 ) -> BrokerProcess:
-    """A broker that may be killed, with a Kafka listener always at the same address."""
+    """Returns a broker to be killed, with a Kafka listener always at the same address."""
     given = {**SOON, **(environment or {})}
     return BrokerProcess(root, given, kafka=quiet_address(), limits=limits)
 
 
 class Served(Protocol):
-    """A broker, or all brokers of a cluster: then each address is a list with commas."""
+    """A broker, or all brokers of a cluster, with comma-separated lists as addresses."""
 
     @property
     def root(self) -> Path: ...
@@ -78,7 +78,7 @@ class Served(Protocol):
     def kafka_address(self) -> str: ...
 
 
-# ------------------------------------------------------------------------------ who writes
+# ------------------------------------------------------------------------------ writers
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Writer:
     """An idempotent producer: the records it sent to each partition in order, and those acked."""
 
     number: int
-    """Its own; the values that it sends begin with it."""
+    """The writer's own; the values that it sends begin with it."""
     rest_seconds: float = 0.02
     """The longest pause between two bursts."""
     sent: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
@@ -96,11 +96,11 @@ class Writer:
     _next: int = 0
 
     def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
-        """Sends until it is stopped; everything is acked, or a failure, when it returns."""
+        """Sends until it is stopped; on return, every record is acked or a failure."""
         raise NotImplementedError
 
     def burst(self, chance: random.Random) -> Iterator[tuple[int, bytes]]:
-        """The next records to send, one or many: partition and value."""
+        """Yields the next records to send, one or more: partition and value."""
         for _ in range(chance.choice([1, 1, 3, 50])):
             partition = chance.randrange(PARTITIONS)
             value = b"%d:%d" % (self.number, self._next)
@@ -109,17 +109,17 @@ class Writer:
             yield partition, value
 
     def rest(self, ended: threading.Event, chance: random.Random) -> None:
-        """Pauses; now and then so long that the log has been trimmed of all that it has written."""
+        """Pauses, occasionally so long that all its records have been trimmed from the log."""
         ended.wait(3.0 if chance.random() < 0.003 else chance.random() * self.rest_seconds)
 
 
 class _Producer(Writer):
-    """librdkafka's."""
+    """librdkafka's producer."""
 
     __slots__ = ()
 
     def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
-        """Sends one by one, in bursts and after rests, until it is stopped."""
+        """Sends single records and bursts, with rests in between, until it is stopped."""
         producer = confluent_kafka.Producer(
             {
                 **EAGER_CLIENT,
@@ -152,11 +152,11 @@ class _Producer(Writer):
         if error is not None or partition is None or value is None:
             self.failures.append(error)
         else:
-            # Without an offset where an ack was lost, and that of a later batch implies it.
+            # Without an offset if an ack was lost and a later batch's ack implies it.
             self.acked.append((partition, NO_OFFSET if offset is None else offset, value))
 
 
-# ------------------------------------------------------------------------------ who reads
+# ------------------------------------------------------------------------------ readers
 
 
 class Commits:
@@ -178,7 +178,7 @@ class Commits:
             before = list(self.acked)
         for each in fetch():
             assert each.error is None, each.error
-            offset = max(each.offset, 0)  # below: nothing was committed
+            offset = max(each.offset, 0)  # negative: nothing was committed
             least = before[each.partition]
             assert offset >= least, f"{each.partition} went back from {least} to {offset}"
             with self._lock:
@@ -187,7 +187,7 @@ class Commits:
 
 @dataclass(slots=True)
 class Member:
-    """A member of a group, and all that it has processed."""
+    """A member of a group, and everything that it has processed."""
 
     number: int
     commits: Commits
@@ -202,7 +202,7 @@ class Member:
 
 
 class _ConfluentMember(Member):
-    """librdkafka's."""
+    """librdkafka's consumer in a group."""
 
     __slots__ = ()
 
@@ -238,7 +238,7 @@ class _ConfluentMember(Member):
         consumer: confluent_kafka.Consumer,
         assigned: list[confluent_kafka.TopicPartition],
     ) -> None:
-        # The broker may be down: then the one that comes back is asked by the next.
+        # The broker may be down; in that case the next assignment checks again.
         with contextlib.suppress(confluent_kafka.KafkaException):
             self.commits.check(lambda: consumer.committed(assigned, FETCH_SECONDS))
 
@@ -251,7 +251,7 @@ class _ConfluentMember(Member):
             self.seen.append((partition, offset, value))
 
     def _commit(self, consumer: confluent_kafka.Consumer) -> None:
-        """Commits its position; without an ack the outcome is unknown, and it continues."""
+        """Commits its position; without an ack, the outcome is unknown and it continues."""
         with contextlib.suppress(confluent_kafka.KafkaException):
             for each in consumer.commit(asynchronous=False) or ():
                 if each.error is None and each.offset >= 0:
@@ -272,7 +272,7 @@ class Reader:
         raise NotImplementedError
 
     def take(self, partition: int, offset: int, value: bytes | None) -> None:
-        """Notes the next record of the partition; fails if it is not the next one."""
+        """Notes a record of the partition; fails if it is not the next one."""
         seen = self.seen[partition]
         assert offset == len(seen), f"{self.name} got {partition}/{offset} after {len(seen) - 1}"
         assert value is not None
@@ -283,9 +283,9 @@ class Reader:
 
 
 class KafkaWorld:
-    """Clients at work on brokers that may be killed.
+    """Clients that use brokers while these are killed.
 
-    Three producers and a group of librdkafka's, unless others are given.
+    Three producers and a group of two, all librdkafka's, in addition to those given.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class KafkaWorld:
         return threading.Thread(target=run, args=arguments, daemon=True)
 
     def begin(self) -> None:
-        """Everybody is at work once this returns."""
+        """Starts all clients, and waits until each makes progress."""
         admin = AdminClient({**EAGER_CLIENT, "bootstrap.servers": self.served.kafka_address})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS)])[TOPIC].result(PATIENCE_SECONDS)
         for thread in self._writing + self._reading:
@@ -344,7 +344,7 @@ class KafkaWorld:
         self.go_on()
 
     def go_on(self) -> None:
-        """Returns once more was acked, read and committed: what follows is another kill."""
+        """Waits until more has been acked, read and committed, before another kill."""
         before = self._progress()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while stuck := [name for name, now in self._progress().items() if now <= before[name]]:
@@ -373,7 +373,7 @@ class KafkaWorld:
                 raise AssertionError(f"{type(each).__name__}: {failure}")
 
     def check_commits(self) -> None:
-        """Asks for the committed offsets of each group until there is an answer."""
+        """Checks the committed offsets of each group, and retries until a broker responds."""
         places = [confluent_kafka.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
         for group, commits in self.groups.items():
             fetch = functools.partial(self._asking[group].committed, places, FETCH_SECONDS)
@@ -390,7 +390,7 @@ class KafkaWorld:
         return sum(len(each.acked) for each in self.writers)
 
     def end(self) -> None:
-        """Everything is acked, processed and committed when this returns."""
+        """Stops writing, and waits until everything is acked, processed and committed."""
         self._written.set()
         for thread in self._writing:
             thread.join(3 * PATIENCE_SECONDS)
@@ -403,7 +403,7 @@ class KafkaWorld:
             time.sleep(0.05)
 
     def _left(self, counts: Sequence[int]) -> dict[str, list[int]]:
-        """The positions of those who have not done everything yet."""
+        """Positions of the groups and readers that are not done yet."""
         found = {f"group {group}": commits.acked for group, commits in self.groups.items()}
         found |= {f"reader {each.name}": list(map(len, each.seen)) for each in self.readers}
         return {name: done for name, done in found.items() if done != counts}
@@ -419,7 +419,7 @@ class KafkaWorld:
             each.close()
 
     def judge(self) -> Log:
-        """Compares the records in the root, with all clients gone, with the acks."""
+        """Compares the records in the root with the acks, once all clients are gone."""
         store, clock = LocalStore(self.served.root), SystemClock()
         follower = RootFollower(store, clock=clock)
         log = [rows_followed(follower, store, TOPIC, number) for number in range(PARTITIONS)]
@@ -457,7 +457,7 @@ def _places(log: Log) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def survive(root: Path, *, kills: int, minutes: float, seed: int) -> None:
-    """Kills so many times, or for so long, at random moments; and then looks at what there is."""
+    """Kills at random moments, at least this many times and this long; then judges the result."""
     chance = random.Random(seed)
     broker = kafka_broker(root)
     broker.start()
@@ -490,7 +490,7 @@ def survive(root: Path, *, kills: int, minutes: float, seed: int) -> None:
 
 
 class Checking:
-    """`sparklog check` at work on brokers that may be killed, in a topic of its own."""
+    """`sparklog check`, running in its own topic while brokers are killed."""
 
     def __init__(self, served: Served, seed: int, *, rate: float = 300.0) -> None:
         self._seed = seed
@@ -515,12 +515,12 @@ class Checking:
             self._outcomes.append(error)
 
     def stop(self) -> None:
-        """Returns when it has ended."""
+        """Stops it, and waits until it has ended."""
         self._ended.set()
         self._thread.join(6 * PATIENCE_SECONDS)
 
     def judge(self) -> History:
-        """Ends it and returns the history; asserts that there is nothing wrong with it."""
+        """Stops it and returns the history; asserts that it contains no anomaly."""
         self.stop()
         assert self._outcomes, "the checker does not end"
         (outcome,) = self._outcomes
@@ -536,7 +536,7 @@ class Checking:
 
 
 def survive_a_check(root: Path, *, kills: int, seed: int) -> None:
-    """Kills at random moments while `sparklog check` is at work, which then must find nothing."""
+    """Kills at random moments while `sparklog check` runs, which must find no anomaly."""
     chance = random.Random(seed)
     broker = kafka_broker(root)
     broker.start()

@@ -1,4 +1,4 @@
-"""Messages of Kafka's protocol with values of no meaning, of any kind and version."""
+"""Messages of Kafka's protocol, of any kind and version, with arbitrary values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ NUMBERS: Final = {"i8": 7, "i16": 15, "i32": 31, "i64": 63, "u8": 7, "u16": 15, 
 
 
 def message(schema: Any, at: random.Random, depth: int = 0) -> Any:
-    """An entity of that schema with values of no meaning."""
+    """Returns an entity of that schema with arbitrary values."""
     fields = {field.name: value(field.type, at, depth + 1) for field in dataclasses.fields(schema)}
     return schema(**fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plain:
-    """Values of which each field of a message gets the one of its type."""
+    """Fixed values for the fields of a message, one for each type."""
 
     number: int = 0
-    """The number, also of milliseconds."""
+    """For numbers, and for durations in milliseconds."""
     text: str = ""
     items: int = 0
     """The number of items of each array."""
     nulls: bool = False
-    """True for null where that is allowed."""
+    """True for null wherever that is allowed."""
 
     def message(self, schema: Any) -> Any:
         """Returns an entity of that schema."""
@@ -58,7 +58,7 @@ class Plain:
 
 
 def value(kind: Any, at: random.Random, depth: int) -> Any:
-    """A value of the type of a field."""
+    """Returns an arbitrary value of a field's type."""
     if get_origin(kind) in (Union, types.UnionType):
         options = get_args(kind)
         if type(None) in options and at.random() < 0.3:
@@ -75,7 +75,7 @@ def value(kind: Any, at: random.Random, depth: int) -> Any:
 
 
 def scalar(kind: Any, at: random.Random) -> Any:
-    """Measures a message without nested parts."""
+    """Returns an arbitrary value of a type without nested parts."""
     if kind is bool:
         return at.random() < 0.5
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

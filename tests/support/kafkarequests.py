@@ -1,4 +1,4 @@
-"""Requests of Kafka's protocol by frames, and the little of their answers that is looked at."""
+"""Requests of Kafka's protocol as frames, and the few parts of their responses that are checked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AT_MS: Final = 1_700_000_000_000
 
 
 def batch(values: Sequence[bytes], codec: int = 0, **producer_sequence: int) -> bytes:
-    """A batch of records without keys; `producer_sequence` is `batches.built`'s."""
+    """A batch of records without keys; `producer_sequence` is passed to `batches.built`."""
     return built([Record(AT_MS, None, value) for value in values], codec, **producer_sequence)
 
 
 def produce_fields(topic: str, partition: int, records: bytes | None) -> dict[str, Any]:
-    """Produce, acks=all; of the versions without topic ids."""
+    """Fields of Produce with acks=all, in the versions without topic ids."""
     data = {"index": partition, "records": records}
     return {
         "transactional_id": None,
@@ -33,7 +33,7 @@ def produce_fields(topic: str, partition: int, records: bytes | None) -> dict[st
 
 
 def produce(frames: Frames, topic: str, partition: int, records: bytes | None) -> Any:
-    """Returns the answer for the only partition."""
+    """Produces, and returns the response for the only partition."""
     reply = frames.ask(PRODUCE, 9, produce_fields(topic, partition, records))
     ((found,),) = (each.partition_responses for each in reply.responses)
     return found
@@ -42,7 +42,7 @@ def produce(frames: Frames, topic: str, partition: int, records: bytes | None) -
 def fetch_fields(
     topic: str, partition: int, offset: int, max_bytes: int = 1 << 20
 ) -> dict[str, Any]:
-    """Fetch from an offset on; of the versions without topic ids."""
+    """Fields of Fetch from an offset on, in the versions without topic ids."""
     place = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": max_bytes}
     return {
         "replica_id": -1,
@@ -55,13 +55,13 @@ def fetch_fields(
 
 
 def new_producer(frames: Frames) -> Any:
-    """InitProducerId, without a transaction."""
+    """Sends InitProducerId without a transactional id."""
     wanted = {"transactional_id": None, "transaction_timeout": TIMEOUT}
     return frames.ask(INIT_PRODUCER_ID, 4, wanted)
 
 
 def create_fields(topic: str, partitions: int = 1, **more: Any) -> dict[str, Any]:
-    """CreateTopics of one topic."""
+    """Fields of CreateTopics for one topic."""
     wanted = {
         "name": topic,
         "num_partitions": partitions,
@@ -73,13 +73,13 @@ def create_fields(topic: str, partitions: int = 1, **more: Any) -> dict[str, Any
 
 
 def create(frames: Frames, topic: str, partitions: int = 1) -> None:
-    """A topic that was not there."""
+    """Creates a topic that does not exist."""
     (found,) = frames.ask(CREATE_TOPICS, 7, create_fields(topic, partitions)).topics
     assert found.error_code == 0, found.error_message
 
 
 def commit_fields(group: str, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """OffsetCommit of a group without members, in versions 7 and 8."""
+    """Fields of OffsetCommit for a group without members, in versions 7 and 8."""
     place = {
         "partition_index": partition,
         "committed_offset": offset,

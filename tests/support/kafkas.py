@@ -1,4 +1,4 @@
-"""The Kafka listener from outside: a broker with one, and requests frame by frame."""
+"""The Kafka listener from the outside: a broker with one, and requests frame by frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = 30.0
 
 @contextmanager
 def broker(root: Path, **settings: Any) -> Iterator[Agent]:
-    """A broker with both listeners, number 1 unless the settings say another."""
+    """Yields a broker with both listeners, and id 1 unless the settings name another."""
     usual = {
         "id": 1,
         "flight": FlightSettings(listen="127.0.0.1:0"),
@@ -45,7 +45,7 @@ def broker(root: Path, **settings: Any) -> Iterator[Agent]:
 
 
 def forget_producers(agent: Agent) -> None:
-    """Makes the broker forget all producers, as after a day in which they wrote nothing."""
+    """Makes the broker forget all producers, as after a day without writes."""
     led_partitions = agent.parts.led_partitions
     led_partitions.expire_producers(2**62)
     for topic in led_partitions.topics():
@@ -53,16 +53,14 @@ def forget_producers(agent: Agent) -> None:
 
 
 def close_leavings() -> None:
-    """Closes the sockets that kafka-python leaves to the garbage collector, so that no warning
-    follows.
-    """
+    """Closes sockets that kafka-python leaves to the garbage collector, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
 class Frames:
-    """A connection to the listener: any request in any version, also those that no client sends."""
+    """A connection to the listener: any request in any version, even those that no client sends."""
 
     def __init__(self, address: str, seconds: float = SECONDS) -> None:
         host, _, port = address.rpartition(":")
@@ -71,7 +69,7 @@ class Frames:
 
     @staticmethod
     def frame(key: int, version: int, number: int, fields: Any) -> bytes:
-        """A request as it goes over the wire, of fields or kio's message; `number`: its id."""
+        """Encodes a request for the wire, from fields or kio's message; `number`: its id."""
         schema: Any = load_request_schema(key, version)
         target = io.BytesIO()
         header: Any = schema.__header_schema__
@@ -90,12 +88,12 @@ class Frames:
         return len(frame).to_bytes(4, "big") + frame
 
     def ask(self, key: int, version: int, fields: Any) -> Any:
-        """kio's message of the answer."""
+        """Sends a request, and returns the response as kio's message."""
         (answer,) = self.ask_all([(key, version, fields)])
         return answer
 
     def ask_all(self, requests: Sequence[tuple[int, int, Any]]) -> list[Any]:
-        """Sends all requests, (key, version, fields) each, before the first answer is read."""
+        """Sends all requests, each (key, version, fields), before reading the first response."""
         numbers = [next(self._numbers) for _ in requests]
         self._socket.sendall(
             b"".join(

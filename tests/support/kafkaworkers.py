@@ -1,7 +1,7 @@
 """Clients for `KafkaWorld`: kafka-python's, sparklog's own, and those of Kafka for Java.
 
-Each kind has an idempotent producer, a member of a group of its own, and a consumer without a
-group. None of them may fail while brokers are killed, as long as one of them lives.
+Each kind has an idempotent producer, a member of its own group, and a consumer without a group.
+None of these may fail while brokers are killed, as long as one broker is alive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PLACES: Final = tuple((TOPIC, number) for number in range(PARTITIONS))
 
 
 class ConfluentReader(Reader):
-    """librdkafka's, which fails where a broker says that an offset does not exist."""
+    """librdkafka's consumer, which fails if a broker reports that an offset does not exist."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class ConfluentReader(Reader):
                     if (error := each.error()) is None:
                         self.take(each.partition() or 0, each.offset() or 0, each.value())
                     else:
-                        # A code of the broker's is positive; of the library's own, this one counts.
+                        # Of all errors, only this one is final: librdkafka retries after others.
                         is_reset = error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET
                         assert not is_reset, error.str()
         except BaseException as error:
@@ -85,7 +85,7 @@ class ConfluentReader(Reader):
 
 
 class PythonWriter(Writer):
-    """kafka-python's."""
+    """kafka-python's producer."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ def _python_consumer(served: Served, **more: Any) -> Any:
 
 
 class PythonMember(Member):
-    """kafka-python's."""
+    """kafka-python's consumer in a group."""
 
     __slots__ = ()
 
@@ -154,7 +154,7 @@ class PythonMember(Member):
             self.failures.append(error)
 
     def _commit(self, consumer: Any, after: dict[Any, Any]) -> bool:
-        """Returns whether there was an ack; else the outcome is unknown, and it commits again."""
+        """Returns true if acked; otherwise the outcome is unknown, and it commits again."""
         try:
             consumer.commit(after)
         except KafkaError:
@@ -165,7 +165,7 @@ class PythonMember(Member):
 
 
 class PythonReader(Reader):
-    """kafka-python's, which fails where a broker says that an offset does not exist."""
+    """kafka-python's consumer, which fails if a broker reports that an offset does not exist."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class PythonReader(Reader):
 
 
 class OwnWriter(Writer):
-    """sparklog's."""
+    """sparklog's producer."""
 
     __slots__ = ()
 
@@ -220,7 +220,7 @@ class OwnWriter(Writer):
 
 
 class OwnMember(Member):
-    """sparklog's."""
+    """sparklog's consumer in a group."""
 
     __slots__ = ()
 
@@ -239,14 +239,14 @@ class OwnMember(Member):
                 while not ended.is_set():
                     records = consumer.poll(0.1)
                     self.seen += [(each.partition, each.offset, each.value) for each in records]
-                    # A poll returns the records of one small append: each commit is a put.
+                    # A poll returns the records of one small append, and each commit is a put.
                     if not records or chance.random() < 0.05:
                         self._commit(consumer)
         except BaseException as error:
             self.failures.append(error)
 
     def _commit(self, consumer: sparklog.Consumer) -> None:
-        """Without an ack the outcome is unknown; the next commit goes further."""
+        """Commits its positions; without an ack, the outcome is unknown until the next commit."""
         wanted = {place: consumer.position(*place) for place in consumer.assignment}
         if not wanted:
             return
@@ -276,10 +276,10 @@ class OwnReader(Reader):
 
 
 class JavaClients:
-    """One JVM with a producer, a member of a group and a consumer without one."""
+    """One JVM with a producer, a member of a group, and a consumer without a group."""
 
     def __init__(self, number: int, *, rest_seconds: float) -> None:
-        """Skips the test where Kafka's jars cannot be got."""
+        """Skips the test if Kafka's jars are unavailable."""
         self._paths = jvms.class_path()
         self.writer = _JavaWriter(number, rest_seconds, clients=self)
         self.member = _JavaMember(0, Commits(), group="java", clients=self)
@@ -288,7 +288,7 @@ class JavaClients:
         self._started = threading.Event()
 
     def start(self, served: Served, chance: random.Random) -> jvms.Program:
-        """Starts the program, which writes until a line ends that."""
+        """Starts the program, which writes until it reads a line."""
         given = [served.kafka_address, TOPIC, PARTITIONS, self.writer.number]
         given += [round(1e3 * self.writer.rest_seconds), chance.randrange(1 << 31)]
         self._program = jvms.Program(self._paths, [str(PROGRAM), *map(str, given)])
@@ -296,7 +296,7 @@ class JavaClients:
         return self._program
 
     def lines(self, ended: threading.Event) -> Iterator[list[str]]:
-        """The words of each line, until it is stopped; fails if the program ends before."""
+        """Yields the words of each line until it is stopped; fails if the program ends earlier."""
         while not self._started.wait(_PAUSE_SECONDS):
             if ended.is_set():
                 return
@@ -312,13 +312,13 @@ class JavaClients:
             yield from (line.split(" ") for line in found)
 
     def close(self) -> None:
-        """Ends the program, however it is."""
+        """Kills the program, whatever its state."""
         if self._program is not None:
             self._program.close()
 
 
 class _JavaWriter(Writer):
-    """Writes by the program, until it is stopped."""
+    """Writes through the program until it is stopped."""
 
     __slots__ = ("_clients", "_has_ended")
 
@@ -326,7 +326,7 @@ class _JavaWriter(Writer):
         super().__init__(number, rest_seconds)
         self._clients = clients
         self._has_ended = threading.Event()
-        """Set once all that was acked is noted."""
+        """Set once all acks have been noted."""
 
     def run(self, served: Served, ended: threading.Event, chance: random.Random) -> None:
         try:
@@ -354,7 +354,7 @@ class _JavaWriter(Writer):
 
 
 class _JavaMember(Member):
-    """Hears what the program's member has read and committed."""
+    """Notes what the program's member has read and committed."""
 
     __slots__ = ("_clients",)
 
@@ -377,7 +377,7 @@ class _JavaMember(Member):
 
 
 class _JavaReader(Reader):
-    """Hears what the program's consumer without a group has read."""
+    """Notes what the program's consumer without a group has read."""
 
     __slots__ = ("_clients",)
 

@@ -1,8 +1,8 @@
 """Kills a real broker repeatedly while clients write and read, and checks the promises.
 
-Nothing acked is lost, none is doubled, the order of each producer is kept, and in the end the table
-is the log. A test of another reader passes a `Witness`: it starts before the first kill, ends after
-the last record, and then compares its records with the log.
+Nothing acked is lost or duplicated, each producer's order is preserved, and in the end the table
+equals the log. A test of another reader passes a `Witness`: it starts before the first kill, ends
+after the last record, and then compares its records with the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EAGER = {
     "SPARKLOG_WRITER_CHECKPOINT_EVERY_SECONDS": "0.3",
     "SPARKLOG_LOG_LEVEL": "warning",
 }
-"""Everything happens often, so that a kill meets all of it."""
+"""Everything happens often, so that kills interrupt all of it."""
 
 _WITH_LIMITS = """
 import json, sys
@@ -64,18 +64,18 @@ Log = Sequence[Sequence[Row]]
 
 
 class Witness(Protocol):
-    """A reader that lives through it all."""
+    """A reader that runs through all kills."""
 
     def begin(self, root: Path, address: str) -> None:
-        """People write; the first kill comes after this."""
+        """Starts reading; writers are running, and the first kill comes after this."""
         ...
 
     def go_on(self) -> None:
-        """Returns once it has seen more than at the last kill; there will be another one."""
+        """Waits until it has seen more than at the last kill, before another one."""
         ...
 
     def end(self, log: Log) -> None:
-        """Nothing more will come, and this is all; asserts that it was seen exactly so."""
+        """Ends reading; asserts that its records are those of this complete log."""
         ...
 
 
@@ -110,7 +110,7 @@ class BrokerProcess:
         self._process: preloaded.Process | None = None
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Starts it, and waits until it serves."""
         command = ["-c", _WITH_LIMITS, json.dumps(self._limits)] if self._limits else ["sparklog"]
         command += ["broker", "--root", str(self.root)]
         command += ["--id", str(self.broker), "--flight", self.address]
@@ -133,21 +133,21 @@ class BrokerProcess:
         return self._process is not None
 
     def kill(self) -> None:
-        """The process ends amid whatever it does."""
+        """Kills the process, whatever it is doing."""
         assert self.is_running, "the broker stopped by itself"
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """The process leaves in good order. Returns its exit code."""
+        """Shuts the process down cleanly. Returns its exit code."""
         return self._end(signal.SIGTERM) if self.is_running else 0
 
     def freeze(self) -> None:
-        """The process does nothing until `thaw`, amid whatever it does."""
+        """Suspends the process until `thaw`, whatever it is doing."""
         assert self.is_running, "the broker stopped by itself"
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """The process continues, as if no time had passed."""
+        """Resumes the process, as if no time had passed."""
         self._send(signal.SIGCONT)
 
     def _send(self, signal_number: signal.Signals) -> None:
@@ -159,7 +159,7 @@ class BrokerProcess:
         return self.await_end()
 
     def await_end(self) -> int:
-        """Returns the exit code once the process has ended, by whatever hand."""
+        """Waits until the process has ended, for whatever reason. Returns its exit code."""
         assert self._process is not None
         code = self._process.wait(PATIENCE_SECONDS)
         assert self._process.stdout is not None
@@ -167,7 +167,7 @@ class BrokerProcess:
         return code
 
 
-# ------------------------------------------------------------------------------ who writes
+# ------------------------------------------------------------------------------ writers
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _Writing:
 
 
 def _write(address: str, writing: _Writing, ended: threading.Event, chance: random.Random) -> None:
-    """Sends numbered records, one by one and in bursts, until it is stopped."""
+    """Sends numbered records, singly and in bursts, until it is stopped."""
     with sparklog.connect(address) as log, log.producer(linger_ms=1) as producer:
         number = 0
         while not ended.is_set():
@@ -201,7 +201,7 @@ def _write(address: str, writing: _Writing, ended: threading.Event, chance: rand
 def survive(
     root: Path, *, kills: int, minutes: float, seed: int, witnesses: Sequence[Witness]
 ) -> None:
-    """Kills so many times, or for so long, at random moments; and then looks at what there is."""
+    """Kills at random moments, at least this many times and this long; then judges the result."""
     chance = random.Random(seed)
     broker = BrokerProcess(root)
     broker.start()
@@ -263,11 +263,11 @@ def _judge(root: Path, writings: Sequence[_Writing], witnesses: Sequence[Witness
         witness.end(log)
 
 
-# ------------------------------------------------------------------------------ who reads
+# ------------------------------------------------------------------------------ readers
 
 
 class Follower:
-    """A reader of the root that needs no broker; it looks all the time."""
+    """A reader of the root that needs no broker and polls continuously."""
 
     def __init__(self, partitions: int = PARTITIONS) -> None:
         self._ended = threading.Event()
@@ -306,7 +306,7 @@ class Follower:
         self._looks += 1
 
     def go_on(self) -> None:
-        """It looks every few milliseconds."""
+        """Does nothing: it polls every few milliseconds."""
 
     def end(self, log: Log) -> None:
         self._ended.set()
@@ -342,7 +342,7 @@ class Consumer:
             self._failures.append(error)
 
     def go_on(self) -> None:
-        """It polls all the time, and may need a while to find the broker again."""
+        """Waits for new records; it may take a while to find the broker again."""
         before = self._counted
         wait_until(lambda: self._count() > before or bool(self._failures), "the consumer continues")
         self._counted = self._count()
@@ -351,7 +351,7 @@ class Consumer:
         return sum(map(len, self._seen))
 
     def end(self, log: Log) -> None:
-        """The broker is gone, so that the last records may not have come."""
+        """Asserts that it read the log; with the broker gone, the last records may be missing."""
         self._ended.set()
         self._thread.join(PATIENCE_SECONDS)
         for failure in self._failures:

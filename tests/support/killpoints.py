@@ -1,18 +1,18 @@
-"""Points on a batch's way into a topic at which a process is killed, each once.
+"""Points on a batch's way into a topic at which a process is killed, once each.
 
-A folder says where: `armed/<point>@<victim>` is moved to `met/` by the first process that comes to
+A folder names them: `armed/<point>@<victim>` is moved to `met/` by the first process that reaches
 the point, which then kills the victim. The processes are a Spark driver, its Python workers and a
-broker; a `sitecustomize` on their path brings them here, so none of them knows.
+broker; a `sitecustomize` on their path installs the points, without changes to their code.
 
-| point | who comes there | when |
+| point | reached by | when |
 |---|---|---|
-| planned | the planner of a stream | a batch is planned, and no task has begun |
-| staged | a task | its rows are staged, and no other process knows |
-| undecided | who commits | all tasks have staged, and there is no manifest |
-| decided | the committer | the manifest exists, and the broker has not been asked |
-| asked | the broker | it has been asked, and has done nothing |
-| appended | the broker | the batch is durable, and the answer is not sent |
-| answered | who commits | the answer has come, and Spark does not know yet |
+| planned | the planner of a stream | a batch is planned, but no task has started |
+| staged | a task | its rows are staged, but no other process knows |
+| undecided | the committer | all tasks have staged, but there is no manifest |
+| decided | the committer | the manifest exists, but the broker has not been asked |
+| asked | the broker | it has been asked, but has done nothing |
+| appended | the broker | the batch is durable, but the answer has not been sent |
+| answered | the committer | the answer has arrived, but Spark does not know yet |
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KillPoints:
             (folder / state).mkdir(parents=True)
 
     def environment(self, of: str) -> dict[str, str]:
-        """Returns the environment of processes of `spark`, or of the `broker`."""
+        """Returns the environment for processes of `spark`, or for the `broker`."""
         site = self._folder / of
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(_ARM.format(of))
@@ -54,13 +54,11 @@ class KillPoints:
         return {
             _FOLDER: str(self._folder),
             "PYTHONPATH": os.pathsep.join(path),
-            **preloaded.NONE,  # modules that are imported already have no hooks
+            **preloaded.NONE,  # hooks do not run for modules already imported
         }
 
     def arm(self, point: str, victim: str) -> None:
-        """Arms the point: the next process there kills `driver`, `worker` (itself) or `broker`
-        (itself).
-        """
+        """Arms the point: the next process there kills `driver`, or itself (`worker`, `broker`)."""
         (self._folder / "armed" / f"{point}@{victim}").touch()
 
     def was_met(self, point: str, victim: str) -> bool:
@@ -76,13 +74,13 @@ def be_driver() -> None:
 
 
 def arm(kind: str) -> None:
-    """Makes the points known to this process, as far as it comes to import their modules."""
+    """Installs the points in this process, in each of their modules that it imports."""
     hooks = _OF_SPARK if kind == "spark" else _OF_BROKER
     sys.meta_path.insert(0, _Hooks(hooks))
 
 
 class _Hooks(MetaPathFinder):
-    """Calls something with a module when it has been imported; most processes need none."""
+    """Calls a hook with its module once that has been imported; most processes need none."""
 
     def __init__(self, hooks: Mapping[str, Callable[[Any], None]]) -> None:
         self._hooks = dict(hooks)
@@ -105,7 +103,7 @@ class _Hooks(MetaPathFinder):
 
 
 def _on_liveness(liveness: Any) -> None:
-    """A sink waits for the broker that was killed, and starts none of its own in its place."""
+    """Makes a sink wait for the killed broker instead of starting its own in its place."""
     alive, dead = liveness.LeaderState.ALIVE, liveness.LeaderState.DEAD
     liveness.state_of = lambda leader, **_: dead if leader.stopped else alive
 
@@ -144,7 +142,7 @@ def _wrap(
     after: str | None = None,
     only: str | None = None,
 ) -> None:
-    """Around a function; `only` those calls that have this for an argument."""
+    """Wraps a function with points; `only`: just for calls with this argument."""
     real = getattr(owner, name)
 
     @functools.wraps(real)
@@ -170,5 +168,5 @@ def _come_to(point: str) -> None:
             continue
         if victim == "driver":
             os.killpg(int(os.environ[_DRIVER]), signal.SIGKILL)
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # Spark's workers are a group of their own
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # Spark's workers have their own group
         os.kill(os.getpid(), signal.SIGKILL)

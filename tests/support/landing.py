@@ -17,7 +17,7 @@ class Landing(NoFaults):
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.arrived: list[int] = []
-        """Sequences whose put was issued; each try counts."""
+        """Sequences whose put has been issued; each attempt counts."""
         self._allowed: dict[int, BaseException | None] = {}
         self._all_allowed = False
 
@@ -32,7 +32,7 @@ class Landing(NoFaults):
             assert self.changed.wait_for(lambda: self._all_allowed or sequence in self._allowed, 10)
             error = self._allowed.get(sequence)
             if error is not None:
-                del self._allowed[sequence]  # the next try waits again
+                del self._allowed[sequence]  # the next attempt waits again
                 raise error
 
     def allow(self, sequence: int, error: BaseException | None = None) -> None:
@@ -48,11 +48,11 @@ class Landing(NoFaults):
             self.changed.notify_all()
 
     def wait_for_count(self, count: int) -> None:
-        """Waits until so many puts were issued."""
+        """Waits until this many puts have been issued."""
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.arrived) >= count, 10)
 
     def wait_for(self, *sequences: int) -> None:
-        """Waits until these puts, and no others, were issued, in any order."""
+        """Waits until these puts, and no others, have been issued, in any order."""
         self.wait_for_count(len(sequences))
         assert sorted(self.arrived) == list(sequences)

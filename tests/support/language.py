@@ -1,8 +1,8 @@
 """The language rules of this project, as a program: `python -m tests.support.language [PATH…]`.
 
-It looks at docstrings, comments and messages of Python files, and at the prose of Markdown and TOML
+It checks docstrings, comments and messages of Python files, and the prose of Markdown and TOML
 files; code, code spans and fences are left alone. A finding is one line: path, line, rule, text.
-The rules catch what a program can catch. That a page can be followed, a reader has to see.
+The rules catch only what a program can. Judging whether a page can be followed takes a reader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUFFIXES: Final = (".py", ".md", ".toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A pattern that no prose matches, and the advice for those who meet it."""
+    """A pattern that prose must not match, and the advice for a match."""
 
     name: str
     pattern: re.Pattern[str]
@@ -108,7 +108,7 @@ class Finding:
 
 
 def check(path: Path) -> list[Finding]:
-    """The findings of one file, in the order of its lines."""
+    """Returns the findings of one file, by line."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         parts = [*_of_code(text)]
@@ -121,7 +121,7 @@ def check(path: Path) -> list[Finding]:
 
 
 def tracked(*under: str) -> list[Path]:
-    """The files of the project that have prose, below these paths or everywhere."""
+    """The project's files with prose, below these paths or everywhere."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *under],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -142,7 +142,7 @@ def _judge(path: Path, line: int, text: str, is_docstring: bool) -> Iterator[Fin
 
 
 def _without_code(text: str) -> str:
-    """Code spans, addresses and quotations are not ours to word."""
+    """Replaces code spans, URLs and quotations, whose wording is not ours, by `…`."""
     text = re.sub(r"`[^`\n]*`", "`…`", text)
     return re.sub(r"https?://\S+|\"[^\"\n]*\"", "…", text)
 
@@ -178,7 +178,7 @@ def _of_code(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Strings that stand as statements: of modules, classes, functions and attributes."""
+    """Yields strings that are statements: of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         for statement in _statements(node):
             value = getattr(statement, "value", None)
@@ -196,7 +196,7 @@ def _statements(node: ast.AST) -> list[ast.stmt]:
 
 
 def _is_prose(text: str) -> bool:
-    """Messages have several words and no syntax of a program."""
+    """Returns true for text of several words without program syntax."""
     return len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and not re.search(
         r"\bSELECT\b|\bimport \w|[{};]\n|^\s*(def|class|from) ", text
     )
@@ -218,7 +218,7 @@ def _of_toml(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the findings below these paths, or in the whole tree. Returns 1 if there are some."""
+    """Prints the findings below these paths, or in the whole tree. Returns 1 if there are any."""
     found = [each for path in tracked(*arguments) for each in check(path)]
     for each in found:
         print(each)  # noqa: T201

@@ -1,10 +1,10 @@
 """`python -m MODULE …`, forked from the server of preloaded programs that the environment names.
 
-Spark starts its Python processes by this program (`spark_variables`), pages of the documentation
-the command line (`fences`), and forked programs the brokers that they start. It waits for the
-program that it has started, and ends like it; the program ends with it. Without a server, for a
-script, or with more files than the standard ones, it becomes an ordinary Python. It imports little,
-because it is started often.
+Spark starts its Python processes through this program (`spark_variables`), documentation pages the
+command line (`fences`), and forked programs the brokers that they start. It waits for the program
+that it has started and exits with its status; if it is killed, so is the program. Without a server,
+for a script, or with files open besides the standard ones, it becomes an ordinary Python. It
+imports little, because it is started often.
 """
 
 import os
@@ -16,7 +16,7 @@ STANDARD_FILES = [0, 1, 2]
 
 
 def request(connection: socket.socket, files: list[int], **program: object) -> None:
-    """Asks a server for a program: see `preloaded.Request`, and `files` for its standard files."""
+    """Asks a server to start a program (`preloaded.Request`) with `files` as its standard files."""
     import json
 
     data = json.dumps(program).encode()
@@ -30,7 +30,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     files = [int(each) for each in os.listdir("/proc/self/fd")]  # noqa: PTH208
     try:
-        if len(files) > len(STANDARD_FILES) + 1:  # that of the folder
+        if len(files) > len(STANDARD_FILES) + 1:  # the one of the folder
             raise ValueError("a server takes no other files")
         words = arguments[arguments.index("-m") + 1 :]
         connection = socket.socket(socket.AF_UNIX)

@@ -1,7 +1,6 @@
-"""Two addresses of one broker that share its partitions, as brokers of a cluster with many leaders.
+"""Two addresses of one broker that share its partitions, as brokers of a cluster do.
 
-A root has one leader today, and clients are ready for several. The refusals are `NotLeader`; all
-else is the real broker's.
+Refusals are `NotLeader`; everything else is the real broker's.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Leaders:
         listener.close()
 
     def appended(self, number: int) -> set[int]:
-        """The partitions of the batches that a broker has appended."""
+        """Partitions of the batches that a broker has appended."""
         return {each.partition for each in self.requests[number] if each.name == "append"}
 
     def tailed(self, number: int) -> set[int]:
@@ -117,7 +116,7 @@ class _Facade:
 
 
 class _Led:
-    """Refuses what another broker leads."""
+    """Refuses requests for partitions that the other broker leads."""
 
     def __init__(self, leaders: Leaders, number: int) -> None:
         self._leaders = leaders

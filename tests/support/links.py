@@ -1,7 +1,7 @@
 """Links of Markdown files, as a repository host such as GitHub follows them.
 
-A link names a path from the folder of its file, and an anchor a heading of the file at that path.
-Code is left alone, and so are links to other hosts.
+A link is a path relative to the folder of its file; an anchor names a heading of the file at that
+path. Code and links to other hosts are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dead_links(page: Path, root: Path) -> list[str]:
 
 
 def slug(heading: str) -> str:
-    """Returns the anchor that GitHub makes of a heading, if no heading above has the same one."""
+    """Returns the anchor that GitHub gives a heading, unless a heading above has the same one."""
     pieces = re.split(r"(`[^`]*`)", _SHOWN.sub(r"\1", heading))
     text = "".join(each if each[:1] == "`" else _EMPHASIS.sub(r"\2", each) for each in pieces)
     return _NOT_IN_SLUG.sub("", text.strip().lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""A real broker on a store in memory, and what tests of its clients arrange and look at."""
+"""A real broker on an in-memory store, with the setup and checks that tests of clients need."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparklog.storage.reading.read import read_slice
 from tests.support.flights import BrokerClient, Stream
 
 SLICE_ROWS = 1_000
-"""Rows of a batch of `fill`, so that streams to consumers have several."""
+"""Rows per batch of `fill`, so that streams to consumers have several batches."""
 
 
 class LiveBroker(testing.Broker):
-    """Keeps the requests of clients; `fault` sees each one before it has an effect.
+    """Records the requests of clients; `fault` sees each one before it takes effect.
 
-    It ends by a crash, because publishing what a test has written would take longer than the test.
+    It ends with a crash, because publishing all that a test wrote would take longer than the test.
     """
 
     def __init__(self, settings: Mapping[str, int] | None = None) -> None:
@@ -44,14 +44,14 @@ class LiveBroker(testing.Broker):
         super().close()
 
     def move(self) -> None:
-        """Starts again at another address."""
+        """Restarts at another address."""
         self._settings = msgspec.structs.replace(
             self._settings,
             flight=msgspec.structs.replace(self._settings.flight, listen="127.0.0.1:0"),
         )
         self.restart()
 
-    # -------------------------------------------------------------------------- arranging
+    # -------------------------------------------------------------------------- setup
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Creates a topic; underscores in keys of `config` stand for dots."""
@@ -76,17 +76,17 @@ class LiveBroker(testing.Broker):
         self.append(topic, pa.RecordBatch.from_pydict({"value": values} | columns), partition)
 
     def append(self, topic: str, batch: pa.RecordBatch, partition: int = 0) -> None:
-        """Appends columns of a payload."""
+        """Appends payload columns, in batches of `SLICE_ROWS`."""
         batch = record.conform_payload(batch)
         header = flight_messages.AppendHeader(partition=partition)
         with BrokerClient(self.address) as client, Stream(client, topic, batch.schema) as stream:
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 stream.append(batch.slice(start, SLICE_ROWS), header)
 
-    # -------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------- inspection
 
     def names(self) -> list[str]:
-        """The requests, by name."""
+        """The names of the requests."""
         return [each.name for each in self.requests]
 
     def appended(self, topic: str = "") -> list[testing.Request]:
@@ -96,7 +96,7 @@ class LiveBroker(testing.Broker):
         ]
 
     def rows(self, topic: str, partition: int = 0) -> list[dict[str, Any]]:
-        """All rows of a partition as they are in the store, in order."""
+        """All rows of a partition in the store, in the order of offsets."""
         follower = RootFollower(self._store, clock=SystemClock())
         snapshot = follower.refresh([topic])[topic]
         start, end = snapshot.starts[partition], follower.ends(snapshot)[partition]

@@ -1,6 +1,6 @@
-"""Locks that check their order: acks wait for the lock of the led partitions.
+"""Locks that check their order. Acks wait for the lock of the led partitions.
 
-So no thread may hold it while it takes the lock of a topic's table, which is held over a put.
+So no thread may hold it while acquiring the lock of a topic's table, which is held during a put.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AckLock(_Lock):
 
 
 class StoreLock(_Lock):
-    """A lock that is held while a store works."""
+    """A lock that is held during requests to a store."""
 
     def acquire(self) -> bool:
         assert not getattr(_held, "depth", 0), "taken under a lock that acks wait for"
@@ -59,7 +59,7 @@ class StoreLock(_Lock):
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """All led partitions and topics' tables that are made meanwhile check the order."""
+    """Makes led partitions and topic tables check the order if created in this block."""
 
     def threading_with(lock: type[_Lock]) -> SimpleNamespace:
         return SimpleNamespace(**{**vars(threading), "RLock": lock})

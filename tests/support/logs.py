@@ -1,4 +1,4 @@
-"""The logging configuration of a test, and what brokers have logged meanwhile."""
+"""The logging configuration during a test, and the errors that brokers have logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 @contextmanager
 def logging_restored() -> Iterator[None]:
-    """Restores the configuration at its end, and that there was none: brokers then choose one."""
+    """Restores the configuration at its end. If there was none, brokers can choose one again."""
     was_configured, known = structlog.is_configured(), structlog.get_config()
     try:
         yield
@@ -29,5 +29,5 @@ _ERROR: Final = re.compile(
 
 
 def errors_in(output: str) -> list[str]:
-    """The lines of errors of brokers in this process, as text, and in others, as JSON."""
+    """Returns brokers' error lines: text from this process, JSON from others."""
     return _ERROR.findall(output)

@@ -9,7 +9,7 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Values:
-    """Returns all samples; no two have the same name and labels."""
+    """Returns all samples; asserts that no two have the same name and labels."""
     found: Values = {}
     for family in prometheus_client.parser.text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,7 +1,7 @@
-"""A Spark program with executors of their own: reads and writes topics while tasks fail and race.
+"""A Spark program with separate executors: reads and writes topics while tasks fail and race.
 
-Master and workers live in the driver's JVM, as in `local-cluster`, but for their host names: Spark
-starts no second attempt of a task on a host that runs the first.
+Master and workers run in the driver's JVM, as in `local-cluster`, but with different host names:
+Spark starts no second attempt of a task on the host that runs the first.
 
 Arguments: the root, with topics `t`, `u`, `retried`, `raced`, `produced` and `replayed`; and a
 folder for notes.
@@ -28,7 +28,7 @@ from tests.support.jvms import SHORT_LIVED
 ROWS = 120
 RACING_ROWS = 800
 _HOSTS = ("127.0.0.1", "localhost")
-_VALUE_BYTES = 100_000  # so many that the first attempt has put a file before it is done
+_VALUE_BYTES = 100_000  # enough for the first attempt to put a file before it is done
 _LONG_SECONDS = 60.0
 _SETTINGS = {
     "spark.driver.memory": "512m",
@@ -49,7 +49,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def start(notes: Path) -> SparkSession:
-    """A master, a worker for each host, and a session on them."""
+    """Starts a master, a worker for each host, and a session on them."""
     conf = SparkConf().setAppName("on-executors").setAll(list(_SETTINGS.items()))
     gateway: Any = launch_gateway(conf)  # type: ignore[no-untyped-call]
     jvm = gateway.jvm
@@ -71,7 +71,7 @@ def start(notes: Path) -> SparkSession:
 
 
 def write(frame: DataFrame, root: str, topic: str, **options: str) -> None:
-    """A batch write."""
+    """Writes a batch."""
     given = {"root": root, "topic": topic, **options}
     frame.write.format("sparklog").options(**given).mode("append").save()
 
@@ -82,7 +82,7 @@ def rows(spark: SparkSession, count: int) -> DataFrame:
 
 
 def copy(spark: SparkSession, root: str, checkpoint: str) -> None:
-    """A stream from `t` to `u`, in several micro-batches."""
+    """Streams from `t` to `u`, in several micro-batches."""
     source = {"root": root, "subscribe": "t", "startingOffsets": "earliest"}
     frame = spark.readStream.format("sparklog").options(**source, maxOffsetsPerTrigger="50").load()
     query = (
@@ -96,7 +96,7 @@ def copy(spark: SparkSession, root: str, checkpoint: str) -> None:
 
 
 def failing(notes: Path) -> Callable[[Batches], Batches]:
-    """The first attempt of the first task gives some rows, and fails."""
+    """Makes the first attempt of the first task fail after some rows."""
 
     def work(batches: Batches) -> Batches:
         task = TaskContext.get()
@@ -112,7 +112,7 @@ def failing(notes: Path) -> Callable[[Batches], Batches]:
 
 
 def racing(root: str, notes: Path) -> Callable[[Batches], Batches]:
-    """The first attempt of the first task stages much and is slow; the second then overtakes it."""
+    """Makes the first task's first attempt stage a lot and stall; its second overtakes it."""
 
     def work(batches: Batches) -> Batches:
         task = TaskContext.get()
@@ -130,7 +130,7 @@ def racing(root: str, notes: Path) -> Callable[[Batches], Batches]:
 
 
 def main(root: str, notes: Path) -> dict[str, Any]:
-    """Everything in turn; what cannot be seen in the root afterwards."""
+    """Runs everything in turn. Returns what the root does not show afterwards."""
     spark = start(notes)
     context: Any = spark.sparkContext
     write(rows(spark, ROWS), root, "t")
@@ -144,7 +144,7 @@ def main(root: str, notes: Path) -> dict[str, Any]:
     write(race, root, "raced", idempotencyKey="race")
     folder = Path(root) / "staging" / "race@raced" / "0"
     staged = sorted(path.name for path in folder.iterdir())
-    shutil.copy(folder / "manifest.json", notes)  # before the janitor comes
+    shutil.copy(folder / "manifest.json", notes)  # before the janitor deletes it
     copy(spark, root, str(notes / "checkpoint"))
     jobs = run_jobs(root, notes)
     executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1

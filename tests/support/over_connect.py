@@ -1,7 +1,7 @@
 """A client of a Spark Connect server: reads and writes topics, streaming included, without a JVM.
 
-The root, with topics `t`, `u`, `v`, `produced` and `replayed`, is in the server's environment, and
-nothing of it in ours, except for the jobs.
+The root, with topics `t`, `u`, `v`, `produced` and `replayed`, is named in the environment of the
+server, but not in ours; only the jobs receive it here.
 
 Arguments: the server's address, a folder for checkpoints and files, and the root for the jobs.
 """
@@ -28,7 +28,7 @@ START_ATTEMPTS = 5
 
 
 def write(frame: DataFrame, topic: str, **options: str) -> None:
-    """A batch write."""
+    """Writes a batch."""
     frame.write.format("sparklog").options(topic=topic, **options).mode("append").save()
 
 
@@ -45,7 +45,7 @@ def stream(spark: SparkSession) -> DataFrame:
 
 
 def copy(spark: SparkSession, checkpoint: str) -> None:
-    """From `t` to `u` by the sink's own stream."""
+    """Streams from `t` to `u` through the sink."""
     writer = stream(spark).writeStream.format("sparklog").option("topic", "u")
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
@@ -57,9 +57,7 @@ def hand_over(
     take: Callable[[DataFrame, int], None],
     name: str,
 ) -> str:
-    """Runs a query that passes new records of `t` to `take`. Returns the error it ended with, if
-    any.
-    """
+    """Passes new records of `t` to `take` in a query. Returns the error that ended it, or ""."""
     writer = stream(spark).writeStream.foreachBatch(take).queryName(name)
     query = start(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True))
     try:
@@ -70,7 +68,7 @@ def hand_over(
 
 
 def start(writer: DataStreamWriter) -> StreamingQuery:
-    """The query; Spark gives its Python ten seconds to start, which a busy machine may not have."""
+    """Starts a query, with retries: Spark allows its Python only ten seconds to start."""
     for attempt in range(START_ATTEMPTS):
         try:
             return writer.start()
@@ -81,7 +79,7 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
 
 
 def dying(frame: DataFrame, batch_id: int) -> None:
-    """Writes, and dies in the second micro-batch before Spark knows of it."""
+    """Writes, but dies in the second micro-batch before Spark knows of the write."""
     write_batch(frame, batch_id, name="copy", topic="v")
     if batch_id == 1:
         raise RuntimeError("the driver dies")
@@ -97,7 +95,7 @@ def refusal(spark: SparkSession) -> str:
 
 
 def main(address: str, checkpoints: str, root: str) -> dict[str, Any]:
-    """Everything in turn, and what the client has seen of it."""
+    """Runs everything in turn, and returns what the client has seen."""
     os.environ["SPARK_REMOTE"] = address  # for the jobs
     spark = SparkSession.builder.getOrCreate()
     frame = spark.range(ROWS, numPartitions=2).selectExpr("cast(id as string) as value")

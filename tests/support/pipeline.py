@@ -1,10 +1,10 @@
-"""A program: from topic `in` through a small transform to topic `out`, until it is stopped.
+"""A program: copies topic `in` through a small transform to topic `out` until it is stopped.
 
     python -m tests.support.pipeline <root> <checkpoint> <report>
 
 It runs a Structured Streaming query and restarts it after a failure, as a service would. At the end
 of its standard input it processes the remaining records, writes the rows of `out`, as Spark reads
-them, to `report` (JSON lines), and ends.
+them, to `report` (JSON lines), and exits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _listen(told: threading.Event) -> None:
 
 
 def _begin(spark: SparkSession, root: str, checkpoint: str) -> StreamingQuery:
-    """Several tasks to a batch: each stages for itself, and their order is the log's."""
+    """Starts the query. Each task of a batch stages separately; the log keeps the tasks' order."""
     source = {
         "root": root,
         "subscribe": "in",

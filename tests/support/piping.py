@@ -1,4 +1,4 @@
-"""A pipeline from topic to topic at work: its producer, and its driver with a JVM of its own.
+"""A running pipeline from topic to topic: its producer, and its driver with its own JVM.
 
 The records that come out are compared with those acked. `tests.support.pipeline` is the program.
 """
@@ -36,7 +36,7 @@ Record: TypeAlias = tuple[int, int, str, str]
 """Partition, offset, key and value."""
 
 
-# ------------------------------------------------------------------------------ who writes
+# ------------------------------------------------------------------------------ producer
 
 
 class Producer:
@@ -71,7 +71,7 @@ class Producer:
             self._failures.append(error)
 
     def stop(self) -> None:
-        """Returns when it has ended, with what it was about."""
+        """Stops it, and waits until the current burst is acked."""
         self._ended.set()
         self._thread.join(PATIENCE_SECONDS)
 
@@ -79,18 +79,18 @@ class Producer:
         assert self._failures == []
 
     def end(self) -> list[Record]:
-        """All that was acked, in the order in which it was sent."""
+        """Stops it. Returns all acked records, in the order in which they were sent."""
         self.stop()
         self.check()
         acked = [(key, value, future.result(0.0)) for key, value, future in self._sent]
         return [(place.partition, place.offset, key, value) for key, value, place in acked]
 
 
-# ------------------------------------------------------------------------------ who transforms
+# ------------------------------------------------------------------------------ driver
 
 
 class Driver:
-    """The program with its JVM and its workers; their output is in a file."""
+    """The program with its JVM and its workers; their output goes to a file."""
 
     def __init__(self, root: Path, folder: Path, points: KillPoints) -> None:
         folder.mkdir()
@@ -121,7 +121,7 @@ class Driver:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """All of it at once, whatever it does."""
+        """Kills all its processes, whatever they are doing."""
         assert self._process is not None
         for group in _groups_below(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -129,7 +129,7 @@ class Driver:
         self.await_end()
 
     def await_end(self) -> int:
-        """Waits for the exit code of the driver."""
+        """Waits until the driver has ended. Returns its exit code."""
         assert self._process is not None
         assert self._process.stdin is not None
         code = self._process.wait(PATIENCE_SECONDS)
@@ -149,7 +149,7 @@ class Driver:
 
 
 def _groups_below(pid: int) -> list[int]:
-    """The process groups of a process and all that it has started: Spark's workers have others."""
+    """The process groups of a process and its descendants: Spark's workers have their own."""
     listed = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid=,pgid="], text=True)
     processes = [tuple(map(int, line.split())) for line in listed.splitlines()]
     family, groups = {pid}, {pid: None}
@@ -169,7 +169,7 @@ def _groups_below(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """All that was acked, and the records of both topics."""
+    """All acked records, and the records of both topics."""
 
     acked: Sequence[Record]
     taken: Sequence[Record]
@@ -182,7 +182,7 @@ class Outcome:
     def judge(self, store: Store) -> None:
         """Asserts that each acked record came out once, in order, and no others.
 
-        Called when no broker serves the root any more: everything is published then.
+        Called once no broker serves the root, when everything has been published.
         """
         assert sorted(self.taken) == sorted(self.acked)
         assert _by_key(self.taken) == _by_key(self.acked)
@@ -218,7 +218,7 @@ def _table(store: Store) -> list[tuple[int, int, str]]:
 
 
 def _read(log: sparklog.Log, topic: str) -> list[Record]:
-    """All of a topic as the client reads it, by partition and offset."""
+    """All records of a topic as the client reads them, by partition and offset."""
     columns = log.read(topic).to_pydict()
     names = ("partition", "offset", "key", "value")
     return sorted(
@@ -228,7 +228,7 @@ def _read(log: sparklog.Log, topic: str) -> list[Record]:
 
 
 def _check_offsets(rows: Iterable[Record], partitions: int) -> None:
-    """Each partition has something, and its offsets have no hole."""
+    """Asserts that each partition has records, and no gap in its offsets."""
     found: list[list[int]] = [[] for _ in range(partitions)]
     for partition, offset, _, _ in rows:
         found[partition].append(offset)
@@ -237,7 +237,7 @@ def _check_offsets(rows: Iterable[Record], partitions: int) -> None:
 
 
 def _by_key(rows: Iterable[Record]) -> dict[str, list[str]]:
-    """The values of each key in their order, which is that of one partition."""
+    """The values of each key in order; all are in one partition."""
     found: dict[str, list[str]] = defaultdict(list)
     for _, _, key, value in rows:
         found[key].append(value)

@@ -1,8 +1,8 @@
-"""Ports for brokers that are to have the same address again after a restart.
+"""Ports for brokers that need the same address again after a restart.
 
-The system hands out a port from its own range to every client and every listener on port 0, and so
-the port of a broker that is down may be gone when it comes back; a client may even find itself
-there, at its own end of a connection. These ports lie below that range.
+The system assigns a port from its own range to every client and every listener on port 0, so the
+port of a broker that is down may be taken when it restarts; a client can even connect to itself
+there. These ports are below that range.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _kept: list[object] = []
 
 
 def quiet_port() -> int:
-    """A free one that neither the system nor another test process gives away."""
+    """Returns a free port that neither the system nor another test process assigns."""
     _FOLDER.mkdir(exist_ok=True)
     chance = random.SystemRandom()
     while True:
@@ -40,5 +40,5 @@ def quiet_port() -> int:
 
 
 def quiet_address() -> str:
-    """`quiet_port` of this machine's loopback."""
+    """Returns a `quiet_port` on this machine's loopback address."""
     return f"127.0.0.1:{quiet_port()}"

@@ -1,17 +1,17 @@
-"""Starts Python programs from a process that has imported everything already.
+"""Starts Python programs by forking a process that has already imported everything.
 
-A broker imports for most of the time that it takes to start, and tests start hundreds. `start` asks
-a server, one for each worker of pytest, to fork. The child then runs the module as `python -m`
-does, in a process of its own: with the pid, environment, folder and standard files that were asked
-for, and it can be killed like any other. Imports are all that differs, so tests of a program's very
-start and end use `subprocess`. So does `start` for a program with another PYTHONPATH, whose
-`sitecustomize` would come too late, and on other systems than Linux.
+A broker spends most of its start on imports, and tests start hundreds of brokers. `start` asks a
+server, one per pytest worker, to fork. The child then runs the module as `python -m` does, in a
+process with its own pid and the requested environment, folder and standard files, and can be killed
+like any other. Only imports differ, so tests of a program's very start and end use `subprocess`. So
+does `start` for a program with another PYTHONPATH, whose `sitecustomize` would run too late, and on
+systems other than Linux.
 
-Programs of others, such as Spark, start Python by `launch.py`, and so do programs that were forked.
-Spark's processes come from a server of their own, which has imported pyspark and pandas.
+Third-party programs such as Spark start Python through `launch.py`, and so do forked programs.
+Spark's processes come from a separate server, which has imported pyspark and pandas.
 
-Protocol: a connection for each program. The client sends `Request` as JSON with three open files;
-the server answers a pid, and later the status that it ended with, each a line.
+Protocol: one connection per program. The client sends `Request` as JSON with three open files; the
+server replies with the pid, and later with the exit status, each on a line.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _File = int | IO[Any] | None
 
 
 class Process(Protocol):
-    """A program that a test has started: what tests use of `subprocess.Popen`."""
+    """A program that a test has started: the part of `subprocess.Popen` that tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -119,7 +119,7 @@ def start(
 
     Args:
         words: the module and its arguments; or `-c`, the code and its arguments.
-        env: the whole environment; that of this process unless given.
+        env: the whole environment; by default that of this process.
         stdin, stdout, stderr: `subprocess.PIPE`, `subprocess.DEVNULL`, an open file, or None for
             the file of this process.
     """
@@ -133,7 +133,7 @@ def start(
 def run(
     words: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module or code to its end; what it writes is captured. See `start`."""
+    """Runs a module or code to its end, and captures its output. See `start`."""
     process = start(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode is not None
@@ -141,20 +141,20 @@ def run(
 
 
 def launcher(program: Path, words: str = "") -> str:
-    """Writes a program that is Python, by `launch.py`, with these words as its first arguments.
+    """Writes a program that runs Python by `launch.py`, with these words as its first arguments.
 
-    It needs `variables`.
+    It needs `variables` in its environment.
     """
     new = program.with_name(f"{program.name}-{os.getpid()}")
     python = f"{sys.executable} -IS {launch.__file__}" if _CAN_FORK else sys.executable
     new.write_text(f'#!/bin/sh\nexec {python} {words} "$@"\n')
     new.chmod(0o755)
-    new.rename(program)  # another worker of pytest may run it
+    new.rename(program)  # another pytest worker may be running it
     return str(program)
 
 
 def variables(kind: str) -> dict[str, str]:
-    """Returns the environment by which a `launcher` finds the server with these modules."""
+    """Returns the environment with which a `launcher` finds the server with these modules."""
     return {_ADDRESS: server(kind)} if _CAN_FORK else {}
 
 
@@ -234,7 +234,7 @@ class _Forked:
 def _opened(
     number: int, given: _File, closing: contextlib.ExitStack
 ) -> tuple[IO[bytes] | None, int]:
-    """Returns our end of a pipe, if it is one, and the file of the program."""
+    """Returns our end of the pipe, if it is one, and the program's file."""
     if given == subprocess.PIPE:
         reading, writing = os.pipe()
         ours, theirs = (writing, reading) if number == 0 else (reading, writing)
@@ -274,7 +274,7 @@ def server(kind: str) -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, address, kind],
         cwd=_ROOT,
-        stdin=subprocess.PIPE,  # at whose end it ends
+        stdin=subprocess.PIPE,  # it exits at the end of this
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -300,7 +300,7 @@ class Request:
     cwd: str
     environment: Mapping[str, str]
     is_tied: bool = False
-    """Ends the program when the client does."""
+    """Kills the program when the client ends."""
 
 
 class _Server:
@@ -351,12 +351,12 @@ class _Server:
         return None
 
     def _kill(self, connection: socket.socket, pid: int) -> None:
-        """Ends the program of a client that has ended."""
+        """Kills the program of a client that has ended."""
         self._selector.unregister(connection)
         os.kill(pid, signal.SIGKILL)
 
     def _end(self, ended: Any, pid: int, connection: socket.socket) -> None:
-        """Reports the status of a program that has ended to its client."""
+        """Reports the exit status of a program to its client."""
         _, status = os.waitpid(pid, 0)
         self._selector.unregister(ended)
         os.close(ended)
@@ -366,7 +366,7 @@ class _Server:
             connection.sendall(b"%d\n" % status)
 
     def _become(self, files: Sequence[int]) -> None:
-        """Leaves nothing open in a child but its standard files."""
+        """Closes all files in a child except its standard files."""
         self._selector.close()
         for number, file in enumerate(files):
             os.dup2(file, number)
@@ -377,7 +377,7 @@ def _run(request: Request, python: str) -> None:
     """Does in a child what `python -m` and `python -c` do in a new process.
 
     Args:
-        python: the program by which the child starts others.
+        python: the program with which the child starts others.
     """
     os.chdir(request.cwd)
     os.environ.clear()
@@ -392,17 +392,17 @@ def _run(request: Request, python: str) -> None:
     name, *words = request.words
     if name == "-c":
         sys.argv = [name, *words[1:]]
-        # Where it lives until the interpreter ends, as the globals of a program do.
+        # Keeps it alive until the interpreter exits, like a program's globals.
         module = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(words[0], "<string>", "exec"), vars(module))
     else:
         sys.argv = [name, *words]
-        sys.modules.pop(name, None)  # it may be among those that were imported
+        sys.modules.pop(name, None)  # it may already have been imported
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def main(address: str, kind: str) -> None:
-    """The server. A child returns from its loop with a request, and runs it."""
+    """Runs the server. In a child, its loop returns a request, which is run here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     for module in MODULES[kind]:
         importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Processes of this machine, as Linux shows them in /proc."""
+"""Processes of this machine, as listed by Linux in /proc."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 MIB: Final = 1 << 20
-# Places among the fields of /proc/…/stat that follow the state.
+# Indexes among the fields of /proc/…/stat after the state.
 _PARENT, _SESSION = 0, 2
 
 
 def _fields(pid: int) -> list[int] | None:
-    """Returns the numbers of a process after its state; None if it has ended, maybe as a zombie."""
+    """Returns a process's fields after its state; None if it has ended or is a zombie."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         state, *numbers = stat.rpartition(")")[2].split()
@@ -24,12 +24,12 @@ def _fields(pid: int) -> list[int] | None:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether the process runs; a zombie does not."""
+    """Returns true if the process is running; a zombie is not."""
     return _fields(pid) is not None
 
 
 def children_of(parent: int) -> list[int]:
-    """Returns the running processes that the process has started itself."""
+    """Returns the running processes that were started by this process itself."""
     return _with(_PARENT, parent)
 
 
@@ -60,7 +60,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class Peak:
-    """The most that a process has had in memory while it was watched, above where it began."""
+    """The peak memory of a process while it is watched, and its growth since the start."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -72,7 +72,7 @@ class Peak:
 
     @contextmanager
     def watched(self) -> Iterator[Peak]:
-        """Looks every few milliseconds until the block ends."""
+        """Polls every few milliseconds until the block ends."""
         ended = threading.Event()
 
         def watch() -> None:

@@ -1,4 +1,4 @@
-"""A query in real-time mode from topic `t` to topic `u`, by Spark's Kafka connector.
+"""A query in real-time mode from topic `t` to topic `u`, through Spark's Kafka connector.
 
 Arguments: addresses of the broker's listeners, Flight's and Kafka's, a folder for the checkpoint,
 and the connector's jars, separated by commas.
@@ -20,13 +20,13 @@ from sparklog.client.log import Log
 from tests.support.waiting import wait_until
 
 BATCH_SECONDS: Final = 300
-"""Far longer than the test: a record that arrives has not waited for the end of a micro-batch."""
+"""Far longer than the test, so a record that arrives has not waited for a micro-batch to end."""
 
 RECORDS: Final = 20
 
 
 def real_time(frame: DataFrame, address: str, checkpoint: str) -> StreamingQuery:
-    """The query, from `frame` to `u`."""
+    """Starts the query, from `frame` to `u`."""
     trigger: Any = {"realTime": f"{BATCH_SECONDS} seconds"}  # pyspark's types lack it
     return (
         frame.selectExpr("key", "upper(cast(value as string)) as value")
@@ -55,7 +55,7 @@ def refusal(frame: DataFrame, address: str, checkpoint: str) -> str:
 
 
 def delays(log: Log, query: StreamingQuery) -> list[float]:
-    """Sends one record after the other, and returns the seconds until each is in `u`."""
+    """Sends one record at a time, and returns the seconds until each is in `u`."""
     found = []
     with log.producer() as producer, log.consumer("u") as consumer:
         records = iter(consumer)
@@ -70,7 +70,7 @@ def delays(log: Log, query: StreamingQuery) -> list[float]:
 
 
 def main(flight: str, kafka: str, checkpoint: str, jars: str) -> dict[str, Any]:
-    """Results of both sources."""
+    """Returns the results of both sources."""
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
     spark = builder.config("spark.log.level", "ERROR").getOrCreate()
     ours = spark.readStream.format("sparklog").options(bootstrap=flight, subscribe="t").load()

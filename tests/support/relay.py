@@ -1,4 +1,4 @@
-"""A TCP relay before a port, so that a test can break or hold connections as a network does."""
+"""A TCP relay in front of a port, so that a test can break or stall connections like a network."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Relay:
         self._acceptor.start()
 
     def cut(self) -> None:
-        """Breaks all connections; new ones are taken."""
+        """Breaks all connections; new ones are accepted."""
         with self._lock:
             for each in self._sockets:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Passes nothing on, as a frozen peer does."""
+        """Stops passing bytes, like a frozen peer."""
         self._flowing.clear()
 
     def let_flow(self) -> None:

@@ -34,7 +34,7 @@ Append = tuple[str, int, pa.RecordBatch]
 
 
 def payload(values: Sequence[bytes | None], **columns: Any) -> pa.RecordBatch:
-    """Rows of those values, with further columns of `PAYLOAD_SCHEMA` by name."""
+    """Returns rows of those values, with further columns of `PAYLOAD_SCHEMA` by name."""
     given: Mapping[str, Any] = {"value": values, **columns}
     schema = pa.schema([field for field in PAYLOAD_SCHEMA if field.name in given])
     return pa.record_batch(
@@ -43,9 +43,7 @@ def payload(values: Sequence[bytes | None], **columns: Any) -> pa.RecordBatch:
 
 
 class HandmadeRoot:
-    """Writes the root that one broker would have put under `store`; nothing runs in the
-    background.
-    """
+    """Writes the root that a broker would write under `store`, without background work."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self.store = store
@@ -70,14 +68,14 @@ class HandmadeRoot:
     # -------------------------------------------------------------------------- topics
 
     def create_topic(self, topic: str, partitions: int = 2) -> str:
-        """The new topic's id."""
+        """Creates a topic and returns its id."""
         topic_id = f"{next(self._ids):016x}"
         self._table(topic).commit(lambda _: create_change(topic_id, partitions, {}))
         self._set_topic(topic, topic_id, partitions)
         return topic_id
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Makes it so many in all."""
+        """Increases the partitions to this many in total."""
         topic_id = self.topic_id(topic)
         before = self._meta.current.topic(topic).partition_count
         app_ids = [
@@ -118,7 +116,7 @@ class HandmadeRoot:
     # -------------------------------------------------------------------------- records
 
     def append(self, *appends: Append) -> None:
-        """One object of the log, with an entry for each of (topic, partition, payload)."""
+        """Appends one object to the log, with an entry for each (topic, partition, payload)."""
         entries = []
         for topic, partition, batch in appends:
             key = self.topic_id(topic), partition
@@ -142,7 +140,7 @@ class HandmadeRoot:
             self._unpublished.setdefault(key, []).append(each)
 
     def publish(self, topic: str) -> None:
-        """One commit with a file for each partition that has something new."""
+        """Makes one commit, with a file for each partition that has unpublished records."""
         topic_id = self.topic_id(topic)
         files, txns = [], {}
         for key in [key for key in self._unpublished if key[0] == topic_id]:
@@ -165,7 +163,7 @@ class HandmadeRoot:
             self._table(topic).commit(lambda _: TableChange(adds=tuple(files), txns=txns))
 
     def trim(self) -> None:
-        """Removes the objects of the log whose entries are all published."""
+        """Removes log objects whose entries have all been published."""
         needed = sorted(
             {each.at.sequence for entries in self._unpublished.values() for each in entries}
         )
@@ -178,7 +176,7 @@ class HandmadeRoot:
         self._log.trim(checkpoint)
 
     def move_start(self, topic: str, partition: int, offset: int) -> None:
-        """Retention: the log starts there from now on; whole files below it go."""
+        """Moves the log start, as retention does, and removes files that are entirely below it."""
         table = self._table(topic)
         gone = [
             file

@@ -1,4 +1,4 @@
-"""An S3 server of this machine: moto's, without a container or an account."""
+"""A local S3 server, moto's, without a container or an account."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from werkzeug.serving import make_server
 
 @contextlib.contextmanager
 def s3_server(bucket: str) -> Iterator[dict[str, str]]:
-    """Serves an empty bucket; yields the options of the store that open it.
+    """Serves an empty bucket; yields the store options that open it.
 
-    The server answers one request at a time: moto checks and then puts, so with several threads a
-    conditional put might have two winners.
+    The server answers one request at a time: moto checks before it puts, so with several threads
+    two conditional puts might both succeed.
     """
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, app, threaded=False)

@@ -1,4 +1,4 @@
-"""The jars of Spark's packages, which sessions of the tests download into Ivy's cache."""
+"""The jars of Spark's packages, which test sessions download into Ivy's cache."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.support.spark_variables import spark_variables
 
 @functools.cache
 def fetch() -> None:
-    """Downloads the jars of all tests, once for a checkout.
+    """Downloads the jars of all tests, once per checkout.
 
-    Two sessions that download the same jar at the same time damage it for each other. If a download
-    fails, the sessions of the tests say why.
+    Two sessions that download the same jar concurrently corrupt it for each other. If a download
+    fails, the test sessions report the reason.
     """
     variables = spark_variables()
     home = Path(variables["SPARK_HOME"])
     done = home / "jars-are-fetched"
     with (home / "jars.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # for another worker of pytest
+        fcntl.flock(lock, fcntl.LOCK_EX)  # against other pytest workers
         if done.exists():
             return
         submit = [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--packages"]
         env = os.environ | variables
-        # Each set has versions of its own.
+        # Each set has its own versions.
         program = str(Path(__file__).with_name("__init__.py"))  # which does nothing
         commands = [[*submit, ",".join(packages), program] for packages in _sets_of_packages()]
         codes = [subprocess.run(each, check=False, env=env).returncode for each in commands]

@@ -1,6 +1,6 @@
-"""Spark programs in processes of their own: their sessions must not meet the one of the tests.
+"""Spark programs in separate processes: their sessions must not interfere with the tests'.
 
-A program is a module below `tests.support`, and its last line of output is JSON: what it has found.
+A program is a module in `tests.support`; its last line of output has its findings as JSON.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _Process = subprocess.Popen[bytes]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what its own Spark session or its user has set there."""
+    """Returns this process's environment, without what its Spark session or its user set there."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return own | spark_variables() | more
 
 
 @contextmanager
 def _started(command: list[str], env: Mapping[str, str], output: IO[str]) -> Iterator[_Process]:
-    """The process, whose whole group ends with the block."""
+    """Yields the process, whose whole group is killed at the end of the block."""
     process = subprocess.Popen(
         command,
         cwd=_REPOSITORY,
@@ -66,7 +66,7 @@ def _started(command: list[str], env: Mapping[str, str], output: IO[str]) -> Ite
 
 
 def run(program: str, *arguments: str, timeout_seconds: float) -> Any:
-    """Returns the program's findings; fails with all its output if it does not end well."""
+    """Runs a program and returns its findings; on failure, fails with all its output."""
     command = [sys.executable, "-m", f"tests.support.{program}", *arguments]
     with tempfile.TemporaryFile("w+") as output:
         with _started(command, environment(), output) as process:
@@ -81,7 +81,7 @@ def run(program: str, *arguments: str, timeout_seconds: float) -> Any:
 
 @contextmanager
 def connect_server(**more: str) -> Iterator[str]:
-    """A Spark Connect server with two cores; its address. `more`: for its environment."""
+    """Yields the address of a Spark Connect server with two cores. `more`: its environment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     settings = {**_SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
@@ -114,7 +114,7 @@ def _listens(port: int) -> bool:
 
 
 def detached_brokers(root: Path) -> list[int]:
-    """The processes of the root's live brokers, but for this one."""
+    """The processes of the root's live brokers, except this one."""
     found = read_heartbeats(LocalStore(root)).values()
     return [
         each.process.pid for each in found if not each.stopped and each.process.pid != os.getpid()
@@ -122,7 +122,7 @@ def detached_brokers(root: Path) -> list[int]:
 
 
 def end_detached_brokers(root: Path) -> None:
-    """Those that a sink has started."""
+    """Terminates the brokers that a sink has started."""
     for pid in detached_brokers(root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

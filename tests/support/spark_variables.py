@@ -1,4 +1,4 @@
-"""Environment variables of all Spark sessions of the tests, to save processor time."""
+"""Environment variables for all Spark sessions of the tests, to save CPU time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SETTINGS: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.ui.enabled": "false",
 }
-"""Defaults for little data, two cores, and nothing on the network.
+"""Defaults for little data, two cores, and no network.
 
-Compiling generated code pays only for queries that run longer: it is a fifth of the processor time
-of tests of Delta.
+Compiling generated code pays off only in longer queries: it takes a fifth of the CPU time of the
+Delta tests.
 """
 
 
@@ -36,16 +36,16 @@ def spark_variables() -> dict[str, str]:
     python = preloaded.launcher(home / "python")
     return {
         "PYSPARK_PYTHON": python,
-        "PYSPARK_DRIVER_PYTHON": python,  # the one of data sources, too
+        "PYSPARK_DRIVER_PYTHON": python,  # data sources use this one, too
         "SPARK_HOME": str(home),
         "SPARK_SUBMIT_OPTS": " ".join([*SHORT_LIVED, *settings]),
     }
 
 
 def _home() -> Path:
-    """Returns a home of Spark without a second copy of pyspark.
+    """Returns a Spark home without a second copy of pyspark.
 
-    The installed one has another pyspark, in a zip file, which Python's processes of Spark import
+    The installed one contains another pyspark, in a zip file, which Spark's Python processes import
     first. They compile it each time, which takes half a second.
     """
     spec = importlib.util.find_spec("pyspark")
@@ -55,7 +55,7 @@ def _home() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "jars"):
         link, installed = home / name, Path(spec.origin).parent / name
-        with suppress(FileExistsError):  # another worker of pytest has just made the link
+        with suppress(FileExistsError):  # another pytest worker has just made the link
             if not link.is_symlink() or link.readlink() != installed:
                 link.unlink(missing_ok=True)
                 link.symlink_to(installed)

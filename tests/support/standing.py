@@ -1,4 +1,4 @@
-"""`sparklog broker` as a process that a test starts, ends and listens to."""
+"""`sparklog broker` as a process that a test starts and ends, and whose output it reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Standing:
         self.kafka = kafka[1] if kafka else ""
 
     def await_end(self) -> tuple[int, str]:
-        """Exit code and standard error."""
+        """Returns the exit code and standard error."""
         _, told = self._process.communicate(timeout=_SECONDS)
         return self._process.wait(), told.decode()
 
@@ -64,7 +64,7 @@ class Standing:
 
 @contextlib.contextmanager
 def standing(root: Path, *options: str, kafka: str = "") -> Iterator[Standing]:
-    """One that serves, until the end."""
+    """Yields a broker that serves, and ends it after the block."""
     broker = Standing(root, *options, kafka=kafka)
     try:
         broker.await_start()

@@ -1,4 +1,4 @@
-"""Test suites of the projects of Kafka's clients, got and run as those projects run them."""
+"""Test suites of Kafka client projects, downloaded and run as those projects run them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SUITES: Final = Path(__file__).parents[1] / "interop" / "suites"
 GET_SECONDS: Final = 600.0
 RUN_SECONDS: Final = 3_600.0
 Results: TypeAlias = dict[str, bool]
-"""By the name of a test: whether it has passed. Tests that were skipped are left out."""
+"""By test name, true if it has passed. Skipped tests are left out."""
 
 
 class Suite(Protocol):
-    """A suite that is ready to run, with any broker."""
+    """A suite that is ready to run against any broker."""
 
     def run(self, address: str, only: Collection[str] = ()) -> Results:
-        """Runs all tests, or those of these names, with the broker that listens there."""
+        """Runs all tests, or those with these names, against the broker at this address."""
 
 
 def got(command: Sequence[str], folder: Path, what: str, **environment: str) -> str:
-    """The output of a command that gets something; skips the test where that cannot be got."""
+    """Runs a download command and returns its output; skips the test if that fails."""
     done = ran(command, folder, environment, seconds=GET_SECONDS)
     if done.returncode:
         pytest.skip(f"{what} cannot be got: {(done.stderr or done.stdout).strip()[-300:]}")
@@ -50,7 +50,7 @@ def ran(
     *,
     seconds: float = RUN_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """A command that has ended, with its output as text, whatever bytes it has."""
+    """Runs a command to its end, and captures its output as text, whatever its bytes."""
     return subprocess.run(
         command,
         cwd=folder,
@@ -65,7 +65,7 @@ def ran(
 
 
 def cloned(folder: Path, repository: str, tag: str) -> Path:
-    """A clone of a repository of GitHub at that tag, in a new folder."""
+    """Clones a GitHub repository at that tag into a new folder."""
     target = folder / repository.rpartition("/")[2]
     url = f"https://github.com/{repository}"
     got(
@@ -78,7 +78,7 @@ def cloned(folder: Path, repository: str, tag: str) -> Path:
 
 
 def python_with(folder: Path, *packages: str) -> Path:
-    """The interpreter of a new virtual environment that has these packages."""
+    """Returns the interpreter of a new virtual environment with these packages."""
     got([sys.executable, "-m", "venv", str(folder / "venv")], folder, "a virtual environment")
     python = folder / "venv" / "bin" / "python"
     got([str(python), "-m", "pip", "install", "--quiet", *packages], folder, " ".join(packages))
@@ -90,7 +90,7 @@ def _with_address(variables: Mapping[str, str], address: str) -> dict[str, str]:
 
 
 class PythonSuite:
-    """Tests for pytest, with an interpreter that has all that they import."""
+    """Tests for pytest, with an interpreter that can import all they need."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class PythonSuite:
         leave_out: str,
         variables: Mapping[str, str],
     ) -> None:
-        """`leave_out`: an expression of pytest's -k for tests that are not run.
+        """`leave_out`: a pytest `-k` expression of tests that are not run.
 
-        `variables`: of the environment; `{address}` is replaced by the broker's.
+        `variables`: for the environment; `{address}` is replaced by the broker's.
         """
         self._leave_out = leave_out
         self._python = python
@@ -132,7 +132,7 @@ def _of_junit(path: Path) -> Iterable[tuple[str, bool]]:
 
 
 class GoSuite:
-    """Tests of a package of Go, which bring their own modules."""
+    """Tests of a Go package, which bring their own modules."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class GoSuite:
         only: str = ".",
         leave_out: str,
     ) -> None:
-        """Gets the module, `path@version`.
+        """Downloads the module, `path@version`.
 
         Args:
-            tags: tags of the build that its tests need.
-            variables: of the environment; `{address}` is replaced by the broker's.
-            only: a regular expression of the names of tests that are run,
-            leave_out: and of those of them that are not.
+            tags: build tags that its tests need.
+            variables: for the environment; `{address}` is replaced by the broker's.
+            only: a regular expression of the names of tests to run.
+            leave_out: a regular expression of those to leave out.
         """
         self._go = go()
         got([self._go, "mod", "init", "suite"], folder, "a module")
@@ -188,7 +188,7 @@ class GoSuite:
         return {
             name: verdict == "PASS"
             for verdict, name in found
-            if re.search(self._leave_out, name) is None  # -skip knows only the name of the whole
+            if re.search(self._leave_out, name) is None  # -skip ignores names of subtests
         }
 
 
@@ -197,7 +197,7 @@ _GO_RESULT: Final = re.compile(r"^ *--- (PASS|FAIL): (\S+)", re.MULTILINE)
 
 @contextmanager
 def proxied(folder: Path, brokers: Mapping[int, str]) -> Iterator[str]:
-    """Toxiproxy before these brokers, at the ports where sarama's tests expect it; its URL.
+    """Runs Toxiproxy before these brokers, at the ports that sarama's tests use; yields its URL.
 
     Args:
         folder: for the program.

@@ -1,4 +1,4 @@
-"""Topics' tables for tests: small changes in one line."""
+"""Topic tables for tests, and small changes to them in one line."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def table_file(
 
 
 def no_table(topic: str = "t") -> TopicTable:
-    """A table that does not exist, for topics whose table is never asked for."""
+    """A table that does not exist, for topics whose table is never used."""
     clock = ManualClock()
     return TopicTable(MemoryStore(clock), topic, clock=clock)
 
 
 def create(table: TopicTable, partitions: int = 2, *, topic_id: str = TOPIC_ID) -> TableSnapshot:
-    """A topic's first version."""
+    """Commits a topic's first version."""
     return table.commit(lambda _: create_change(topic_id, partitions, {"retention.ms": "1000"}))
 
 
 def appending(
     clock: Clock, rows_per_partition: int = 10
 ) -> Callable[[TableSnapshot], TableChange | None]:
-    """A decision that adds one file at the end of every partition, wherever that is."""
+    """Returns a decision that adds one file at the current end of every partition."""
 
     def decide(snapshot: TableSnapshot) -> TableChange:
         topic_id = snapshot.topic_id
@@ -111,7 +111,7 @@ def with_nulls(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
 def publish_rows(
     table: TopicTable, partition: int, count: int, *, seed: int = 0, nulls: Collection[str] = ()
 ) -> TableFile:
-    """A real file at the end of the partition, written and committed; its table entry.
+    """Writes and commits a real file at the end of the partition. Returns its table entry.
 
     `nulls`: columns that are null in all rows.
     """
@@ -132,5 +132,5 @@ def publish_rows(
 
 
 def manual_clock(*, at_us: int = START_US) -> ManualClock:
-    """A clock that does not move, at a whole millisecond, as precise as file times in the log."""
+    """A manual clock at a whole millisecond, the precision of file times in the log."""
     return ManualClock(now_us=at_us // 1_000 * 1_000)

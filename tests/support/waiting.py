@@ -1,4 +1,4 @@
-"""Waiting for what happens in its own time."""
+"""Waits for conditions that other threads or processes bring about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 PATIENCE_SECONDS: Final = 90.0
-"""Many times what anything takes on a machine that has time for it; less than a test may take."""
+"""Many times as long as anything takes on an idle machine, but less than the limit of a test."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -20,10 +20,10 @@ def wait_until(
     patience_seconds: float = PATIENCE_SECONDS,
     look_seconds: float = _LOOK_SECONDS,
 ) -> None:
-    """Looks again and again; fails after a long time, saying `what` did not happen.
+    """Polls a condition; fails after a long time, with a message that names `what`.
 
     Args:
-        look_seconds: between two looks; more where a look starts a program.
+        look_seconds: between two polls; longer if a poll starts a program.
     """
     deadline = time.monotonic() + patience_seconds
     while not met():
@@ -32,8 +32,8 @@ def wait_until(
 
 
 def time_with(**replaced: Callable[..., Any]) -> SimpleNamespace:
-    """Returns the module `time` with other functions, to replace that name in one module.
+    """Returns the module `time` with some functions replaced, to replace that name in one module.
 
-    Other threads call the functions of `time` itself, and would meet a replacement there.
+    Other threads call the functions of `time` itself, where a replacement would affect them.
     """
     return SimpleNamespace(**{**vars(time), **replaced})

@@ -1,7 +1,7 @@
-"""A program of spark-submit: reads and writes topics of a bucket with secret options.
+"""A program for spark-submit: reads and writes topics of a bucket with secret options.
 
-Its argument is a JSON file with the root and the options of the store; no argument of a program may
-be a secret, because Spark logs them. Its last line of output is JSON: the plans that a user sees.
+Its argument is a JSON file with the root and the store options; no argument of a program may be a
+secret, because Spark logs them. Its last line of output is JSON: the plans that a user sees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small root in memory for tests of the Spark source, and what should be read from it."""
+"""A small in-memory root for tests of the Spark source, and the rows to be read from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Row = tuple[bytes, str, int, int]
 
 @dataclass
 class World:
-    """A root in memory with one topic of two partitions, and every value that went in."""
+    """An in-memory root with one topic of two partitions, and every value appended to it."""
 
     uri: str = field(default_factory=lambda: f"memory://source-{next(_names)}")
     values: dict[int, list[bytes]] = field(default_factory=lambda: {0: [], 1: []})
@@ -50,7 +50,7 @@ class World:
         self.root.create_topic("t")
 
     def append(self, *sizes: int) -> None:
-        """One object of the log, with so many records for each partition."""
+        """Appends one object to the log, with this many records for each partition."""
         batches = []
         for partition, size in enumerate(sizes):
             known = self.values[partition]
@@ -82,12 +82,12 @@ class World:
         self.root.append((consumer_offsets.TOPIC, number, payload(values, key=keys)))
 
     def publish_groups(self) -> None:
-        """Puts the commits of groups so far into the table."""
+        """Publishes the commits of groups so far."""
         if self._has_groups:
             self.root.publish(consumer_offsets.TOPIC)
 
     def planner(self, *topics: str, pattern: str | None = None, fail: bool = True) -> Planner:
-        """One that has looked."""
+        """Returns a planner that has been refreshed."""
         view = RootView(open_store(self.uri), clock=ManualClock())
         selection = Selection(topics=() if pattern else topics or ("t",), pattern=pattern)
         planner = Planner(view, selection, fail_on_data_loss=fail)
@@ -95,12 +95,12 @@ class World:
         return planner
 
     def scan(self, *, fail: bool = True) -> Scan:
-        """Returns the offsets of the columns of `SCHEMA`."""
+        """Returns a scan of the columns of `SCHEMA`."""
         place = LogLocation(root=self.uri)
         return Scan(location=place, schema=SCHEMA, values=None, fail_on_data_loss=fail)
 
     def read(self, slices: Sequence[Slice], *, fail: bool = True) -> list[Row]:
-        """The rows of one task, after a journey to an executor."""
+        """Returns one task's rows, after encoding and decoding its slices as for an executor."""
         found: list[Row] = []
         for batch in self.scan(fail=fail).batches(tasks.decode(tasks.encode(slices))):
             assert batch.schema.equals(SCHEMA)
@@ -114,12 +114,12 @@ class World:
 
 
 def position(topic_id: str, *at: int) -> Position:
-    """Those offsets of topic `t`, from partition 0 on."""
+    """Returns these offsets of topic `t`, from partition 0 on."""
     return {"t": TopicOffsets(topic_id, dict(enumerate(at)))}
 
 
 class WatchedClock(ManualClock):
-    """Counts the waits, and acts meanwhile."""
+    """Records sleeps, and calls `meanwhile` during each."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         super().__init__()

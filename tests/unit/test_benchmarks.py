@@ -295,7 +295,7 @@ def test_record_that_comes_twice() -> None:
     """No figure is made of it."""
     arrivals = stream.Arrivals()
     value = stream.stamped(7)
-    with pytest.raises(RuntimeError, match="record 7 came twice"):
+    with pytest.raises(RuntimeError, match="record 7 arrived twice"):
         arrivals.collect(batch_of(value, value), 0)
 
 

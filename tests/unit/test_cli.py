@@ -340,7 +340,7 @@ def test_closed_port_is_told_at_once(host: str, told: str) -> None:
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith(f"sparklog: No broker answers at {address}: ")
     assert told in result.stderr
-    assert result.stderr.endswith(" To wait for it, give --wait.\n")
+    assert result.stderr.endswith(" To wait for it, pass --wait.\n")
 
 
 def test_wait_waits_and_says_so(broker: LiveBroker) -> None:
@@ -452,7 +452,7 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
         (("topics", "alter", "t", "--root", "a"), "nothing to change"),
         (("topics", "alter", "t", "--root", "a", "--set", "k=1", "--unset", "k"), "set and unset"),
         (("topics", "delete", "t", "--root", "a"), "cannot ask"),
-        (("topics", "trim", "t", "--root", "a"), "give --before or --before-time"),
+        (("topics", "trim", "t", "--root", "a"), "pass --before or --before-time"),
         (("topics", "trim", "t", "--before", "1", "--root", "a"), "cannot ask"),
         (("topics", "trim", "t", "--before", "-1", "--root", "a"), "use an offset, or latest"),
         (("topics", "trim", "t", "--before-time", "9", "--root", "a"), "use a time in ISO 8601"),
@@ -582,7 +582,7 @@ def test_trim_of_some_partitions(broker: LiveBroker) -> None:
     fill(broker, "t4", *[(number % 4, None, b"x") for number in range(8)])
     unsaid = ask(broker, "topics", "trim", "t4", "--before", "1", "--yes")
     assert unsaid.exit_code == ExitCode.USAGE
-    assert "'t4' has 4 partitions: give --partition" in " ".join(unsaid.stderr.split())
+    assert "'t4' has 4 partitions: pass --partition" in " ".join(unsaid.stderr.split())
     chosen = ("--partition", "1", "--partition", "3", "--yes")
     assert ask(broker, "topics", "trim", "t4", "--before", "1", *chosen).exit_code == ExitCode.OK
     assert starts(broker, "t4") == [0, 1, 0, 1]
@@ -854,7 +854,7 @@ def test_produce_from_beyond_the_end(
         ("a.csv", "n\n1\n".encode("utf-16"), "byte order mark of UTF-16"),
         ("a.jsonl.gz", b"\x1f\x8b\x08\x00abc", "compressed with gzip: send the output of zcat"),
         ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "compressed with zstd"),
-        ("a.log", b"PAR1\x15\x04", "Parquet file: give --format parquet"),
+        ("a.log", b"PAR1\x15\x04", "Parquet file: pass --format parquet"),
         ("a.jsonl", b"\x7fELF\x00\x00", "a binary file, not lines of JSON"),
         ("a", b"\x7fELF\x00\x00\n", "a binary file, not lines of text; --format text"),
     ],

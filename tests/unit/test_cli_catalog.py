@@ -189,8 +189,8 @@ def test_topics_that_meet_are_refused_until_one_has_a_name(root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "name some, or give --all"),
-        (("t", "--all"), "name some, or give --all"),
+        ((), "name some, or pass --all"),
+        (("t", "--all"), "name some, or pass --all"),
         (("t", "--catalog", "main"), "--catalog requires --schema"),
         (("t", "u", "--name", "n"), "--name NAME allows a single topic"),
         (("--all", "--name", "n"), "--name NAME allows a single topic"),

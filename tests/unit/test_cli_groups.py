@@ -244,10 +244,10 @@ def test_reset_while_it_has_members(broker: LiveBroker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--topic", "t"), "give exactly one of --to-earliest"),
-        (("--topic", "t", "--to-earliest", "--to-latest"), "give exactly one of --to-earliest"),
-        (("--to-earliest",), "give --topic or --all-topics"),
-        (("--topic", "t", "--all-topics", "--to-latest"), "give --topic or --all-topics"),
+        (("--topic", "t"), "pass exactly one of --to-earliest"),
+        (("--topic", "t", "--to-earliest", "--to-latest"), "pass exactly one of --to-earliest"),
+        (("--to-earliest",), "pass --topic or --all-topics"),
+        (("--topic", "t", "--all-topics", "--to-latest"), "pass --topic or --all-topics"),
         (("--topic", "t:x", "--to-latest"), "use TOPIC or TOPIC:P,P"),
         (("--topic", "t", "--to-time", "noon"), "'noon' is invalid: use a time"),
         (("--from-file", "no-such-file"), "file 'no-such-file' does not exist"),

@@ -196,7 +196,7 @@ def test_a_broker_that_stops_while_a_client_connects(answer: bytes, *, several: 
             broker.crash()
             with (
                 _listening(answer, int(broker.address.rpartition(":")[2])),
-                pytest.raises(errors.BrokerUnavailable, match="without an answer"),
+                pytest.raises(errors.BrokerUnavailable, match="without a response"),
             ):
                 connection.action("topics.list", timeout_seconds=1.0)
 

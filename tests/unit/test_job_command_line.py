@@ -184,8 +184,8 @@ _NOWHERE: Final = ["--topic=t", "--checkpoint=c", "/tmp/none"]
 @pytest.mark.parametrize(
     ("root", "environment", "words"),
     [
-        (None, {}, "give --root, or set SPARKLOG_ROOT"),
-        (None, {"SPARKLOG_BOOTSTRAP": "a:1"}, "give --root, not the address"),
+        (None, {}, "pass --root, or set SPARKLOG_ROOT"),
+        (None, {"SPARKLOG_BOOTSTRAP": "a:1"}, "pass --root, not the address"),
         ("localhost:9092", {}, "not the address of a broker"),
     ],
 )

@@ -281,7 +281,7 @@ def test_check_files_names_what_is_missing_or_short() -> None:
     with pytest.raises(errors.MissingObject, match=r"a\.arrow"):
         staged.check_files(store, staged.sections)
     store.put_new(section().path, b"nine byte")
-    with pytest.raises(errors.CorruptObject, match=r"a\.arrow .* it has 9 bytes"):
+    with pytest.raises(errors.CorruptObject, match=r"a\.arrow .* it is 9 bytes long"):
         staged.check_files(store, staged.sections)
 
 

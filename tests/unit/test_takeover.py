@@ -259,7 +259,7 @@ def test_a_change_of_a_start_whose_outcome_is_unknown_is_made_again(rig: Rig, nu
             second = rig.successor(broker=2, store=rig.store.view(ScriptedFaults(fault)))
         except errors.StorageUnavailable:
             second = rig.successor(broker=2)
-    repeated = [line for line in logged if line["event"] == "repeating a change of the metadata"]
+    repeated = [line for line in logged if line["event"] == "repeating a change to the metadata"]
     assert len(repeated) == (number in (2, 3))
     second.append(["b"])
     assert second.read() == rows_of_root(rig.store, rig.clock) == [(0, b"a"), (1, b"b")]
@@ -289,7 +289,7 @@ def test_a_start_is_not_refused_by_its_own_registration(
             is_member=is_member,
         )
     events = [line["event"] for line in logged]
-    assert events == ["created a new log", "repeating a change of the metadata"]
+    assert events == ["created a new log", "repeating a change to the metadata"]
     assert first.epoch == 2
 
 

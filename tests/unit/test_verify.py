@@ -114,7 +114,7 @@ def test_a_sound_table_has_no_faults(root: Path) -> None:
             lambda _, stats: stats["maxValues"].update(timestamp="2020-01-01T00:00:00Z"),
             "timestamps",
         ),
-        (lambda add, _: add.update(size=add["size"] - 1), "bytes, but the table's log says"),
+        (lambda add, _: add.update(size=add["size"] - 1), "bytes long, but the table's log says"),
     ],
 )
 def test_a_log_that_says_something_else(

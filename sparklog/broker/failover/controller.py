@@ -90,7 +90,7 @@ class Controller:
         return left_seconds if left_seconds > 0 else float("inf")
 
     def tick(self) -> None:
-        """Checks the others once. Raises `BrokerFenced` and the errors of the store."""
+        """Checks the others once. Raises `BrokerFenced` and the store's errors."""
         if not self._is_sound():
             self._observer.forget()
             return
@@ -199,7 +199,8 @@ class Controller:
     def _is_fenced(self, metadata: ClusterMetadata, broker: int) -> bool:
         """Returns whether a fence ends a log to which the broker could write.
 
-        Otherwise forgets the failover: it failed before its fence. Raises like `Histories.read`.
+        Otherwise forgets the failover: it failed before its fence. Raises what `Histories.read`
+        raises.
         """
         epochs = [*leadership.unfenced_epochs(metadata, broker)]
         if any(self._histories.is_fenced(each) for each in epochs):
@@ -256,7 +257,7 @@ class Controller:
     def _unfit(self, metadata: ClusterMetadata, dead: int, gone: Collection[int]) -> set[int]:
         """Returns brokers that would receive partitions of the dead one, but cannot serve them now.
 
-        Asks only the would-be recipients: there may be many others. Raises the errors of the store.
+        Asks only the would-be recipients: there may be many others. Raises the store's errors.
         """
         unfit: set[int] = set()
         while targets := {*placement.successors_without(metadata, dead, {*gone, *unfit}).values()}:

@@ -3,10 +3,10 @@
 A partition that moves is not served for a moment, so that its new leader misses nothing:
 
 1. It accepts no more requests. Appends that are being written become durable; queued ones are
-   refused, and clients send them to the new leader.
+   rejected, and clients send them to the new leader.
 2. A checkpoint of our log captures its full state. This is the *resignation*: no later entry of the
    log belongs to the partition.
-3. The metadata names the new leader, in the next leader epoch, and as heir of our log.
+3. The metadata names the new leader, in the next leader epoch, and as heir to our log.
 4. The new leader restores the partition from our checkpoint and log, as it would after our death.
 
 Our checkpoints retain the state, and our log the entries, until the new leader is no longer our
@@ -81,7 +81,7 @@ class Handovers:
         """When leaders last changed, or balancing was last attempted, in monotonic seconds."""
 
     def tick(self) -> None:
-        """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
+        """Runs each step that is due. Raises `BrokerFenced` and the store's errors."""
         self._settle()
         self._release()
         metadata = self._metadata.known
@@ -98,7 +98,7 @@ class Handovers:
             self.move(moves)
 
     def _level(self, metadata: ClusterMetadata) -> Moves:
-        """Returns the moves of all members that would balance them."""
+        """Returns the moves among all members that would balance them."""
         loads = Loads.of(metadata.topics.values())
         found = placement.balance(metadata.topics, placement.candidates(metadata), loads)
         if found:  # otherwise the heartbeats need not be read
@@ -108,7 +108,7 @@ class Handovers:
     def balance(self) -> int:
         """Hands over partitions now if members are unbalanced. Returns how many have moved.
 
-        The others hand over theirs when they are asked too. Raises like `move`.
+        The others hand over theirs when they are asked too. Raises what `move` raises.
         """
         return self.move(self._level(self._metadata.reload()))
 
@@ -127,7 +127,7 @@ class Handovers:
     def plan(self) -> list[PartitionMove]:
         """Returns the moves that would balance all members.
 
-        Raises `BrokerFenced` and the errors of the store.
+        Raises `BrokerFenced` and the store's errors.
         """
         metadata = self._metadata.reload()
         return [
@@ -186,7 +186,7 @@ class Handovers:
     def move(self, moves: Moves) -> int:
         """Hands over those of the partitions that this broker serves. Returns how many have moved.
 
-        Raises `BrokerFenced`, the errors of the store, and the error that ended the writer.
+        Raises `BrokerFenced`, the store's errors, and the error that ended the writer.
         """
         with self._moving:
             wanted = list(self._ours(moves))
@@ -221,7 +221,7 @@ class Handovers:
         return len(moved)
 
     def _finish_appends(self) -> None:
-        """Waits until all appends are durable, or refused. Raises if our epoch has ended."""
+        """Waits until all appends are durable or rejected. Raises if our epoch has ended."""
         self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
 
     def _save_states(self) -> int:

@@ -102,7 +102,7 @@ class Heartbeats:
         self.newest = began
 
     def prove(self, request: ProveRoot) -> RootProof:
-        """Returns the root that the broker serves, with proof unless the asker sees the same."""
+        """Returns the broker's root, with proof unless the client sees the same root."""
         place = place_of(self._store)
         is_same_place = bool(place) and place == request.place
         reason = "" if is_same_place else self._leave(request.nonce)

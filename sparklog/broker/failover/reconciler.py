@@ -2,7 +2,7 @@
 
 Topics are added, changed and removed as in the metadata. A partition that has never had another
 leader is served at once. One that this broker receives from another is served once its state has
-been restored: from the logs of the epochs that the broker is heir of, and from its table. Until
+been restored: from the logs of the epochs that the broker is heir to, and from its table. Until
 then, requests for it are answered as if another broker led it, so that clients retry.
 
 If such a log cannot be read, the received partitions wait, while those already served continue: a
@@ -71,7 +71,7 @@ class Reconciler:
     ) -> None:
         """Follows the metadata from `seen` on, the version that was recovered.
 
-        `inherit` receives the epochs that this broker is heir of, and unpublished entries of
+        `inherit` receives the epochs that this broker is heir to, and unpublished entries of
         partitions that it takes over. `on_change` is called when `tick` has something to do.
         `histories` are those that the controller seals.
         """
@@ -110,7 +110,7 @@ class Reconciler:
         """Epochs whose end this broker has prepared for."""
 
     def tick(self) -> None:
-        """Follows the newest metadata. Raises `BrokerFenced` and the errors of the store."""
+        """Follows the newest metadata. Raises `BrokerFenced` and the store's errors."""
         self._metadata.follow()
         self._take()
 
@@ -139,8 +139,8 @@ class Reconciler:
     def apply(self, metadata: ClusterMetadata) -> bool:
         """Adds, changes and removes topics to match `metadata`, or the newest version seen.
 
-        Returns whether anything has changed for clients. Raises the errors of the store; the next
-        call then applies the rest.
+        Returns whether anything has changed for clients. Raises the store's errors; the next call
+        then applies the rest.
         """
         if not self._is_news(metadata):
             return False
@@ -281,7 +281,7 @@ class Reconciler:
         """Passes the partitions that this broker cannot restore on to others that may be able to.
 
         This broker should receive no others for some time, so that partitions that no broker can
-        restore do not circulate forever. Raises `BrokerFenced` and the errors of the store.
+        restore do not circulate forever. Raises `BrokerFenced` and the store's errors.
         """
         metadata, own = self._seen, self._leadership
         states = self._states_of_others(metadata)

@@ -26,7 +26,7 @@ from sparklog.formats.consumer_offsets import MAX_STRING_BYTES
 
 _T = TypeVar("_T")
 Answer: TypeAlias = msgspec.Struct | Future[Any]
-"""A reply, or a future of one, which may hold an error instead."""
+"""A reply, or a future for one, which may hold an error instead."""
 
 _BUSY: Final = {
     GroupError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -46,8 +46,8 @@ _HINTS: Final = {
         ": there is no such group; correct the name (`sparklog groups list` shows the groups)"
     ),
     GroupError.GROUP_SUBSCRIBED_TO_TOPIC: ": a member subscribes to the topic; stop it first",
-    GroupError.INVALID_GROUP_ID: f": it must have 1 to {MAX_STRING_BYTES:,} bytes",
-    GroupError.INVALID_REQUEST: f": a name or id has more than {MAX_STRING_BYTES:,} bytes",
+    GroupError.INVALID_GROUP_ID: f": it must be 1 to {MAX_STRING_BYTES:,} bytes long",
+    GroupError.INVALID_REQUEST: f": a name or id is longer than {MAX_STRING_BYTES:,} bytes",
     GroupError.INCONSISTENT_GROUP_PROTOCOL: ": its members assign partitions in a different way",
     GroupError.INVALID_SESSION_TIMEOUT: (
         ": the broker's settings groups.min_session_timeout_ms and max_session_timeout_ms allow"
@@ -243,7 +243,7 @@ def _info(found: Description) -> group_messages.GroupInfo:
 
 
 def _chained(waiting: Future[_T], finish: Callable[[_T], msgspec.Struct]) -> Future[Any]:
-    """Returns a future of `finish(value)`. Cancelling it cancels `waiting`."""
+    """Returns a future for `finish(value)`. Cancelling it cancels `waiting`."""
     answer: Future[Any] = Future()
 
     def settle(done: Future[_T]) -> None:
@@ -260,7 +260,7 @@ def _chained(waiting: Future[_T], finish: Callable[[_T], msgspec.Struct]) -> Fut
 
 
 def _all(found: Errors, group: str, member_id: str = "") -> flight_messages.Empty:
-    """Raises the error of the first refused partition; the offsets of the others are stored."""
+    """Raises the error for the first rejected partition; the offsets of the others are stored."""
     for (topic, partition), error in found.items():
         if error is GroupError.UNKNOWN_TOPIC_OR_PARTITION:
             raise errors.GroupRefused(

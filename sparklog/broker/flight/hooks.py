@@ -1,4 +1,4 @@
-"""Hooks into the requests of Flight clients, with which tests observe, delay and break them."""
+"""Hooks into the requests from Flight clients, with which tests observe, delay and break them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestHooks(Protocol):
     """Called in the threads that serve the requests. `PeerGone` ends the call without a reply."""
 
     def before(self, request: Request, /) -> None:
-        """Runs before the request takes effect. A `SparklogError` refuses the request."""
+        """Runs before the request takes effect. A `SparklogError` rejects the request."""
         ...
 
     def after(self, request: Request, /) -> None:

@@ -1,6 +1,6 @@
 """The Arrow Flight listener: translates messages into calls to `broker`, results into messages.
 
-A refused batch gets an error reply in its turn and does not end its stream. Any other error ends
+A rejected batch gets an error reply in its turn and does not end its stream. Any other error ends
 the call, with an `ErrorReply` in its status. Malformed bytes end the call that sent them, never the
 broker. Message sizes are checked by `grpc` before messages are received, and by `protocol` before
 Arrow reads them.
@@ -46,7 +46,7 @@ _DICTIONARY_BYTES = 32 * limits.MIB  # of columns that foreign clients send with
 
 
 class _Append(NamedTuple):
-    """A pending append, or the error that refused it; `looks` dates from its arrival."""
+    """A pending append, or the error that rejected it; `looks` dates from its arrival."""
 
     looks: int
     pending: PendingAppend | errors.SparklogError
@@ -67,7 +67,7 @@ _MESSAGE_LENGTH: Final = 1_000
 _WITHOUT_SIGHT: Final = frozenset(
     {"groups.join", "groups.sync", "groups.heartbeat", "groups.leave", "root.prove"}
 )
-"""Actions served without sight of the metadata: a group outlives an outage of the store, and other
+"""Actions served without sight of the metadata: a group outlives a store outage, and other
 brokers ask whether this one is alive."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
 """Actions whose reply may lack what another broker knows, and so needs proof of leadership."""
@@ -423,13 +423,13 @@ class FlightListener:
 
     def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
         if limit_bytes == _REQUEST_BYTES:
-            reason = f"a request has {size_bytes:,} bytes; the limit is {limit_bytes:,}"
+            reason = f"a request is {size_bytes:,} bytes long; the limit is {limit_bytes:,}"
             return _status(errors.BadRequest(reason=reason))
         return _status(errors.BatchTooLarge(bytes=size_bytes, limit_bytes=self._max_batch_bytes))
 
 
 class _Answers:
-    """Replies to the appends of one stream, in order.
+    """Replies to the appends from one stream, in order.
 
     For a client that waits for each reply, the thread that reads the stream replies itself, without
     a thread switch. For a client that pipelines, a second thread replies concurrently.

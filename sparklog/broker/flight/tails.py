@@ -46,8 +46,8 @@ class ServedTail:
     """A tail, the call that it answers, and its place in the queue.
 
     Attributes:
-        shape: the columns of `tail`'s rows, and the maximum rows per batch: tails of the same shape
-            share messages.
+        shape: the columns of `tail`'s rows, and the maximum number of rows per batch: tails of the
+            same shape share messages.
         idle: the message to send if there have been no records for `idle_seconds`.
         ending: closed when the call has ended.
         finish: ends the call, with the given exception as its status; raises nothing.

@@ -1,4 +1,4 @@
-"""Checks of requests to a consumer group: each returns the error for a refusal, or None.
+"""Checks of requests to a consumer group: each returns the error for a rejection, or None.
 
 The order of the checks is Kafka's: it decides which error a client receives.
 """

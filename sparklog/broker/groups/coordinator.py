@@ -69,7 +69,7 @@ _T = TypeVar("_T")
 _ATTEMPTS: Final = 10
 """Attempts to delete offsets of a group that changes while its tombstones are encoded."""
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
-"""The error of each partition, or None."""
+"""The error for each partition, or None."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +184,9 @@ class Coordinator:
         return answer
 
     def _refused(self, group_id: str, names: Iterable[str | None] = ()) -> GroupError | None:
-        """Returns why a request is refused before its group handles it, or None.
+        """Returns the reason a request is rejected before its group handles it, or None.
 
-        `names`: those that the group would record. It refuses other names itself, as unknown.
+        `names`: those that the group would record. It rejects other names itself, as unknown.
         """
         refusal = self._loading.refused_here(group_id)
         if refusal is not None:
@@ -220,7 +220,7 @@ class Coordinator:
     ) -> Future[Errors]:
         """Handles OffsetCommit; the result has an error or None for each partition.
 
-        Nonexistent partitions are refused. A commit without a generation is for a group without
+        Nonexistent partitions are rejected. A commit without a generation is for a group without
         members, from a client that assigns its partitions itself.
         """
         answer: Future[Errors] = Future()
@@ -241,7 +241,7 @@ class Coordinator:
         if error is not None:
             answer.set_result(_same_error(offsets, error))
             return answer
-        # Slow work on many offsets needs no lock; the group may change in the meantime.
+        # Slow work on many offsets needs no lock; the group may change meanwhile.
         refusals, values = self._checked(offsets)
         if not values:
             answer.set_result(refusals)
@@ -277,7 +277,7 @@ class Coordinator:
     def _checked(
         self, offsets: Mapping[TopicPartition, Commit]
     ) -> tuple[Errors, dict[TopicPartition, CommittedOffset]]:
-        """Returns the partitions that are refused, and the offsets of the others to record."""
+        """Returns the partitions that are rejected, and the offsets of the others to record."""
         refusals: Errors = {}
         values: dict[TopicPartition, CommittedOffset] = {}
         topics = TopicLookup(self._broker)

@@ -99,8 +99,8 @@ class Expiry:
     def _sweep(self, entry: GroupEntry) -> None:
         """Removes offsets that have expired or whose topic is gone, and the group if deserted.
 
-        The offsets are judged by a snapshot, because there may be many; if the group changes in the
-        meantime, they remain until the next sweep.
+        The offsets are judged by a snapshot, because there may be many; if the group has changed
+        since, they remain until the next sweep.
         """
         known = self._known
         oldest_ms = known.wall_ms() - known.settings.offsets_retention_minutes * 60_000

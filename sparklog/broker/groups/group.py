@@ -243,7 +243,7 @@ class Group(GroupData):
     def continue_from(self, deleted: Group) -> None:
         """Continues from the group of this name whose deletion has failed.
 
-        Does nothing if this group has begun a generation of its own in the meantime.
+        Does nothing if this group has begun a generation of its own.
         """
         if self.generation == 0:
             self.generation = deleted.generation
@@ -315,7 +315,7 @@ class Group(GroupData):
             self.members.expire_at(waiter, now_ms + waiter.request.session_timeout_ms)
 
     def unload(self) -> GroupResult:
-        """Ends a group that was deleted or has another coordinator; refuses waiting requests."""
+        """Ends a group that was deleted or has another coordinator; rejects waiting requests."""
         error = GroupError.NOT_COORDINATOR
         for member in self.members:
             refusal = JoinReply(error=error, member_id=member.member_id)
@@ -560,7 +560,7 @@ class Group(GroupData):
         self, record: GroupRecord, error: GroupError | None, now_ms: int
     ) -> None:
         if self._assigning is not record:
-            return  # a rebalance has begun in the meantime
+            return  # a rebalance has begun since
         if error is not None:
             self._drop_assignment(error, now_ms)
             self._prepare(now_ms)

@@ -134,7 +134,7 @@ class KnownGroups:
         self.schedule(entry)
 
     def drop_nothing(self, entry: GroupEntry) -> None:
-        """Drops a group if nothing of it is left, before the next sweep. Requires `locked`."""
+        """Drops a group if none of it is left, before the next sweep. Requires `locked`."""
         if entry.is_nothing:
             group_id = entry.group.group_id
             del self.by_id[group_id]
@@ -325,7 +325,7 @@ class KnownGroups:
         return True
 
     def _bring_back(self, deleted: GroupEntry) -> None:
-        """Restores a group whose deletion failed; changes of its successor take precedence."""
+        """Restores a group whose deletion failed; changes to its successor take precedence."""
         group_id = deleted.group.group_id
         entry = self.by_id.setdefault(group_id, self.new(group_id))
         entry.group.continue_from(deleted.group)

@@ -31,7 +31,7 @@ _LOAD_AGAIN_SECONDS: Final = 0.5
 
 
 class Loading:
-    """The partitions whose groups have been read, and the refusal of requests for others."""
+    """The partitions whose groups have been read, and the rejection of requests for others."""
 
     def __init__(self, known: KnownGroups, broker: Broker, *, clock: Clock) -> None:
         self._known = known

@@ -239,7 +239,7 @@ class KafkaConnection:
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = (
-                    f"a request has {size} bytes; at most {self._request_max_bytes} are allowed"
+                    f"a request is {size} bytes long; at most {self._request_max_bytes} are allowed"
                 )
                 raise errors.BadRequest(reason=reason)
             await self._unanswered.take(size)
@@ -494,7 +494,7 @@ class KafkaConnection:
             async for _ in steps:
                 if writer.written_bytes - records_bytes > _REPLY_BYTES:
                     most = _REPLY_BYTES
-                    reason = f"the reply has more than {most} bytes: request fewer items"
+                    reason = f"the reply is larger than {most} bytes: request fewer items"
                     raise errors.BadRequest(reason=reason)
             grant.shrink_reply(writer.written_bytes)
         return writer.finish()

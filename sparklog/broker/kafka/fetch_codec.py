@@ -4,7 +4,7 @@ A consumer at the end of its log sends one Fetch for each batch that arrives, so
 consumers send thousands of requests per second. kio would take four fifths of the time of such a
 request and its response, and a tenth of a millisecond per partition of a large response. So this
 module reads and writes their fields itself. `read` returns None for a request that is not small and
-plain; kio then reads it, and refuses it if it is malformed.
+plain; kio then reads it, and rejects it if it is malformed.
 Source: https://kafka.apache.org/protocol, "Fetch API (Key: 1)", versions 4 to 18.
 """
 

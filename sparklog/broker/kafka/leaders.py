@@ -1,8 +1,8 @@
 """Partitions that another broker leads or that are moving, and their leaders (KIP-951).
 
 A client that has asked the wrong broker backs off before it retries, longer each time. So a request
-for a partition that this broker does not serve is refused only after a read of the metadata, and
-not while the partition is moving to or from this broker. The refusal then names the leader and its
+for a partition that this broker does not serve is rejected only after a read of the metadata, and
+not while the partition is moving to or from this broker. The error then names the leader and its
 address, so that the client can ask it next without a metadata request.
 """
 
@@ -37,8 +37,8 @@ class Leader(NamedTuple):
 async def settle(context: HandlerContext, partitions: Collection[TopicPartition]) -> None:
     """Waits until the leaders of partitions that this broker does not serve are known.
 
-    Returns after `MOVE_WAIT_SECONDS` in any case: the request's other partitions wait too.
-    If all of them have just been handed over, their leaders are known without reading the metadata.
+    Returns after `MOVE_WAIT_SECONDS` regardless: the request's other partitions wait too. If all of
+    them have just been handed over, their leaders are known without reading the metadata.
     """
     broker = context.broker
     if not broker.is_member:

@@ -49,7 +49,7 @@ _CHANGE_THREADS = 2
 _CHECK_THREADS = 2
 READ_THREADS = 8
 _SEEK_THREADS = 2
-WOKEN_FETCHES = 8  # the maximum woken in one turn of the event loop
+WOKEN_FETCHES = 8  # the maximum number woken in one turn of the event loop
 WAKE_SECONDS = 0.0002  # from one such fetch to the next: about twice the time that one takes
 _WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except those of few partitions
 
@@ -89,7 +89,7 @@ class KafkaListener:
     Args:
         listening: a listening socket, which the listener takes ownership of.
         address: the `host:port` that clients connect to.
-        memory_bytes: the bound of `ListenerMemory`.
+        memory_bytes: the bound on `ListenerMemory`.
         clock: None for the system clock.
     """
 

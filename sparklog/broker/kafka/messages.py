@@ -58,7 +58,7 @@ LENGTH_BYTES: Final = 4
 _LARGE_BYTES: Final = 4_096
 """The size from which copying bytes costs more than passing the socket another chunk."""
 _CLIENT_ID_SHOWN: Final = 100
-"""The maximum number of characters of a client id in a log line."""
+"""The maximum length of a client id in a log line, in characters."""
 API_VERSIONS: Final = 18
 _TEXTS: Final = frozenset({"error_message", "batch_index_error_message"})
 """The reply fields that contain an error message."""

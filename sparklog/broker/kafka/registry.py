@@ -84,7 +84,7 @@ class HandlerContext(Protocol):
     def when_durable(
         self, pending_appends: Sequence[PendingAppend]
     ) -> asyncio.Future[list[Outcome]]:
-        """Returns a future of all outcomes. Appends are waited for even if the future is not."""
+        """Returns a future for all outcomes. Appends are waited for even if the future is not."""
 
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
@@ -108,9 +108,9 @@ class HandlerContext(Protocol):
 
 
 Handler: TypeAlias = Callable[[HandlerContext, Request], Awaitable[Reply | Awaitable[Reply]]]
-"""Handles one request. The requests of a connection are handled one at a time. If a handler
-returns an awaitable, the connection reads its next request in the meantime, and handles it if its
-API `is_pipelined`. Either way, responses are sent in the order of the requests."""
+"""Handles one request. The requests on a connection are handled one at a time. If a handler
+returns an awaitable, the connection reads its next request meanwhile, and handles it if its API
+`is_pipelined`. Either way, responses are sent in the order of the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class ServedApi:
     """True if a broker without sight of the metadata serves it too."""
     may_wait: bool
     """True if a request may wait for other clients. It is dropped when its client leaves. An
-    awaitable that its handler returns retains nothing of the request."""
+    awaitable that its handler returns retains no part of the request."""
 
 
 APIS: Final[dict[int, ServedApi]] = {}

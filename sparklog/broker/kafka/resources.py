@@ -28,7 +28,7 @@ class ResourceType(IntEnum):
 
 
 Change: TypeAlias = Callable[[Any], object]
-"""Alters one resource of a request, or raises a `SparklogError`; called in a thread."""
+"""Alters one resource in a request, or raises a `SparklogError`; called in a thread."""
 DELETE: Final = 1
 """Kafka's `AlterConfigOp.OpType` for removing a key."""
 _SOURCES: Final[Mapping[ConfigSource, int]] = {

@@ -13,7 +13,7 @@ from sparklog.broker.broker import INTERNAL_TOPICS, Broker, PartitionStatus
 from sparklog.broker.kafka.messages import Fields, LazyArray
 
 _PREFIX: Final = b"sparklog"
-"""The first half of each UUID. sparklog's topic ids, of 8 bytes, are the second half."""
+"""The first half of each UUID. sparklog's topic ids, 8 bytes long, are the second half."""
 
 
 def kafka_id(topic_id: str) -> uuid.UUID:

@@ -196,7 +196,7 @@ class Backlog:
             for number, end in ends.items():
                 partition = topic.partitions.get(number)
                 if partition is None:
-                    continue  # handed over to another broker in the meantime
+                    continue  # since handed over to another broker
                 count = bisect_right(partition.unconfirmed, end, key=end_of)
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
@@ -345,8 +345,8 @@ class Backlog:
     ) -> None:
         """Stops appends to the partition, and publishing it, until `reconnect` succeeds.
 
-        Does nothing if the partition has moved to another broker in the meantime. `end`: the end of
-        the known records; more may exist if `is_end_known` is False.
+        Does nothing if the partition has since moved to another broker. `end`: the end of the known
+        records; more may exist if `is_end_known` is False.
         """
         with self._lock:
             if partition.state not in LED:

@@ -56,7 +56,7 @@ class CheckpointChanges:
         found: dict[str, list[Bounds]] = {}
         for partition, topic in self._bounds_changed.items():
             if not is_alive(topic):
-                continue  # deleted in the meantime
+                continue  # deleted since
             known = found.get(topic.topic_id)
             if known is None:
                 known = found[topic.topic_id] = list(self._bounds.get(topic.topic_id, ()))

@@ -59,7 +59,7 @@ _NO_BATCHES: Final = msgspec.Raw(_state_encoder.encode({}))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedState:
-    """Changes of a partition's state since the last checkpoint."""
+    """Changes to a partition's state since the last checkpoint."""
 
     producers: Mapping[int, Mapping[int, ProducerState]]
     """Blocks by number; an empty block was removed."""
@@ -111,7 +111,7 @@ class _Encoded:
 class StateEncoder:
     """Encodes a broker's snapshots, in order. Re-encodes only changed blocks.
 
-    Works without the lock of the led partitions, in many small steps: a single call of the encoder
+    Works without the lock of the led partitions, in many small steps: a single call to the encoder
     would block all threads of the process for its whole duration.
     """
 

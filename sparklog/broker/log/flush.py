@@ -39,7 +39,7 @@ from sparklog.storage.snapshot import BatchId, BatchKind, Entry, EntryKind
 _FLUSH_INTERVAL_REMOTE_SECONDS = 0.01  # between concurrent puts: at most 8.6 million a day
 _TOPIC_HELD_BYTES = 1 * limits.GIB
 _TOPIC_HELD_STAGED_BYTES = 8 * limits.GIB
-PRODUCER_MOVE_SECONDS = 15.0  # after a partition arrives, while clients retry refused batches
+PRODUCER_MOVE_SECONDS = 15.0  # after a partition arrives, while clients retry rejected batches
 
 _Found = TypeVar("_Found")
 
@@ -96,9 +96,9 @@ class Flush:
         self.hot_records: list[HotRecords | None] = []
 
     def add(self, pending: PendingAppend) -> None:
-        """Assigns offsets to the appends of `pending`, or refuses all of them."""
+        """Assigns offsets to the appends of `pending`, or rejects all of them."""
         mark = len(self.entries)
-        # A refused single append changes nothing, and copying for each of many would be expensive.
+        # A rejected single append changes nothing, and copying for each of many would be expensive.
         alone = len(pending.appends) == 1
         before = None if alone else (dict(self._ends), dict(self._states))
         batches: dict[tuple[str, int, BatchId], AppendResult] = {}
@@ -155,7 +155,7 @@ class Flush:
         state: ProducerState | None,
         producer_sequence: ProducerSequence,
     ) -> None:
-        """Raises `EarlierBatchMissing` if the preceding batch was possibly refused in a move."""
+        """Raises `EarlierBatchMissing` if the previous batch may have been rejected in a move."""
         since_seconds = self._now_seconds - partition.taken_seconds
         if since_seconds < PRODUCER_MOVE_SECONDS and skips(state, producer_sequence):
             raise errors.EarlierBatchMissing(

@@ -1,4 +1,4 @@
-"""The free space of the root: below a reserve, appends are refused."""
+"""The free space of the root: below a reserve, appends are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FreeSpace:
     def check(self) -> int | None:
         """Returns the free space; None if unknown. May be called at any time.
 
-        Raises `StorageFull` below the reserve: appends are then refused.
+        Raises `StorageFull` below the reserve: appends are then rejected.
         """
         free, reserve = self._store.free_bytes(), self._reserve_bytes
         if free is not None and free < reserve:

@@ -7,7 +7,7 @@ epoch.
 
 The newest checkpoint of a log that is still being written is looked up each time: it determines
 which flushes count, and contains the states of partitions that the log's broker may have received
-in the meantime.
+since.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Histories:
         """Flushes of epochs that may still be written, by sequence."""
 
     def fence(self, epoch: Epoch) -> History:
-        """Ends an epoch and returns its log. Raises like `wal.Follower.fence`."""
+        """Ends an epoch and returns its log. Raises what `wal.Follower.fence` raises."""
         follower = self._follower(epoch)
         return self._keep(epoch, follower, follower.fence())
 
     def seal(self, epoch: Epoch) -> None:
-        """Ends an epoch, and caches its flushes for `read`. Raises like `wal.Follower.fence`.
+        """Ends an epoch, caching its flushes for `read`. Raises what `wal.Follower.fence` raises.
 
         `read` checks for a newer checkpoint: until the metadata marks the epoch as fenced, its
         broker can put one, and leave the epochs whose states are in that checkpoint.
@@ -54,7 +54,7 @@ class Histories:
         self._keep_ahead(epoch, self._follower(epoch).fence())
 
     def read(self, epoch: Epoch) -> History:
-        """Returns the log of an epoch. Raises like `wal.Follower.fence`.
+        """Returns the log of an epoch. Raises what `wal.Follower.fence` raises.
 
         A live leader keeps writing it: flushes that are put during the read may be missing.
         """
@@ -70,7 +70,7 @@ class Histories:
         return follower.checkpoint, objects
 
     def is_fenced(self, epoch: Epoch) -> bool:
-        """Returns whether a fence ends the log. Raises like `read`."""
+        """Returns whether a fence ends the log. Raises what `read` raises."""
         _, objects = self.read(epoch)
         return any(each.is_fence for each in objects)
 
@@ -84,7 +84,7 @@ class Histories:
         return found
 
     def read_ahead(self, epoch: Epoch) -> None:
-        """Reads a log that is likely to be needed soon. Raises like `read`."""
+        """Reads a log that is likely to be needed soon. Raises what `read` raises."""
         _, objects = self.read(epoch)
         if not epoch.fenced:
             self._keep_ahead(epoch, objects)

@@ -81,7 +81,7 @@ class HotTail:
     ) -> list[HotBatch]:
         """Returns consecutive batches from exactly `offset` on, until they have `rows` rows.
 
-        Together the batches have at most `limit_bytes`, but the first is returned whatever its
+        Together the batches are at most `limit_bytes` long, but the first is returned whatever its
         size. Empty if no batch here begins at `offset`.
 
         Args:

@@ -12,8 +12,8 @@ Removing superseded records can take a long time, and runs alongside everything 
 
 It also removes the staged files of Spark batches, once all their records are published or, if they
 have no manifest, after `janitor.staging_abandoned_seconds` (`storage.staging.sweep`); the files of
-deleted topics, after the grace periods of all files; and old files of crashed puts. The names of
-data files determine which of them may be orphans (`storage.table.names`).
+deleted topics, after the grace periods of all files; and old files left by crashed puts. The names
+of data files determine which of them may be orphans (`storage.table.names`).
 
 A replaced broker may not yet know that it was replaced, nor know the topics and partitions that its
 successor has created. So no file is removed because this broker does not know it: only the metadata

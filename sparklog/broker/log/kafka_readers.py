@@ -286,7 +286,7 @@ class _Cursor:
         Args:
             rest_bytes: continues up to this size, with rows that have been read anyway.
 
-        Raises the errors of the reader for the first batch; later errors end the cursor.
+        Raises the reader's errors for the first batch; later errors end the cursor.
         """
         found: list[EncodedBatch] = []
         size = decoded_bytes = 0

@@ -311,7 +311,7 @@ class LedPartitions:
         Returns their unpublished entries.
 
         Args:
-            inherited: the topics; those deleted in the meantime are skipped.
+            inherited: the topics; those deleted since are skipped.
             states: encoded states of checkpoints, each with the (topic id, partition) pairs to use.
             version: the version of the metadata that names this broker as the leader.
             now_seconds: the monotonic time, if this broker already serves clients.

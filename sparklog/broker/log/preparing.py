@@ -40,7 +40,7 @@ class WouldBlock(Exception):
 
 
 class AppendPreparer:
-    """Prepares appends of native and Kafka clients. May be called from any thread."""
+    """Prepares appends from native and Kafka clients. May be called from any thread."""
 
     def __init__(self, *, clock: Clock, max_record_bytes: int, max_batch_bytes: int) -> None:
         self._clock = clock
@@ -111,8 +111,8 @@ class AppendPreparer:
         The bytes change only if the topic uses LogAppendTime, if the batch's header has a wrong
         maximum timestamp, or if the topic requires a different codec.
 
-        Raises `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`, `KeylessRecord`, and the
-        errors of `record_batch.check`. If individual records are refused, the error's `records` has
+        Raises `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`, `KeylessRecord`, and what
+        `record_batch.check` raises. If individual records are rejected, the error's `records` has
         (index in the batch, reason) for each.
 
         Args:
@@ -247,7 +247,7 @@ def _check_message(topic: Topic, batch: bytes | bytearray) -> None:
 
 
 def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: int) -> CheckedBatch:
-    """Checks a batch if that is quick. Raises `WouldBlock` and the errors of `record_batch.check`.
+    """Checks a batch if that is quick. Raises `WouldBlock` and what `record_batch.check` raises.
 
     The size of a compressed batch is known only after decompression, so it is decompressed up to a
     small limit. Checking an uncompressed batch takes about as long as reading it did.
@@ -269,7 +269,7 @@ def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: i
 
 
 def _check_times(topic: Topic, batch: CheckedBatch, now_us: int) -> None:
-    """Raises `BadTimestamp` for timestamps that the topic refuses, or that the table cannot hold.
+    """Raises `BadTimestamp` for timestamps that the topic rejects, or that the table cannot hold.
 
     As in Kafka's `LogValidator`, a record without a timestamp (-1 ms) is not too early.
     """

@@ -5,17 +5,17 @@ producer id, the producer epoch and the sequence of its first record. Sequences 
 record and wrap after 2**31 - 1. For each producer, the last five batches are remembered:
 
 - A batch that is already in the log is acked with its first offset.
-- A gap in the sequences is refused, and a lower epoch is fenced.
+- A gap in the sequences is rejected, and a lower epoch is fenced.
 - A new epoch of a known producer begins at sequence 0.
 - A producer that the partition does not know may begin with any sequence: it is new, its state has
   expired, or the topic was recreated.
 
 The last rule leaves a loophole, which Kafka has too: if an unknown producer has two batches in
-flight and the first is temporarily refused, the second would be accepted, and the retry of the
+flight and the first is temporarily rejected, the second would be accepted, and the retry of the
 first would then be out of order. `Refusals` closes it for as long as clients retry.
 
 A partition that moves, or that another broker has created, leaves another loophole: its leader may
-refuse a batch that arrives too early, and receive the next one once it serves the partition. For
+reject a batch that arrives too early, and receive the next one once it serves the partition. For
 some time after that, a batch whose predecessor is missing must be sent again (`skips`), even if its
 producer is unknown. An out-of-order error would make librdkafka begin a new epoch, in which batches
 that are already in the log are not recognised.
@@ -35,7 +35,7 @@ from sparklog import errors, limits
 
 PRODUCERS_PER_BLOCK = 256  # with adjacent ids, encoded together in a checkpoint
 PRODUCER_REFUSAL_SECONDS = 120.0  # in which clients retry a batch: Kafka's delivery.timeout.ms
-PRODUCER_REFUSALS = 10_000  # refused batches that are remembered
+PRODUCER_REFUSALS = 10_000  # rejected batches that are remembered
 
 NO_PRODUCER: Final = -1
 _SEQUENCES: Final = 2**31
@@ -214,11 +214,11 @@ class Producers:
 
 
 class Refusals:
-    """Refused first batches of unknown producers, which their clients will retry.
+    """Rejected first batches from unknown producers, which their clients will retry.
 
-    A client has several batches in flight, and each is checked on arrival. Later batches of such a
-    producer are refused until the refused one is retried, for as long as clients retry by default
-    (`delivery.timeout.ms`). After that, any sequence is accepted. Not thread-safe.
+    A client has several batches in flight, and each is checked on arrival. Later batches from such
+    a producer are rejected until the rejected one is retried, for as long as clients retry by
+    default (`delivery.timeout.ms`). After that, any sequence is accepted. Not thread-safe.
     """
 
     __slots__ = ("_refused",)
@@ -230,7 +230,7 @@ class Refusals:
     def record(
         self, topic_id: str, partition: int, producer_sequence: ProducerSequence, now_seconds: float
     ) -> None:
-        """Records a refused batch that its client will retry."""
+        """Records a rejected batch that its client will retry."""
         key = topic_id, partition, producer_sequence.producer_id
         known = self._refused.pop(key, None)
         sequence = producer_sequence.base_sequence
@@ -254,9 +254,9 @@ class Refusals:
         *,
         topic: str,
     ) -> None:
-        """Raises `OutOfOrderSequence` for an unknown producer's batch that follows a refused one.
+        """Raises `OutOfOrderSequence` for an unknown producer's batch that follows a rejected one.
 
-        A retry of the refused batch itself clears its record.
+        A retry of the rejected batch itself clears its record.
         """
         if not self._refused:
             return

@@ -5,9 +5,10 @@ commits of light topics are therefore encoded and put by a separate process, onc
 waiting, or once the broker leads so many partitions that this may happen at any time. All decisions
 are made, and the known states of the tables kept, in the broker.
 
-The process may exit or hang at any moment. The broker then kills it, writes the files again under
-different names, and claims the commits as after any put without an answer: a commit that lands late
-has the same bytes. Until another process has started, the broker does everything itself.
+The process may exit or hang at any moment. The broker then kills it, rewrites the files under
+different names, and claims the commits, as it does after any put that got no response: a commit
+that lands late has the same bytes. Until another process has started, the broker does everything
+itself.
 """
 
 from __future__ import annotations
@@ -282,7 +283,7 @@ class PublishProcess:
         ]
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
-        """See `Store.put_all_new`. If the process is lost, each put counts as unanswered."""
+        """See `Store.put_all_new`. If the process is lost, each put's outcome counts as unknown."""
         answer = self._ask(PutAll([(path, b"".join(pieces(data))) for path, data in objects]))
         if answer is None:
             return [PutUnresolved(path, "the publishing process was lost") for path, _ in objects]

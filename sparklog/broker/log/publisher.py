@@ -151,8 +151,8 @@ class Publisher:
 
         For a large batch, each call writes some files, and the last one commits. Raises
         `PublisherFenced` if the table is ahead of all known entries, `ForeignTable`,
-        `CorruptObject` and the reason of a blocked partition (after the entries before it are
-        published), and the errors of the store.
+        `CorruptObject` and the reason a partition is blocked (after the entries before it are
+        published), and the store's errors.
         """
         self._rounds.pop(topic.topic_id, None)
         self._begin_turn(topic)
@@ -204,8 +204,8 @@ class Publisher:
         """Makes one commit for each topic, as `publish` does, but all of them durable together.
 
         Returns for each topic the error that `publish` would have raised, or None. `PutUnresolved`:
-        a file was refused, or got no answer; `publish` retries. A topic whose commit is large, or
-        that was held back, is published separately. Raises `SyncFailed`.
+        a file's put was rejected, or its outcome is unknown; `publish` retries. A topic whose
+        commit is large, or that was held back, is published separately. Raises `SyncFailed`.
         """
         turns = [_Turn(topic) for topic in topics]
         for turn in turns:
@@ -292,7 +292,7 @@ class Publisher:
             if isinstance(outcome, Exception):
                 raise outcome
             if not commit.has_landed:
-                # An earlier commit of these files that got no answer may have landed.
+                # An earlier commit of these files whose outcome is unknown may have landed.
                 unneeded = [
                     file for file in commit.files if not topic.table.is_named(unquote(file.path))
                 ]
@@ -446,8 +446,8 @@ class Publisher:
     ) -> list[TableFile]:
         """Writes files with the rows of `entries` from offset `first` on, and commits nothing.
 
-        Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the errors of the
-        store.
+        Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the store's
+        errors.
         """
         written = WrittenRun(_run(topic, partition, first, tuple(entries)))
         try:
@@ -564,7 +564,7 @@ class Publisher:
     def _apply_snapshot(self, topic: Topic, snapshot: TableSnapshot) -> None:
         """Advances the topic's partitions to the table's version, whichever broker committed it."""
         if self._led_partitions.by_id(topic.topic_id) is not topic:
-            return  # deleted in the meantime
+            return  # deleted since
         if snapshot.partitions < topic.count:
             snapshot = topic.table.refresh()  # partitions have been added since
         if snapshot.topic_id != topic.topic_id or snapshot.partitions < topic.count:

@@ -365,7 +365,7 @@ class LogReader:
         Args:
             notify: called when a partition has grown; see `Tail`.
 
-        Raises the errors of `read`.
+        Raises what `read` raises.
         """
         topics = [self._topic(each.topic, each.topic_id) for each in positions]
         partitions = [

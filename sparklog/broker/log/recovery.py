@@ -1,7 +1,7 @@
 """Recovery: restores the state of every partition from earlier epochs' logs and the tables.
 
 The logs are read first, up to their fences, and the tables afterwards, so that records published
-and trimmed in the meantime are found in the tables.
+and trimmed in between are found in the tables.
 
 The producers of a partition, its Spark batches and the first offsets of its leader epochs come from
 one checkpoint: the one with the greatest (leader epoch, end) for that partition. Every later entry
@@ -50,7 +50,7 @@ from sparklog.storage.table.topic_table import OpenTable, TopicTable
 def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> LedPartitions:
     """Returns the state of every partition that this broker leads.
 
-    Reads the table of every topic. Raises like `restore`.
+    Reads the table of every topic. Raises what `restore` raises.
     """
     metadata, broker = taken.metadata, taken.leadership.broker
     led_partitions = LedPartitions(broker, clock=clock)
@@ -76,7 +76,7 @@ def restore(
 
     Reads the tables of these topics. A topic whose table cannot be written is held back. A
     partition is blocked, and accepts no records, if its end is unknown or if acked records are
-    missing from both table and logs. Raises the errors of the store.
+    missing from both table and logs. Raises the store's errors.
 
     `wanted`: the numbers of the partitions assigned to this broker, by topic. `now_seconds`: the
     monotonic time, if it already serves clients.

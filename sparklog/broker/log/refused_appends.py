@@ -1,4 +1,4 @@
-"""Refused appends, which may be sent again: their counts, and their producers' sequences."""
+"""Rejected appends, which may be sent again: their counts, and their producers' sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparklog.clock import Clock
 
 
 class RefusedAppends:
-    """Remembers the refused batches of producers that a partition does not know."""
+    """Remembers the rejected batches from producers that a partition does not know."""
 
     def __init__(self, led_partitions: LedPartitions, clock: Clock) -> None:
         self._led_partitions = led_partitions
@@ -28,7 +28,7 @@ class RefusedAppends:
                     topic.counts.failed_produces += 1
 
     def record(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
-        """Has later batches of unknown producers refused until the refused one is retried."""
+        """Rejects later batches from unknown producers until the rejected one is retried."""
         self._led_partitions.exclusively(self._record, appends)
 
     def _record(self, append: Append | CarriedEntry | EmptyObject) -> None:

@@ -55,7 +55,7 @@ class Resignations:
         """Resumes serving a partition, as before `begin`."""
         with self._lock:
             partition = topic.partitions[number]
-            # Batches refused in the meantime may be retried after later ones.
+            # Batches rejected since `begin` may be retried after later ones.
             partition.taken_seconds = self._clock.monotonic()
             if partition.state is PartitionState.RESIGNING:
                 partition.move(PartitionEvent.MOVE_ABANDONED)
@@ -63,8 +63,8 @@ class Resignations:
     def complete(self, topic: Topic, number: int) -> bool:
         """Stops serving a drained partition, from which its next leader continues.
 
-        No append to it may be under way. Returns False if the topic was deleted in the meantime, or
-        the partition blocked; a blocked one is still served here.
+        No append to it may be under way. Returns False if the topic has been deleted, or the
+        partition blocked; a blocked one is still served here.
         """
         with self._lock:
             partition = topic.partitions[number]

@@ -85,7 +85,7 @@ class WrittenRun:
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing more of the run can be written."""
+        """True if no more of the run can be written."""
         return self.error is not None or self.count == len(self.run.entries)
 
 
@@ -117,7 +117,7 @@ class RunWriter:
         """Writes the runs of several topics, whose files are made durable together.
 
         Returns for each topic the error that left it without files, or None. `PutUnresolved`: a
-        file was refused, or got no answer. Raises `SyncFailed`.
+        file's put was rejected, or its outcome is unknown. Raises `SyncFailed`.
         """
         outcomes: list[Exception | None] = []
         size = 0

@@ -7,13 +7,13 @@
   retains only the newest `KEYS_REMEMBERED` keys.
 - Any other write has a name that only its own driver knows. The driver may repeat the commit, so
   the write is known for a day; each partition retains only the newest ones.
-- A write without a batch number is refused if it arrives so long after its manifest that an earlier
-  commit of it may have been forgotten.
+- A write without a batch number is rejected if it arrives so long after its manifest that an
+  earlier commit of it may have been forgotten.
 - The offsets of a batch in each partition are retained for the latest batches only. If one broker
   has appended the whole batch, they only serve to answer a repeated commit, and decide nothing.
 - A batch for several leaders is appended in parts, and each partition decides by what it remembers.
-  So parts are forgotten by age alone, and a partition that remembers too many refuses new ones. A
-  part is refused if its manifest is so old that an earlier commit of it may have been forgotten.
+  So parts are forgotten by age alone, and a partition that remembers too many rejects new ones. A
+  part is rejected if its manifest is so old that an earlier commit of it may have been forgotten.
 
 The lock of the led partitions guards all of it.
 """
@@ -173,7 +173,7 @@ class PartitionSparkBatches:
         return found
 
     def restore(self, state: Mapping[str, tuple[SparkBatch, ...]]) -> None:
-        """Adds the batches of a checkpoint."""
+        """Adds the batches from a checkpoint."""
         for query, batches in state.items():
             numbered = tuple(each for each in batches if each.kind.is_numbered)
             if numbered:
@@ -211,7 +211,7 @@ class TopicSparkBatches:
             _drop_first(self._keys, limits.KEYS_REMEMBERED)
 
     def record_all(self, batches: Iterable[tuple[BatchId, BatchKind, int]]) -> None:
-        """Records the batches of the topic's table."""
+        """Records the batches in the topic's table."""
         for batch_id, kind, at_us in batches:
             self.record(batch_id, kind, at_us)
         self.is_known = True

@@ -26,7 +26,7 @@ class TableCommit:
     """The number in its files' names, if they are written in several turns."""
     renewed_at: float = 0.0
     may_have_landed: bool = False
-    """True if a commit of these files got no answer: they may be in the table."""
+    """True if the outcome of a commit of these files is unknown: they may be in the table."""
     has_landed: bool = False
     """True if the table had the version that `decide` returned a change for."""
 

@@ -92,7 +92,7 @@ class Tail:
         """Returns the offsets to read next; None: all partitions have been read to their ends.
 
         Raises `UnknownTopic` if a topic was deleted, `NotLeader` if another broker leads a
-        partition now, and `MetadataChanged` if a partition was away in the meantime.
+        partition now, and `MetadataChanged` if a partition has moved away and back.
         """
         if self._index is not None and self._offsets[self._index] >= self._end:
             self._leave()
@@ -118,14 +118,14 @@ class Tail:
     def is_quick(self) -> bool:
         """Returns whether `next` takes little time and does not block.
 
-        Raises like `place`, and `OffsetOutOfRange`.
+        Raises what `place` raises, and `OffsetOutOfRange`.
         """
         return self._begin() is None or self._is_quick
 
     def next(self, *, only_quick: bool = False) -> ReadBatch | None:
         """Returns the next batch; None: all partitions have been read to their ends.
 
-        Raises like `is_quick`, and the errors of reading.
+        Raises what `is_quick` raises, and any read error.
 
         Args:
             only_quick: also returns None before a partition whose reading may block.

@@ -10,7 +10,7 @@ leader. The steps are:
 
 1. Register the new epoch in the metadata. It leads nothing yet (`acquire`).
 2. Fence every other epoch that may still write, and read its log. Then, in one metadata change,
-   take over the partitions of all of them and become the heir of their epochs (`take`). A member of
+   take over the partitions of all of them and become the heir to their epochs (`take`). A member of
    a cluster takes over only those of its own id, and of brokers that lead the root alone.
 3. Connect each partition's WAL entries to its table, and take over the producers' states
    (`recovery`).
@@ -94,7 +94,7 @@ class Leadership:
     broker: int
     epoch: int
     inherited: tuple[Epoch, ...] = ()
-    """Epochs that this broker is heir of, oldest first; none before `take`."""
+    """Epochs that this broker is heir to, oldest first; none before `take`."""
     log: WalKind = WalKind.OBJECTS
     """Storage of the epoch's write-ahead log."""
     is_member: bool = False
@@ -129,9 +129,9 @@ def acquire(
     """Registers the next epoch of `broker`, which others watch from now on.
 
     A member is refused by a live broker of the same id, and by one that leads the root alone; any
-    other broker by the live leader of the root, and by live members. Raises `BrokerAlive`, the
-    errors of `open_cluster`, and `FormatTooNew` if the root has a feature level that this release
-    does not support.
+    other broker by the live leader of the root, and by live members. Raises `BrokerAlive`, what
+    `open_cluster` raises, and `FormatTooNew` if the root has a feature level that this release does
+    not support.
 
     Args:
         store: the store of the root.
@@ -235,8 +235,8 @@ def _check_leader(
     if leader is None or is_fenced or leader.known in ours or gives_way(leader.known, kind):
         return
     found = watch.wait_for_state(metadata, on_wait=log_wait)
-    # The leader may have changed in the meantime. If the new one gives way,
-    # `MetadataStore.change` calls this function again with the newest metadata.
+    # The leader may have changed since. If the new one gives way, `MetadataStore.change` calls this
+    # function again with the newest metadata.
     if (
         found is not None
         and found.state is LeaderState.ALIVE
@@ -301,10 +301,11 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
 def read_inherited(
     histories: Histories, leadership: Leadership, metadata: ClusterMetadata
 ) -> Taken:
-    """Reads the logs of all epochs that the broker is heir of in `metadata`.
+    """Reads the logs of all epochs that the broker is heir to in `metadata`.
 
     A member reads an epoch only after the change that made it an heir, or after the epoch was
-    fenced: until then that epoch's broker may put a checkpoint and leave. Raises like `take`.
+    fenced: until then that epoch's broker may put a checkpoint and leave. Raises what `take`
+    raises.
 
     A live leader keeps writing its log, but no entries of the partitions that it has handed over.
     """
@@ -326,7 +327,7 @@ def _change(
     try:
         return meta.change(decide)
     except errors.OutcomeUnknown as error:
-        _log.warning("repeating a change of the metadata", reason=str(error))
+        _log.warning("repeating a change to the metadata", reason=str(error))
         return meta.change(decide)
 
 
@@ -348,7 +349,7 @@ def check_leadership(metadata: ClusterMetadata, leadership: Leadership) -> None:
 
 
 def replaced(metadata: ClusterMetadata, leadership: Leadership) -> errors.BrokerFenced:
-    """Returns the error of a broker whose epoch has ended, naming its successor.
+    """Returns the error for a broker whose epoch has ended, naming its successor.
 
     The successor is the broker that registered last: no epoch is fenced before such a registration.
     """
@@ -370,7 +371,7 @@ def explained(error: BaseException, store: MetadataStore, leadership: Leadership
     does not even find a fence: its successor has deleted its log, which causes `SyncFailed`.
     """
     if isinstance(error, ENDS_THE_BROKER):
-        with contextlib.suppress(Exception):  # the broker must stop in any case
+        with contextlib.suppress(Exception):  # the broker must stop anyway
             metadata = store.reload()
             try:
                 check_leadership(metadata, leadership)
@@ -413,7 +414,7 @@ def leave_epochs(
 ) -> list[Epoch]:
     """Leaves inherited epochs that no entry needs; those without other heirs are closed.
 
-    Returns the epochs that the broker is still heir of: all of them if it leads a partition that is
+    Returns the epochs that the broker is still heir to: all of them if it leads a partition that is
     not in `covered`. Raises `BrokerFenced` if a successor has registered: it will need their
     entries and states.
 

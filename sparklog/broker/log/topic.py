@@ -92,7 +92,7 @@ class Topic:
         self.held_back: str | None = None
         """Why the topic's table cannot be written at present."""
         self.in_doubt: str | None = None
-        """Why it is unknown if the topic still exists. Until it is known, records are refused."""
+        """Why it is unknown if the topic still exists. Until it is known, records are rejected."""
 
     @property
     def refusal(self) -> str | None:

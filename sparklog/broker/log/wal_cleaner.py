@@ -144,14 +144,14 @@ class WalCleaner:
     def inherit(self, epochs: Sequence[Epoch], located: Sequence[Located]) -> None:
         """Adds entries of predecessors whose partitions this broker has received. From any thread.
 
-        `epochs`: all that this broker is now heir of.
+        `epochs`: all that this broker is now heir to.
         """
         self._handed.append((epochs, located))
 
     def tick(self) -> None:
         """Runs each step that is due, whether or not others fail.
 
-        Raises `BrokerFenced` and the errors of the store.
+        Raises `BrokerFenced` and the store's errors.
         """
         self._take_handed()
         run_each(
@@ -219,7 +219,7 @@ class WalCleaner:
         )
         if content is None:
             return
-        state = self._encoder.encode(content.states)  # slow; appends continue in the meantime
+        state = self._encoder.encode(content.states)  # slow; appends continue meanwhile
         sequence, needed = content.sequence, content.needed
         self._appender.checkpoint(sequence, needed, state, content.bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
@@ -237,7 +237,7 @@ class WalCleaner:
             self._appender.trim(checkpoint)
 
     def _note_closed(self) -> None:
-        """As controller, schedules deleting the objects of epochs that any broker has closed."""
+        """As controller, schedules the deletion of objects of epochs that any broker has closed."""
         if not self._is_controller():
             self._known_open = None
             return

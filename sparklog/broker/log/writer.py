@@ -6,13 +6,13 @@ append leads one itself, so a lone producer needs no hand-over between threads, 
 put.
 
 - Offsets are assigned in the order of the queue.
-- A flush is applied only once its object is durable. So a refused flush has no effect, and its
+- A flush is applied only once its object is durable. So a rejected flush has no effect, and its
   appends may be sent again.
 - On an object store several flushes are under way concurrently. Broker threads lead them, as do
   those that wait, because a listener may have only one thread that waits for all its clients.
 - Each of these flushes is validated against the state that those before it leave, and is applied
   and answered after them, in order. Once a flush has been planned, the one before it can no longer
-  be refused: its put is retried until it is durable or fenced. If it is fenced, so are all after
+  be rejected: its put is retried until it is durable or fenced. If it is fenced, so are all after
   it, whatever became of their objects.
 - A fenced put, or a failed local fsync, ends the writer for good.
 """
@@ -123,7 +123,7 @@ class Writer:
     def open(self) -> None:
         """Puts the first object of the epoch; no append is accepted before that.
 
-        Raises `BrokerFenced` if a successor has fenced the epoch, and the errors of the store.
+        Raises `BrokerFenced` if a successor has fenced the epoch, and the store's errors.
         """
         self._led_partitions.apply(self._appender.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)]))
 
@@ -361,7 +361,7 @@ class Writer:
             ended = self._clock.monotonic()
             failure = self._wait_for_previous(flush)
             if failure is not None:
-                # Its appends, even refused ones, were checked against a state that never existed.
+                # Its appends, even rejected ones, were checked against a state that never existed.
                 for pending in flush.pending_appends:
                     pending.error = failure
             elif written is not None:
@@ -389,10 +389,10 @@ class Writer:
         return previous.failure
 
     def _gives_up(self, flush: Flush) -> bool:
-        """Returns whether a flush that was certainly not put may be refused.
+        """Returns whether a flush that was certainly not put may be rejected.
 
         It may not once another object has been planned on its state. If it may, its sequence is
-        free again. Later flushes of only duplicates and refused appends have no object; they fail
+        free again. Later flushes of only duplicates and rejected appends have no object; they fail
         with it.
         """
         with self._mutex:
@@ -470,7 +470,7 @@ class Writer:
     # -------------------------------------------------------------------------- ending
 
     def close(self, error: errors.SparklogError) -> None:
-        """Refuses new appends with `error`; returns when all queued ones are written."""
+        """Rejects new appends with `error`; returns when all queued ones are written."""
         with self._not_full:
             self._closed = self._closed or error
             self._not_full.notify_all()
@@ -486,7 +486,7 @@ class Writer:
                 self._lead()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the writer: refuses all queued and all future appends with `error`."""
+        """Ends the writer: rejects all queued and all future appends with `error`."""
         with self._not_full:
             if self.failure is None:
                 self.failure = error

@@ -1,1 +1,1 @@
-"""The broker's figures, for Prometheus over HTTP and for `sparklog top`."""
+"""The broker's metrics, for Prometheus over HTTP and for `sparklog top`."""

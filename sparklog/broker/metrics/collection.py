@@ -1,4 +1,4 @@
-"""Collects the figures of a broker from counts and states that exist anyway.
+"""Collects a broker's metrics from counts and states that exist anyway.
 
 A collection runs in its own thread while the broker serves. It holds a lock only for one topic or
 one group at a time, reads nothing from the storage but the records whose age it needs, and pauses
@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 1e-4  # after which the next lines are written
 
 
 class KafkaFigures(Protocol):
-    """The parts of the Kafka listener that have figures."""
+    """The parts of the Kafka listener that metrics are collected from."""
 
     counts: ListenerCounts
 
@@ -60,7 +60,7 @@ class KafkaFigures(Protocol):
 
 
 class FlightFigures(Protocol):
-    """The part of the Flight listener that has figures."""
+    """The part of the Flight listener that metrics are collected from."""
 
     @property
     def stream_count(self) -> int: ...
@@ -81,7 +81,7 @@ class FlushCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Everything that the figures are read from."""
+    """Everything that metrics are collected from."""
 
     broker: Broker
     led_partitions: LedPartitions
@@ -252,7 +252,7 @@ class ClusterFigures:
 
 
 class Collector:
-    """Collects the figures of a broker. One caller at a time.
+    """Collects a broker's metrics. One caller at a time.
 
     Topics and positions of groups are yielded one at a time, and must be dropped one at a time:
     many objects that live as long as a collection make the garbage collector visit all objects of
@@ -298,7 +298,7 @@ class Collector:
         return size
 
     def cluster(self) -> ClusterFigures:
-        """Returns the figures of the cluster."""
+        """Returns the cluster's metrics."""
         broker = self.sources.broker
         metadata, has_sight = broker.metadata.known, broker.metadata.has_sight
         dead = self.sources.dead() if has_sight else {}
@@ -481,12 +481,12 @@ class Collector:
                 for each in consumer_offsets.assigned_partitions(member.assignment):
                     found[each] = reader
                     self.pacer.spend(1)
-            except errors.CorruptRecord:  # not the protocol of consumers
+            except errors.CorruptRecord:  # not the consumer protocol
                 continue
         return found
 
     def read_ages(self, offsets: Sequence[GroupOffset]) -> int:
-        """Reads missing ages of positions; returns how many could not be read in time."""
+        """Reads the positions' missing ages; returns how many could not be read in time."""
         deadline = time.monotonic() + LAG_SECONDS
         first = self._turn % len(offsets) if offsets else 0
         unread = 0

@@ -1,4 +1,4 @@
-"""The figures in Prometheus's text format.
+"""The metrics in Prometheus's text format.
 
 prometheus-client writes the families of the process and of the broker as a whole. It takes 4.4 µs
 per sample, so the families with a series per topic, partition or group are written here, in
@@ -112,7 +112,7 @@ _OF_GROUPS: Final = (
 
 
 class Exposition:
-    """Collects the figures and writes them. One caller at a time."""
+    """Collects the metrics and writes them. One caller at a time."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -120,7 +120,7 @@ class Exposition:
         prometheus_client.ProcessCollector(registry=self._registry)
 
     def text(self) -> list[bytes]:
-        """Returns the current figures, in portions."""
+        """Returns the current metrics, in portions."""
         began = time.monotonic()
         sums, of_topics = self._topic_families()
         groups, of_groups = self._group_families()
@@ -147,7 +147,7 @@ class Exposition:
         for topic in topics:
             for name, value_of in _OF_TOPICS.items():
                 lines[name].append(f'{name}{{topic="{topic.name}"}} {value_of(topic, now_us)}\n')
-            # A portion of partitions at a time, because other threads wait in the meantime.
+            # A portion of partitions at a time, because other threads wait meanwhile.
             for first in range(0, len(topic.ends), _PARTITIONS_AT_ONCE):
                 span = slice(first, first + _PARTITIONS_AT_ONCE)
                 labels = topic.labels[span]
@@ -324,7 +324,7 @@ def _broker_samples(
 def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources, partitions, offline = collector.sources, sums.partitions, sums.offline
     cluster = collector.cluster()
-    # As in Kafka, the controller reports the figures of the whole cluster, the others zeros.
+    # As in Kafka, the controller reports the metrics of the whole cluster, the others zeros.
     of_all = int(cluster.is_controller)
     replicas, controller = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
     broker = sources.broker

@@ -27,7 +27,7 @@ _GROUPS: Final = "kafka_coordinator_group_groupmetadatamanager"
 _GAUGES: Final = {
     # The JMX exporter's, of the broker.
     f"{_REPLICAS}_leadercount": "Partitions that this broker leads.",
-    f"{_REPLICAS}_partitioncount": "Partitions of this broker.",
+    f"{_REPLICAS}_partitioncount": "Partitions on this broker.",
     f"{_REPLICAS}_underreplicatedpartitions": "Always 0: the storage replicates.",
     f"{_REPLICAS}_underminisrpartitioncount": "Always 0: the storage replicates.",
     f"{_REPLICAS}_atminisrpartitioncount": "Always 0: the storage replicates.",
@@ -37,7 +37,7 @@ _GAUGES: Final = {
     f"{_CONTROLLER}_activebrokercount": "Brokers that are up; 0 except on the controller.",
     f"{_CONTROLLER}_fencedbrokercount": "Always 0: brokers that are not up are not counted.",
     f"{_CONTROLLER}_offlinepartitionscount": (
-        "Partitions of this broker that accept no records; on the controller, also those with a"
+        "Partitions on this broker that accept no records; on the controller, also those with a"
         " dead leader."
     ),
     f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers; 0 except on the controller.",
@@ -46,7 +46,7 @@ _GAUGES: Final = {
     "kafka_server_kafkaserver_brokerstate": "State of the broker: 3 is running.",
     "kafka_server_kafkaserver_linux_disk_read_bytes": "Bytes that the process read from disks.",
     "kafka_server_kafkaserver_linux_disk_write_bytes": "Bytes that the process wrote to disks.",
-    "kafka_server_socket_server_metrics_connection_count": "Open connections of Kafka clients.",
+    "kafka_server_socket_server_metrics_connection_count": "Open connections from Kafka clients.",
     "kafka_network_socketserver_networkprocessoravgidle_percent": (
         "Share of time, 0 to 1, during which the Kafka listener's thread is idle."
     ),
@@ -135,11 +135,11 @@ _GAUGES: Final = {
     "sparklog_store_free_bytes": "Free space below the root, if known.",
     "sparklog_memory_held_bytes": "Memory in use, per budget.",
     "sparklog_memory_limit_bytes": "Memory limit, per budget.",
-    "sparklog_flight_streams": "Open streams of native clients.",
+    "sparklog_flight_streams": "Open streams from native clients.",
     "sparklog_lag_seconds_unresolved": (
         "Partitions of groups whose lag in seconds could not be read in time for this scrape."
     ),
-    "sparklog_scrape_seconds": "Time taken to collect these figures.",
+    "sparklog_scrape_seconds": "Time taken to collect these metrics.",
     "sparklog_build_info": "Always 1; the labels name the version and the broker.",
 }
 
@@ -147,8 +147,8 @@ _COUNTERS: Final = {
     f"{_TOPICS}_messagesin_total": "Records appended.",
     f"{_TOPICS}_bytesin_total": "Bytes of appended records, as stored in the log.",
     f"{_TOPICS}_bytesout_total": "Bytes of records sent to consumers.",
-    f"{_TOPICS}_totalproducerequests_total": "Batches in produce requests, refused ones included.",
-    f"{_TOPICS}_failedproducerequests_total": "Batches in produce requests that were refused.",
+    f"{_TOPICS}_totalproducerequests_total": "Batches in produce requests, also rejected ones.",
+    f"{_TOPICS}_failedproducerequests_total": "Batches in produce requests that were rejected.",
     f"{_TOPICS}_totalfetchrequests_total": "Partitions in fetch requests.",
     f"{_TOPICS}_failedfetchrequests_total": "Partitions in fetch requests that received an error.",
     "kafka_controller_controllerstats_uncleanleaderelections_total": (
@@ -156,12 +156,12 @@ _COUNTERS: Final = {
     ),
     f"{_REPLICAS}_isrshrinks_total": "Always 0: the storage replicates.",
     f"{_REPLICAS}_isrexpands_total": "Always 0: the storage replicates.",
-    "kafka_network_requestmetrics_requests_total": "Requests of Kafka clients.",
+    "kafka_network_requestmetrics_requests_total": "Requests from Kafka clients.",
     "kafka_network_requestmetrics_errors_total": (
         "Errors in responses to Kafka clients; for produce and fetch requests, one per partition."
     ),
     "kafka_server_socket_server_metrics_connection_creation_total": (
-        "Accepted connections of Kafka clients."
+        "Accepted connections from Kafka clients."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",

@@ -1,4 +1,4 @@
-"""The figures of a broker in one message, for `sparklog top`."""
+"""A broker's metrics in one message, for `sparklog top`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIGURES_KEPT_SECONDS = 0.5  # between two collections for `sparklog top`, at le
 
 
 class BrokerOverview:
-    """Collects the figures for clients, which share recent ones. Thread-safe."""
+    """Collects the metrics for clients, which share recent ones. Thread-safe."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -29,7 +29,7 @@ class BrokerOverview:
         self._kept: tuple[float, flight_messages.BrokerFigures] | None = None
 
     def figures(self) -> flight_messages.BrokerFigures:
-        """Returns the current figures."""
+        """Returns the current metrics."""
         with self._lock:
             if self._kept is None or self._kept[0] <= time.monotonic():
                 began = time.monotonic()

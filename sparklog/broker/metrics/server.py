@@ -1,8 +1,8 @@
 """The HTTP port with `/metrics`, `/healthz` and `/readyz`, in a thread with its own event loop.
 
 It cannot harm the broker: the number and the duration of connections are bounded, each serves one
-request, requests are small, and the figures are collected once for all scrapes that arrive
-within a second. If collecting them fails, the response has status 500 and the log has a line.
+request, requests are small, and the metrics are collected once for all scrapes that arrive within a
+second. If collecting them fails, the response has status 500 and the log has a line.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _KEPT_SECONDS = 1.0  # the minimum time between collections, however often it is
 
 _log = structlog.get_logger("sparklog.metrics")
 _SHARE: Final = 0.1
-"""The maximum share of time spent collecting figures, however often they are scraped."""
+"""The maximum share of time spent collecting metrics, however often they are scraped."""
 _CLOSE: Final = {"connection": "close"}
 _INDEX: Final = "sparklog: /metrics for Prometheus, /healthz, /readyz\n"
 
 
 class MetricsServer:
-    """Serves figures from `start` to `close`.
+    """Serves metrics from `start` to `close`.
 
     Args:
         listening: a listening socket, which the server takes ownership of.
-        collect: returns the text of the figures, in portions, or None before there are any; called
+        collect: returns the text of the metrics, in portions, or None before there are any; called
             in one thread.
         is_healthy: returns whether the broker works.
         is_ready: returns whether it serves clients.
-        kept_seconds: how long collected figures are served to further scrapes.
+        kept_seconds: how long collected metrics are served to further scrapes.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MetricsServer:
         self._collecting = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-collect")
         self._lock = asyncio.Lock()
         self._kept: tuple[float, Sequence[bytes] | None] = float("-inf"), None
-        """The time until which the figures count as new, and the figures."""
+        """The time until which the metrics count as new, and the metrics."""
         self._has_failed = False
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -106,7 +106,7 @@ class MetricsServer:
     def _serve(self) -> None:
         try:
             asyncio.run(self._server.serve(sockets=[self._listening]))
-        except Exception as error:  # the broker continues without figures
+        except Exception as error:  # the broker continues without metrics
             _log.error("the HTTP port for metrics is closed", reason=str(error) or repr(error))
 
     # -------------------------------------------------------------------------- responses
@@ -116,9 +116,9 @@ class MetricsServer:
             portions = await self._new_figures()
         except Exception as error:
             if not self._has_failed:
-                _log.exception("cannot collect the figures")
+                _log.exception("cannot collect the metrics")
             self._has_failed = True
-            return PlainTextResponse(f"cannot collect the figures: {error!r}\n", 500, _CLOSE)
+            return PlainTextResponse(f"cannot collect the metrics: {error!r}\n", 500, _CLOSE)
         self._has_failed = False
         if portions is None:
             return PlainTextResponse("the broker is starting\n", 503, _CLOSE)

@@ -209,7 +209,7 @@ class Consumer:
     def __next__(self) -> Record:
         """Returns the next record; waits for it, or stops at the end without `follow`.
 
-        Raises as `poll` does.
+        Raises what `poll` raises.
         """
         if self._group is not None:
             self._attend(None)
@@ -240,7 +240,7 @@ class Consumer:
             timeout: seconds to wait for the first; None: no limit.
 
         Raises:
-            errors.DeserializationFailed: a deserializer refused the next record; those before it
+            errors.DeserializationFailed: a deserializer rejected the next record; those before it
                 were returned. The position stays at the record, so each poll of its partition
                 raises again; `seek(error.topic, error.partition, error.offset + 1)` skips it.
             errors.OffsetOutOfRange: a position is outside the partition's offsets; `seek`.
@@ -513,7 +513,7 @@ class Consumer:
             errors.MemberFenced: the group has removed the consumer; the next poll rejoins.
             errors.GroupRefused: a partition does not exist, or a string is too long.
             errors.GroupBusy: the group is rebalancing; the next poll waits for it to finish.
-            errors.Retriable: no answer in time, and no effect.
+            errors.Retriable: no response in time, and no effect.
             errors.OutcomeUnknown: an answer was lost, and the offsets may be committed.
             errors.BadRequest: the consumer has no group, has not been polled yet, or is closed.
         """
@@ -541,7 +541,7 @@ class Consumer:
     # -------------------------------------------------------------------------- statistics
 
     def statistics(self) -> ConsumerStatistics:
-        """Returns counts of the consumer's work, without asking a broker."""
+        """Returns the consumer's statistics, without asking a broker."""
         records, size_bytes = self._taken()
         micros = self._last_poll_us
         return ConsumerStatistics(

@@ -2,8 +2,8 @@
 
 A *position* is a partition, and how far it has been fetched and consumed. All threads together are
 a *reading*. A seek, a pause, a new partition or a new leader ends the reading and starts a new one
-from the current positions. Batches of a reading that is over are dropped, so no record is returned
-twice; positions move only with the batches put into the buffer, so no record is skipped.
+from the current positions. Batches from a reading that is over are dropped, so no record is
+returned twice; positions move only with the batches put into the buffer, so no record is skipped.
 
 A reading that follows has one thread and one DoExchange per leading broker; a bounded one has a few
 threads, each of which reads one position at a time to its end with DoGet.
@@ -286,7 +286,7 @@ class Fetcher:
         return positions
 
     def _check_end(self, position: FetchPosition, offset: int) -> None:
-        # Beyond its end a partition is not read, so no broker would refuse the offset.
+        # Beyond its end a partition is not read, so no broker would reject the offset.
         if position.end is not None and offset > position.end:
             raise errors.OffsetOutOfRange(
                 topic=position.topic,
@@ -473,7 +473,7 @@ class Fetcher:
         header = flight_messages.decode(flight_messages.TailHeader, chunk.app_metadata)
         if header.idle:
             return not reading.over.is_set()
-        # None: the assignment has changed in the meantime.
+        # None: the assignment has changed since.
         position = self.positions.get((header.topic, header.partition))
         if position is None:
             return False

@@ -105,7 +105,7 @@ class GroupFetcher:
         return not self.membership.calls
 
     def take(self, deadline: float | None) -> Chunk | None:
-        """Takes a chunk like `Fetcher.take`, and follows changes of the assignment."""
+        """Takes a chunk like `Fetcher.take`, and follows changes to the assignment."""
         membership = self.membership
         membership.is_polled = True
         try:
@@ -127,7 +127,7 @@ class GroupFetcher:
     def attend(self, deadline: float | None) -> bool:
         """Joins, commits, gives up and takes over as due; returns False if not done by `deadline`.
 
-        Raises the failure that ended the membership, and any error of the callbacks.
+        Raises the failure that ended the membership, and any error from the callbacks.
         """
         while True:
             match self.membership.next_step():

@@ -1,4 +1,4 @@
-"""Membership of a consumer in its group: joins, heartbeats, commits, changes of the topics.
+"""Membership of a consumer in its group: joins, heartbeats, commits, topic changes.
 
 Two threads share a `Membership`. The consumer's own thread does what its user must see in order: it
 commits, gives up partitions and takes over new ones, and calls `next_step` whenever `calls` is set.
@@ -123,7 +123,7 @@ class Topics:
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Assignment of this member in one generation."""
+    """This member's assignment in one generation."""
 
     partitions: list[TopicPartition]
     infos: dict[str, flight_messages.TopicInfo]
@@ -252,7 +252,7 @@ class Membership:
         return self._assigned
 
     def join(self, owned: Iterable[TopicPartition] = ()) -> None:
-        """Joins the next generation, with the partitions that it keeps in the meantime."""
+        """Joins the next generation, with the partitions that it keeps during the rebalance."""
         with self._changed:
             self._must_rejoin = self._is_lost = False
             self._assigned = None
@@ -308,8 +308,8 @@ class Membership:
             errors.MemberFenced: the group has removed this member.
             errors.GroupBusy: the group is rebalancing.
             errors.GroupRefused: a partition does not exist, or metadata is too long.
-            errors.Retriable: no answer in time, and no effect.
-            errors.OutcomeUnknown: no answer in time, and possibly an effect.
+            errors.Retriable: no response in time, and no effect.
+            errors.OutcomeUnknown: no response in time, and possibly an effect.
             errors.BadRequest: the consumer has not joined yet.
         """
         with self._committing:
@@ -447,7 +447,7 @@ class Membership:
         except errors.MemberFenced as error:
             self._lose(error)
         except errors.SparklogError as error:
-            # If it was too late, the next heartbeat is refused.
+            # If it was too late, the next heartbeat is rejected.
             _log.warning("a heartbeat for group %r failed: %s", self.options.group, error)
         else:
             if state.rebalancing:
@@ -603,7 +603,7 @@ class Membership:
                 return
             self._assigned = assigned
             self._phase = _Phase.MEMBER
-            # If its poll has returned in the meantime, the interval begins now.
+            # If its poll has returned by now, the interval begins now.
             self.polled_at = now
             self._changed.notify_all()
         self._call()

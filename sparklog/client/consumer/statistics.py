@@ -1,4 +1,4 @@
-"""Counts of a consumer's work."""
+"""A consumer's statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatistics:
-    """Counts of a consumer since it was opened; `lag` and `buffered_bytes` are as of now."""
+    """A consumer's counts since it was opened; `lag` and `buffered_bytes` are as of now."""
 
     records: int
     """Records handed out; those read again after a seek count again."""
@@ -17,7 +17,7 @@ class ConsumerStatistics:
     lag: int
     """Offsets between the positions and the ends of the partitions, as far as those are known."""
     rebalances: int
-    """Assignments of its group that it has taken over."""
+    """Number of assignments that it has taken over from its group."""
     buffered_bytes: int
     """Memory of records that are read ahead."""
     last_poll: datetime | None

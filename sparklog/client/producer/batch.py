@@ -31,7 +31,7 @@ from sparklog.formats.record import HEADERS, LOG_APPEND_TIME, PAYLOAD_SCHEMA, TI
 
 Header = tuple[str, bytes | None]
 Callback = tuple[int, Callable[["RecordFuture"], object]]
-"""A row, and the function to call when it is decided."""
+"""The number of a row, and the function to call once its send has succeeded or failed."""
 Split = tuple[dict[int, "PartitionBatch"], npt.NDArray[np.int32] | None]
 """Parts by partition, and the partition of each row if there are several."""
 
@@ -365,7 +365,7 @@ def _deadline(clock: ThreadClock, timeout_seconds: float | None) -> float | None
 
 
 class RecordFuture:
-    """Future of one record; also awaitable."""
+    """A future for one record; also awaitable."""
 
     __slots__ = ("_batch", "_row")
 
@@ -386,8 +386,8 @@ class RecordFuture:
         Raises:
             errors.StillSending: it was not acked in time, and is still being sent: wait again.
             errors.TimedOut: it was given up unsent after `delivery_timeout_seconds`.
-            errors.OutcomeUnknown: it was sent but not answered: it may be in the log.
-            errors.SparklogError: the broker refused it.
+            errors.OutcomeUnknown: it was sent, but an answer was lost: it may be in the log.
+            errors.SparklogError: the broker rejected it.
         """
         part = self._wait(timeout)
         if part.error is not None:
@@ -400,7 +400,7 @@ class RecordFuture:
         return self._wait(timeout).error
 
     def add_done_callback(self, callback: Callable[[RecordFuture], object]) -> None:
-        """Calls `callback(future)` on the producer's thread; immediately here if already decided.
+        """Calls `callback(future)` on the producer's thread, or immediately here if already done.
 
         Its exceptions are logged. It must not wait for records of the same topic.
         """
@@ -454,7 +454,7 @@ class RecordFuture:
 
 
 class TableFuture:
-    """Future of the rows of a table."""
+    """A future for the rows of a table."""
 
     __slots__ = ("_batches", "_topic")
 
@@ -492,9 +492,9 @@ class TableFuture:
     def result(self, timeout: float | None = None) -> list[AppendedRange]:
         """Returns the positions of the rows, in their order: a range for each batch and partition.
 
-        Raises the failure of the first rows that failed, once all are decided; other rows may be in
-        the log. `timeout`: seconds to wait; None: no limit. Raises `StillSending` when it expires;
-        the rows are still being sent, so wait again.
+        Raises the failure of the first rows that failed, once all have succeeded or failed; other
+        rows may be in the log. `timeout`: seconds to wait; None: no limit. Raises `StillSending`
+        when it expires; the rows are still being sent, so wait again.
         """
         deadline = _deadline(self._batches[0].owner.clock, timeout) if self._batches else None
         for batch in self._batches:

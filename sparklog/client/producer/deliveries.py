@@ -1,4 +1,7 @@
-"""The batches of one topic until they are decided and called back. Guarded by the sender's lock."""
+"""The batches of one topic until they are complete and their callbacks have run.
+
+Guarded by the sender's lock.
+"""
 
 from __future__ import annotations
 

@@ -6,17 +6,18 @@ one partition (`PartitionBatch`), an *identity* a producer id with its epoch. Th
 - Once sent, a part keeps its identity and sequence, so a broker that already has it acks it as a
   duplicate. Sequences count records, from 0, and wrap at 2³¹ as Kafka's do.
 - Parts are answered in the order in which they were sent. After a lost answer, or a temporary
-  refusal, no new part is sent until none is in flight; then the parts without an ack are resent, in
-  order.
-- A part that is refused for good leaves a gap in the sequences, so the parts behind it are refused
-  as out of order, without effect. A part ahead of every gap is out of order only until the parts
-  before it are resent: it keeps its sequence, because a late copy of it may still be appended.
-  Parts behind a gap are resent under a *new* identity, from 0, never under different sequences of
-  the old one: a late copy of an earlier attempt would fit there, and be appended twice.
-- A gap is *doubtful* if a part was given up without an answer, so that a late copy of it may still
-  fill the gap, or if the broker expects a sequence for no known reason. Behind such a gap "out of
-  order" proves nothing about a part with a lost answer: its outcome is reported as unknown. A part
-  whose every attempt was refused certainly had no effect, and is resent.
+  rejection, no new part is sent until none is in flight; then the parts without an ack are resent,
+  in order.
+- A part that is rejected permanently leaves a gap in the sequences, so the parts behind it are
+  rejected as out of order, without effect. A part ahead of every gap is out of order only until the
+  parts before it are resent: it keeps its sequence, because a late copy of it may still be
+  appended. Parts behind a gap are resent under a *new* identity, from 0, never under different
+  sequences of the old one: a late copy of an earlier attempt would fit there, and be appended
+  twice.
+- A gap is *doubtful* if a part was given up before it was answered, so that a late copy of it may
+  still fill the gap, or if the broker expects a sequence for no known reason. Behind such a gap
+  "out of order" proves nothing about a part with a lost answer: its outcome is reported as unknown.
+  A part whose every attempt was rejected certainly had no effect, and is resent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Failed = tuple[PartitionBatch, errors.SparklogError]
 
 
 class PartitionQueue:
-    """The undecided parts of one partition."""
+    """The outstanding parts of one partition."""
 
     __slots__ = (
         "_added",
@@ -83,14 +84,14 @@ class PartitionQueue:
         """The part that `send` would send."""
         if not self.queue or self._returned:
             return None
-        # All parts that were sent under the old identity are decided before a new one is used.
+        # All parts that were sent under the old identity are complete before a new one is used.
         part = self._first_sequenced() if self.needs_identity else self.queue[0]
         return part if part is not None and self._fits_window(part) else None
 
     def _fits_window(self, part: PartitionBatch) -> bool:
         """Returns whether the broker still recognises the oldest part in flight after this one.
 
-        Acked parts between them count: a refused part may be resent after its successor was acked.
+        Acked parts between them count: a rejected part may be resent after its successor was acked.
         """
         if not self.in_flight:
             return True
@@ -98,7 +99,7 @@ class PartitionQueue:
 
     def _first_sequenced(self) -> PartitionBatch | None:
         """Returns the first part in the queue that has a sequence."""
-        # The undecided parts that were sent before are the oldest, and at most a window of them.
+        # The outstanding parts that were sent before are the oldest, and at most a window of them.
         oldest = islice(self.queue, limits.PRODUCER_WINDOW)
         return next((part for part in oldest if part.sequence >= 0), None)
 
@@ -189,7 +190,7 @@ class PartitionQueue:
     def _out_of_order(
         self, part: PartitionBatch, error: errors.SparklogError
     ) -> errors.SparklogError | None:
-        """Returns the failure of a part with a sequence or identity that the broker refuses."""
+        """Returns the failure of a part with a sequence or identity that the broker rejects."""
         is_fenced = isinstance(error, errors.ProducerFenced)
         is_behind_gap = self._first_gap is not None and part.order > self._first_gap
         if not (is_fenced or is_behind_gap) and self._waits_for_others():

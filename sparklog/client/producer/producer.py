@@ -2,7 +2,7 @@
 
 `send` only adds the record to a list, so a single thread can send several hundred thousand per
 second; hashing, splitting and writing are done for whole batches by the topic's sender (`sender`).
-A record that `send` itself refuses has no effect. A record that it accepts is delivered exactly
+A record that `send` itself rejects has no effect. A record that it accepts is delivered exactly
 once, in the order of sending within its partition, or its future reports the failure.
 """
 
@@ -65,7 +65,7 @@ class Producer:
         linger_ms: how long a record may wait for others to fill its batch. Waiting for its future
             sends it immediately.
         batch_rows: maximum number of records in a batch.
-        batch_bytes: maximum bytes of keys and values in a batch.
+        batch_bytes: maximum size of a batch's keys and values, in bytes.
         buffer_bytes: memory for records that are not yet acked; when it is full, `send` blocks.
         max_block_seconds: how long `send` blocks for memory, or for a broker to describe a topic.
         delivery_timeout_seconds: the time after which a record is given up, sent or not.
@@ -265,8 +265,8 @@ class Producer:
             key: with `as_json`, the column of text, integers or bytes that becomes the record key.
 
         Raises:
-            The errors of `send`. From a reader, the batches before the invalid one are sent; from
-            any other table, no row is.
+            The errors that `send` raises. From a reader, the batches before the invalid one are
+            sent; from any other table, no row is.
         """
         if not arguments.flag("as_json", as_json) and key is not None:
             reason = "it is only for as_json=True; without it, the key column must be named 'key'"

@@ -151,7 +151,7 @@ class Write(Generic[S]):
 
     stream: S
     batches: list[tuple[PartitionBatch, pa.RecordBatch]]
-    """With their payloads, because a batch that is given up in the meantime loses its own."""
+    """With their payloads, because a batch that is given up loses its own."""
     is_pipelined: bool
     """True if several batches are in flight on the stream."""
 
@@ -244,8 +244,9 @@ class SendSchedule(Generic[S]):
         Args:
             now: the time.
             is_signalled: something has happened since the last round.
-            is_ending: the thread should end as soon as every batch is decided and called back.
-            has_undecided: some batch is not decided, or not called back.
+            is_ending: the thread should end as soon as every batch is complete and its callbacks
+                have run.
+            has_undecided: some batch is not complete, or its callbacks have not run.
             open_due: when the open batch is sent even if not full; `NEVER`: there is none.
             idle_since: when the last round ended.
         """
@@ -356,7 +357,7 @@ class SendSchedule(Generic[S]):
     def answered(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
     ) -> list[Decided]:
-        """Handles the next answer on `stream`; no `error`: an ack. Returns the batch if decided."""
+        """Handles the next answer on `stream`; no `error`: an ack. Returns a completed batch."""
         if route.stream is not stream:
             return []
         partition, part = stream.awaiting.popleft()
@@ -375,7 +376,7 @@ class SendSchedule(Generic[S]):
     def stream_ended(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
     ) -> list[Decided]:
-        """Records that `stream` closed, and the reason. Returns the batches that this decides."""
+        """Records that `stream` closed, and the reason. Returns the batches that this completes."""
         if route.stream is not stream:
             return []
         route.stream = None

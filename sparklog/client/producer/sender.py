@@ -8,7 +8,7 @@ topics must not wait for that. All threads are daemons, and end when the topic h
 while.
 
 The threads decide nothing: `schedule` returns the next step and receives events, `partition_queue`
-interprets refusals, `deliveries` accounts for the batches. `streams` handles the network.
+interprets rejections, `deliveries` accounts for the batches. `streams` handles the network.
 
 `lock` guards everything here except the streams' writers, and is never held during a call to the
 network or to a user's function.
@@ -185,7 +185,7 @@ class TopicSender:
                 self.seal()
 
     def flush(self, deadline: float | None) -> bool:
-        """Waits until everything sent so far is decided and called back; False at `deadline`."""
+        """Waits until all sends are complete and their callbacks have run; False at `deadline`."""
         with self.lock:
             batches = self._deliveries.batches
         return all(self.await_batch(each, each.is_finished, deadline) for each in batches)
@@ -218,7 +218,7 @@ class TopicSender:
                 self.lock.release()
 
     def close(self) -> None:
-        """Gives up the undecided batches, and stops the threads."""
+        """Gives up the outstanding batches, and stops the threads."""
         closed = errors.BadRequest(reason="the producer is closed")
         with self.lock:
             self._refusal = closed
@@ -316,7 +316,8 @@ class TopicSender:
         try:
             self._fetch_metadata(REQUEST_SECONDS)
         except errors.SparklogError as error:
-            # The old metadata remains in use; a broker that is no longer a leader refuses.
+            # The old metadata remains in use; a broker that is no longer the leader rejects
+            # requests.
             _log.warning("cannot describe topic %s: %s", self.topic, error)
             with self.lock:
                 self._schedule.refresh_at = self._now() + REQUEST_SECONDS

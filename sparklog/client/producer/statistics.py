@@ -1,4 +1,4 @@
-"""Counts of a producer's work."""
+"""A producer's statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerStatistics:
-    """Counts of a producer since it was opened; `in_flight` and `buffered_bytes` are as of now."""
+    """A producer's counts since it was opened; `in_flight` and `buffered_bytes` are as of now."""
 
     records: int = 0
     """Acked records."""

@@ -321,9 +321,9 @@ def ranges(
 
     Args:
         pairs: the topics.
-        records: the approximate maximum of offsets.
+        records: the approximate maximum number of offsets.
         goal: the ends up to which to copy; None: those of the sources.
-        most_bytes: the approximate maximum of bytes, if `sizes` are accurate.
+        most_bytes: the approximate maximum size in bytes, if `sizes` are accurate.
         sizes: bytes per offset by source topic; None: bytes are not limited.
     """
     waiting = list(_waiting(pairs, goal))

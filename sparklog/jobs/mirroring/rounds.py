@@ -7,7 +7,7 @@ Rules:
   records.
 - Topics are written together. After a failure they are written one at a time until each has
   succeeded, so that a failing topic does not block the others; its retries back off.
-- An error is retried until the patience is exhausted. A refusal is final if the target's ends did
+- An error is retried until the patience is exhausted. A rejection is final if the target's ends did
   not move between two of them.
 - A source partition without a leader does not block the others. Rounds skip it until it has one; a
   run without --follow waits for it until the patience is exhausted.
@@ -53,15 +53,15 @@ _LAST_DELAY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 0.1
 _LAST_IDLE_SECONDS: Final = 1.0
 _LOOK_SHARE: Final = 3
-"""While there is nothing to copy, a wait is at least this many times as long as the last look."""
+"""With nothing to copy, a wait is at least this many times as long as the last inspection."""
 _SMALL_BYTES: Final = 6 * limits.KIB
-"""10,000 such records, as many as a Spark batch for Python has, fit in its limit of 64 MiB."""
+"""10,000 such records, as many as a Spark batch for Python contains, fit in its limit of 64 MiB."""
 _FEW_HEADERS: Final = 4
 _NOT_SMALL: Final = "a record is not small"
 _BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ALL_BYTES: Final = str(2**31 - 1)
 _TOLD_TOPICS: Final = 32
-"""Maximum topics of a write whose bytes are counted separately; more share one average."""
+"""Maximum number of topics per write whose bytes are counted separately; more share an average."""
 _REPORT_SECONDS: Final = 5.0
 _PERIOD_SECONDS: Final = 10.0
 """Time between two comparisons of configurations, and of group offsets."""
@@ -97,7 +97,7 @@ class _Trouble:
     retry_at: float
     delay_seconds: float = _FIRST_DELAY_SECONDS
     refused_at: Mapping[int, int] | None = None
-    """Positions at which the target refused it."""
+    """Positions at which the target rejected it."""
 
 
 @dataclass(slots=True)
@@ -222,13 +222,13 @@ class Mirror:
         self._troubles: dict[str, _Trouble] = {}
         self._refused: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
-        """Faults of the topics' names, as of the last look."""
+        """Faults in the topics' names, as of the last inspection."""
         self._sizes: dict[str, float] = {}
         """Bytes per offset in the last write, by source topic."""
         self._look_seconds = 0.0
         self._idle_seconds = _IDLE_SECONDS
         self._leaderless: dict[str, Sequence[int]] = {}
-        """Partitions without a leader as of the last look, by source topic."""
+        """Partitions without a leader as of the last inspection, by source topic."""
         self._started: set[tuple[str, int]] = set()
         """Target partitions whose log start has been checked."""
         self._configured_at: float | None = None
@@ -240,7 +240,7 @@ class Mirror:
         """The last outcome for groups."""
         self.faults: dict[str, str] = {}
         self.cut_over: list[str] = []
-        """Names in the target of topics that were already cut over."""
+        """Target names of topics that were already cut over."""
 
     # ------------------------------------------------------------------------ looking
 
@@ -308,7 +308,7 @@ class Mirror:
     # ------------------------------------------------------------------------ runs
 
     def once(self, goal: Goal | None = None) -> None:
-        """Copies everything that the source has at the first look, or everything up to `goal`.
+        """Copies all that the source has at the first inspection, or everything up to `goal`.
 
         Raises `BadOption` if no topic is selected.
         """
@@ -368,7 +368,7 @@ class Mirror:
             raise errors.BadOption(option="--topics", value=pattern, reason=reason)
 
     def _miss(self, goal: Goal, pairs: Sequence[Pair]) -> None:
-        """Refuses the topics of the goal that no longer exist."""
+        """Rejects goal topics that no longer exist."""
         for topic in goal.keys() - {pair.topic for pair in pairs} - self.faults.keys():
             self._refuse(topic, "it was deleted at the source")
 
@@ -405,7 +405,7 @@ class Mirror:
     # ------------------------------------------------------------------------ topics
 
     def prepared(self) -> list[Pair]:
-        """Looks, creates missing topics and partitions, and looks again if there were any.
+        """Inspects both sides, and again after creating any missing topics and partitions.
 
         Configurations are compared only periodically, because nothing depends on them immediately.
         """
@@ -441,11 +441,11 @@ class Mirror:
         for pair in pairs:
             own = configs.get(pair.topic)
             if own is None:
-                continue  # it was deleted in the meantime
+                continue  # it was deleted since
             try:
                 self._configure_one(pair, own)
             except (errors.TopicExists, errors.UnknownTopic):
-                continue  # created or deleted in the meantime, as the next look will find
+                continue  # created or deleted since, as the next inspection will find
             except errors.Invalid as error:
                 self._refuse(pair.topic, str(error))
 
@@ -493,7 +493,7 @@ class Mirror:
             if starts:
                 self._target.log.delete_records(pair.name, starts)
         except errors.Invalid:
-            return  # deleted or reconfigured in the meantime
+            return  # deleted or reconfigured since
         except _DOWN as error:
             echo(f"{pair.topic}: {error} The next run sets the log start of {pair.name}.")
 
@@ -550,7 +550,7 @@ class Mirror:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Returns whether an error means that the write was refused, and would be again."""
+    """Returns whether an error means that the write was rejected, and would be again."""
     if isinstance(error, errors.Invalid):
         return True
     kinds = [getattr(errors, name, None) for name in _ERROR_OF_OURS.findall(str(error))]

@@ -5,7 +5,7 @@ is the Java admin client in Spark's JVM, which comes with Spark's Kafka connecto
 same options, including those for security.
 
 Each method raises `Retriable` or `OutcomeUnknown` if a side does not answer for now, and `Invalid`
-if it refuses.
+if it rejects a request.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def without_late_timestamps(records: DataFrame, late: LateTimestamps) -> DataFra
         return records.where(~is_late)
     if late is LateTimestamps.CLAMP:
         return records.withColumn("timestamp", f.least(at, last))
-    # On its own line, like the errors of Python workers.
+    # On its own line, like Python worker errors.
     said = f.concat(
         f.lit("\nsparklog.errors.BadValue: The record at "),
         f.concat_ws("-", "topic", "partition"),
@@ -379,8 +379,8 @@ class KafkaSource:
 def _as_v2(spark: SparkSession, source: str) -> Iterator[None]:
     """Makes Spark load a source through its DataSource V2 interface.
 
-    With V1, the default for batches of Kafka, each row is converted to Scala objects and back,
-    which costs as much as the rest of the scan.
+    With V1, the default for batch reads from Kafka, each row is converted to Scala objects and
+    back, which costs as much as the rest of the scan.
     """
     known = spark.conf.get(_V1_SOURCES) or ""
     others = [each for each in known.split(",") if each.strip().lower() != source]

@@ -1,7 +1,7 @@
 """A run of the job `to_table`, which plans windows of a topic and writes each of them once.
 
 A window is planned in the checkpoint, with its columns, before it is written. Its rows are one
-commit of the table, which carries the window's number as its `txn`. Then its records without a row
+commit to the table, which carries the window's number as its `txn`. Then its records without a row
 are one write to the dead-letter topic, under the same number. A run that follows a killed one
 checks for the last window's commit. If the table has it, only the dead letters may be missing. If
 not, the window is written with the same offsets, but this run's columns, so that arguments that
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sparklog.client.log import Log
     from sparklog.formats.flight_messages import TopicInfo
 
-WINDOW_RECORDS = 5_000_000  # maximum in one commit of the table
+WINDOW_RECORDS = 5_000_000  # maximum in one commit to the table
 
 _REFUSED: Final = "sparklog: a record without a row"
 _OBSERVED_SECONDS: Final = 10.0
@@ -189,7 +189,7 @@ class Job:
     ) -> None:
         """Writes the pending windows, and later ones if `every_seconds` is given.
 
-        Raises `TopicChanged` if the topic is created again in the meantime.
+        Raises `TopicChanged` if the topic is re-created meanwhile.
         """
         if unfinished is not None:
             self._finish(kept, unfinished, name)
@@ -200,11 +200,11 @@ class Job:
                 if not self._find_fields(part, waiting):
                     if every_seconds is None:
                         raise errors.BadRequest(
-                            reason=f"No field was found in {counted(waiting.count, 'record')}. Give"
+                            reason=f"No field was found in {counted(waiting.count, 'record')}. Pass"
                             " the fields with --schema."
                         )
                     if not is_told:
-                        echo("no record has fields yet; waiting for one, or give --schema")
+                        echo("no record has fields yet; waiting for one, or pass --schema")
                         is_told = True
                     break
                 if not self._number:
@@ -263,7 +263,7 @@ class Job:
             echo(f"the field {each!r} is left out: no column can have its name")
 
     def _found(self, part: Range) -> Iterator[dict[str, Kind]]:
-        """Yields the fields of objects, from each task that has read some of them."""
+        """Yields the fields of the objects, from each task that has read some of them."""
         known = json_type(self._fields) if self._fields.fields else pa.struct([])
         texts = self._source.frame(
             self._spark, part, columns="value", valueFormat="string"
@@ -419,7 +419,7 @@ class Job:
             topic=self._source.topic, partition=first[0], offset=first[1], reason=first[2]
         )
         error.add_note(
-            "To write such records to a topic, give --dead-letters TOPIC. If the columns are wrong,"
+            "To write such records to a topic, pass --dead-letters TOPIC. If the columns are wrong,"
             " run again with a different --schema."
         )
         return error

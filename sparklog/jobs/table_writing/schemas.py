@@ -1,4 +1,4 @@
-"""Checks the schemas of a Delta table and a job: names that Delta refuses, types that differ.
+"""Checks the schemas of a Delta table and a job: names that Delta rejects, types that differ.
 
 Columns are matched case-insensitively, as Delta does.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_names(wanted: StructType, found: StructType) -> None:
-    """Raises `WrongSchema` if Delta would refuse the name of a field that is new to `found`."""
+    """Raises `WrongSchema` if Delta would reject the name of a field that is new to `found`."""
     known = _types(found)
     names = [field.name.lower() for field in wanted]
     for field in wanted:
@@ -109,7 +109,7 @@ def _check_type(path: str, found: DataType, wanted: DataType) -> None:
     elif found != wanted:
         raise errors.WrongSchema(
             reason=f"The table's column {path} is {found.simpleString().upper()}, and the job's is"
-            f" {wanted.simpleString().upper()}. Give the table's type in --schema."
+            f" {wanted.simpleString().upper()}. Use the table's type in --schema."
         )
 
 

@@ -52,7 +52,7 @@ class Table:
                 raise errors.BadRequest(
                     reason=f"{self} is a folder, but not a Delta table. Name a table, or a folder"
                     " that does not exist. If a run of this job was stopped in its first commit,"
-                    " give its --checkpoint, or remove the folder."
+                    " pass its --checkpoint, or remove the folder."
                 ) from None
             if error.getCondition() in (*_NO_TABLE, _ONLY_FOLDER):
                 return None
@@ -73,7 +73,7 @@ class Table:
         return has_fields(found, columns)
 
     def check_takes(self, spark: SparkSession, columns: StructType) -> None:
-        """Raises Spark's error if Delta refuses columns that the table lacks.
+        """Raises Spark's error if Delta rejects columns that the table lacks.
 
         For a catalog table only the write itself detects them: the optimizer runs the row first.
         """
@@ -92,7 +92,7 @@ class Table:
         try:
             # The optimizer would run a literal row before Delta checks the number.
             return self._is_skipped(spark.range(1, numPartitions=1), columns, **options)
-        except AnalysisException:  # not skipped; refused due to another program's change
+        except AnalysisException:  # not skipped; rejected due to another program's change
             return False
 
     def _is_skipped(self, row: DataFrame, columns: StructType, **options: str) -> bool:

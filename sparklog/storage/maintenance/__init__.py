@@ -1,1 +1,1 @@
-"""Upkeep of tables: compaction, retention, and the removal of files that no version names."""
+"""Table maintenance: compaction, retention, and the removal of files that no version names."""

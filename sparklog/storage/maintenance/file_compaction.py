@@ -251,7 +251,7 @@ def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
 def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
     """Merges each group's files into one, and commits all merges together. Returns the new files.
 
-    Raises like `merge` and `commit`.
+    Raises what `merge` and `commit` raise.
     """
     merges = merge(table.store, table.topic, groups, clock=table.clock)
     return [file for each in commit(table, merges) for file in each.files]
@@ -260,7 +260,7 @@ def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
 def merge(store: Store, topic: str, groups: Sequence[FileGroup], *, clock: Clock) -> list[Merge]:
     """Writes a file for each group, all made durable together; does not need the table's log.
 
-    A failure to merge a group is part of the result. Raises like `put_together`.
+    A failure to merge a group is part of the result. Raises what `put_together` raises.
     """
     found = in_parallel(
         store, partial(_try_merge, store, topic), groups, at_once=limits.TABLE_REQUESTS_AT_ONCE
@@ -287,8 +287,8 @@ def commit(table: TopicTable, merges: Sequence[Merge]) -> list[Merge]:
 
     A merge is left out if another commit replaced or removed one of its group's files; its new file
     is removed. Once the others are committed, the failure of a merge is raised: `MissingObject` for
-    an active file that does not exist, `CorruptObject` for one that differs from the log, or an
-    error of the store. Raises like `TopicTable.commit`, and `CorruptObject` if a merged file is
+    an active file that does not exist, `CorruptObject` for one that differs from the log, or a
+    store error. Raises what `TopicTable.commit` raises, and `CorruptObject` if a merged file is
     already lost.
     """
     failures: list[errors.SparklogError] = []
@@ -570,7 +570,7 @@ def put_in_order(
     """Replaces the group's files with sorted files of about `target_bytes`, and returns these.
 
     None of them spans `border`. Returns none if the work was abandoned, because another commit
-    replaced or removed one of the files, or because of `should_stop`. Raises like `compact`.
+    replaced or removed one of the files, or because of `should_stop`. Raises what `compact` raises.
     """
     merged: list[TableFile] = []
     is_done = False

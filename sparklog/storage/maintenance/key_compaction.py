@@ -310,7 +310,7 @@ def compact(
     """Runs the pass and commits it. Returns the number of removed records.
 
     None if it was abandoned, because the partition's files or the topic have changed, or because of
-    `should_stop`. Calls `on_commit` and raises like `commit`.
+    `should_stop`. Calls `on_commit` and raises what `commit` raises.
     """
     steps = rewrite(table.store, table.topic, each, clock=table.clock, should_stop=should_stop)
     return commit(table, each, steps, on_commit=on_commit)
@@ -327,8 +327,8 @@ def commit(
 
     Calls `on_commit` after each commit, with the files that it added. Returns the number of removed
     records; None if the pass was abandoned, because the partition's files or the topic have
-    changed. Raises like `rewrite` and `TopicTable.commit`, and `MissingObject` for an active file
-    that does not exist.
+    changed. Raises what `rewrite` and `TopicTable.commit` raise, and `MissingObject` for an active
+    file that does not exist.
     """
     paths = {file.path for file in each.files}
     removed = 0

@@ -94,7 +94,7 @@ def verify(table: TopicTable, merged: Sequence[TableFile], replaced: Sequence[Ta
     """Checks that the files of the last commit exist; undoes the commit if one is gone.
 
     `replaced` contains every row of `merged`. If a file is gone, raises `CorruptObject`, which says
-    whether the commit was undone. Raises like `TopicTable.commit`.
+    whether the commit was undone. Raises what `TopicTable.commit` raises.
     """
     gone = torn(table.store, {data_path(table.topic, each): each.size_bytes for each in merged})
     if not gone:
@@ -168,8 +168,8 @@ def restore(table: TopicTable, gone: Collection[str]) -> set[str]:
     """Undoes the commits that added these files, as far as possible.
 
     `gone` are paths in the table's folder, not percent-encoded, of active files that do not exist
-    or are torn. Returns those that are no longer in the table afterwards. Raises like
-    `TopicTable.commit`.
+    or are torn. Returns those that are no longer in the table afterwards. Raises what
+    `TopicTable.commit` raises.
     """
     waiting = set(gone)
     starts = table.snapshot.starts

@@ -51,11 +51,11 @@ _UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The bounds of a topic under Kafka's names; -1: unlimited."""
+    """The bounds on a topic, under Kafka's names; -1: unlimited."""
 
     retention_ms: int = _UNLIMITED
     retention_bytes: int = _UNLIMITED
-    """The bound of each partition, in bytes of its compressed data files."""
+    """The bound on each partition, in bytes of its compressed data files."""
 
 
 def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
@@ -71,7 +71,7 @@ def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
 def removes_records(config: Mapping[str, str]) -> bool:
     """Returns whether a topic with this configuration loses records, by retention or compaction.
 
-    Raises like `policy_of`.
+    Raises what `policy_of` raises.
     """
     is_compacted = "compact" in config.get("cleanup.policy", "").split(",")
     return is_compacted or policy_of(config) != RetentionPolicy()
@@ -261,7 +261,7 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
 def sweep_below(table: TopicTable) -> None:
     """Removes rows below the log start from the newest version, unless it is append-only.
 
-    Only another engine can have restored them. Raises like `delete_records`.
+    Only another engine can have restored them. Raises what `delete_records` raises.
     """
     snapshot = table.snapshot
     if snapshot.topic_id is None or snapshot.append_only:

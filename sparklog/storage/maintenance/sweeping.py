@@ -56,7 +56,7 @@ _EMPTIED: Final = "_emptied"
 def note_gaps(table: TopicTable) -> None:
     """Commits the cause of gaps where another engine has removed rows; otherwise does nothing.
 
-    That engine's own commit is kept only for days. Raises like `TopicTable.commit`.
+    That engine's own commit is kept only for days. Raises what `TopicTable.commit` raises.
     """
     if not table.unnoted_gaps():
         return
@@ -166,7 +166,7 @@ def sweep_replaced(table: TopicTable, *, is_retained: bool = True) -> int:
     # deleted, a power cut must not bring their names back, or lose the rows.
     table.sync()
     _check_files(table)
-    # Another thread may have read or made a commit in the meantime: it is checked next time.
+    # Another thread may have read or made a commit since: it is checked next time.
     gone = [path for path in table.expired(is_retained=is_retained) if path in due]
     if gone:
         table.store.delete(f"{table.folder}/{path}" for path in gone)
@@ -188,7 +188,7 @@ def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRA
 
     Lists all files of the table, so it is too expensive to run every minute. It also deletes
     replaced files that the log no longer names, and so deletes nothing if `sweep_replaced` would
-    raise. Raises like `sweep_replaced` and `TopicTable.commit`.
+    raise. Raises what `sweep_replaced` and `TopicTable.commit` raise.
     """
     if table.refresh().version < 0:
         return 0
@@ -250,7 +250,7 @@ def is_emptied(store: Store, topic: str) -> bool:
 def has_rested(table: TopicTable, *, grace_seconds: float) -> bool:
     """Returns whether the newest commit is older than the grace period.
 
-    Until then, a file meant for a commit may still arrive, from a put that was not answered.
+    Until then, a file meant for a commit may still arrive, from a put that got no response.
     """
     committed_us = _newest_commit_us(table)  # None: a checkpoint has replaced it
     return committed_us is None or committed_us < table.clock.now_us() - round(grace_seconds * 1e6)

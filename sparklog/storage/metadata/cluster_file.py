@@ -46,7 +46,7 @@ def open_cluster(
 ) -> Cluster:
     """Checks the root's format; with `create`, turns an empty folder into a root.
 
-    With `allow_non_empty`, also a folder with files of other programs. Calls `on_created` if this
+    With `allow_non_empty`, also a folder with other programs' files. Calls `on_created` if this
     call created the root and no other program was faster. Raises `NotARoot`, `RootNotEmpty`,
     `FormatTooNew`, `RootNotWritable`, `CorruptObject`.
     """
@@ -82,7 +82,8 @@ def raise_format(store: Store, *, clock: Clock) -> Cluster:
     """Makes older releases refuse the root from now on.
 
     Durable when this returns, so call it before writing anything that they cannot read. Several
-    brokers may do so concurrently, because all write the same content. Raises like `open_cluster`.
+    brokers may do so concurrently, because all write the same content. Raises what `open_cluster`
+    raises.
     """
     cluster = open_cluster(store, clock=clock, create=False)
     if cluster.format_version < limits.FORMAT_VERSION:
@@ -94,7 +95,7 @@ def raise_format(store: Store, *, clock: Clock) -> Cluster:
 def check_empty(store: Store) -> None:
     """Raises `RootNotEmpty` if a folder that is not a root contains files of other programs."""
     found = _foreign_names(store)
-    # Another process may have created the root in the meantime.
+    # Another process may have created the root by now.
     if not found or _exists(store):
         return
     shown = ", ".join(found[:_NAMES_SHOWN])

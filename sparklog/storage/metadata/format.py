@@ -8,7 +8,7 @@
   applies deltas differently stops, and does not continue with a diverging state.
 
 Before format version 3, `meta/<version>.json` contains the whole version, with `topics` as an
-object. In a delta it is a list, which those releases refuse.
+object. In a delta it is a list, which those releases reject.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _TopicChange: TypeAlias = TopicSet | LeadersMoved | Resigned | TopicGone
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The changes of one version. Unchanged fields are omitted."""
+    """The changes in one version. Unchanged fields are omitted."""
 
     version: int
     change_id: str
@@ -199,7 +199,7 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
     )
     if delta.snapshot_crc is not None and delta.snapshot_crc != zlib.crc32(content_of(after)):
         raise ValueError(
-            "its checksum does not match the state that it leads to; if a broker of a newer release"
+            "its checksum does not match the state that it leads to; if a broker on a newer release"
             " has put it, update this program"
         )
     return after
@@ -274,7 +274,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaders: list[tuple[int, ...]]
     leader_epochs: list[tuple[int, ...]]
     resigned: list[list[tuple[_Index, Resignation]]] = []
-    """Resignations of each topic, by partition; empty if no topic has any."""
+    """Resignations for each topic, by partition; empty if no topic has any."""
     level: int = 1
 
 

@@ -3,12 +3,12 @@
 A copy of a root (`cp -a`, a restored backup, a replicated bucket) contains the cluster id, the
 metadata and the heartbeats of its original, and so the address of the original's broker. A program
 that trusted them would change the original. A copy lacks all later writes, so either of two facts
-proves that a broker serves the storage that the asker can read:
+proves that a broker serves the storage that the client can read:
 
 - Its root is the same folder on the same machine, by device and inode. Hard-linked copies have
   their own folders. Nothing is written, so this also works on a full or frozen file system.
-- It puts the asker's nonce in its heartbeat before it replies, and the asker then finds it there.
-  The asker checks only once: a replicated copy receives the nonce too, but later.
+- It puts the client's nonce in its heartbeat before it replies, and the client then finds it there.
+  The client checks only once: a replicated copy receives the nonce too, but later.
 
 Heartbeats are hints, and so is silence. A broker that replies is alive, whether or not its
 heartbeats can be written (`liveness.LeaderWatch`).
@@ -44,7 +44,7 @@ class Ask(Protocol):
     def __call__(
         self, address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float
     ) -> Any:
-        """Returns the reply of the broker at `host:port`. Raises `SparklogError`."""
+        """Returns the reply from the broker at `host:port`. Raises `SparklogError`."""
 
 
 class Answer(enum.Enum):
@@ -70,12 +70,12 @@ class Asked:
 
     answer: Answer
     error: errors.SparklogError | None = None
-    """The reason there is no answer."""
+    """The reason there was no response."""
     reason: str = ""
     """The reason the broker cannot write the proof."""
     cluster_id: str = ""
     root: str = ""
-    """The cluster and the root that the broker serves; empty without an answer."""
+    """The cluster and the root that the broker serves; empty if it did not answer."""
     is_writing: bool = False
     """True if the broker says that it can write to its root."""
 
@@ -96,7 +96,7 @@ def place_of(store: Store) -> str:
 def ask_broker(store: Store, leader: Leader, ask: Ask, *, timeout_seconds: float) -> Asked:
     """Asks the broker at the address of `leader` whether it serves the root of `store`.
 
-    Raises the errors of the store, and `NotARoot`; an error of the request becomes `Asked.error`.
+    Raises the store's errors, and `NotARoot`; a request error becomes `Asked.error`.
     """
     cluster_id = read_cluster(store).cluster_id
     request = ProveRoot(nonce=secrets.token_hex(_NONCE_BYTES), place=place_of(store))
@@ -132,7 +132,7 @@ def _proof(leader: Leader, request: ProveRoot, ask: Ask, timeout_seconds: float)
             raise
     else:
         return proof
-    # A broker of an older release cannot prove anything; its ids must suffice until the upgrade.
+    # A broker on an older release cannot prove anything; its ids must suffice until the upgrade.
     found: flight_messages.ClusterInfo = ask(
         leader.flight, "cluster", flight_messages.Empty(), timeout_seconds=timeout_seconds
     )

@@ -1,4 +1,4 @@
-"""Changes of leadership: pure functions from one version of the metadata to the next.
+"""Leadership changes: pure functions from one version of the metadata to the next.
 
 Each function checks its precondition on the version passed to it, so a caller hands the function to
 `MetadataStore.change`, which repeats it after a conflict. It returns None if nothing has to change,
@@ -17,7 +17,7 @@ brokers. A broker becomes an heir when it receives a partition whose entries or 
 log, from the leader that wrote the log or from another heir. It leaves once its own checkpoint
 contains the state of all its partitions, and they no longer need any entry of the log. An epoch
 that is fenced and has no heirs is removed, and its objects may be deleted. Nothing that a partition
-needs is lost, because its leader is an heir of every epoch that contains some of it, or wrote that
+needs is lost, because its leader is an heir to every epoch that contains some of it, or wrote that
 epoch itself and is followed by heirs. A fenced broker may still put a checkpoint and leave an epoch
 until the metadata records its fence. So a successor searches for checkpoints after the change that
 makes it an heir, unless it has prevented the others from leaving since before its fences.
@@ -92,14 +92,14 @@ def is_open(metadata: ClusterMetadata, epoch: tuple[int, int] | None) -> bool:
 
 
 def inherited_by(metadata: ClusterMetadata, broker: int) -> tuple[Epoch, ...]:
-    """Returns the epochs that the broker is an heir of, in the order in which they were opened."""
+    """Returns the epochs that the broker is an heir to, in the order in which they were opened."""
     return tuple(each for each in metadata.open_epochs if broker in each.heirs)
 
 
 def epochs_behind(metadata: ClusterMetadata, brokers: Collection[int]) -> list[Epoch]:
     """Returns the epochs whose logs a successor of these brokers may need, oldest first.
 
-    They are those in which the brokers may still write, and those that the brokers are heirs of.
+    They are those in which the brokers may still write, and those that the brokers are heirs to.
     """
     return [
         each
@@ -231,7 +231,7 @@ def failover(
 def inherit(
     metadata: ClusterMetadata, broker: int, epochs: Collection[tuple[int, int]]
 ) -> ClusterMetadata:
-    """Makes `broker` an heir of open epochs, including those that led nothing."""
+    """Makes `broker` an heir to open epochs, including those that led nothing."""
     open_epochs = tuple(
         _with_heirs(each, {*each.heirs, broker}) if each.id in epochs else each
         for each in metadata.open_epochs
@@ -259,7 +259,8 @@ def pass_on(
 ) -> ClusterMetadata | None:
     """Hands over to other brokers partitions that this one has never started to serve.
 
-    An earlier resignation by another leader still contains their state. Raises like `resign`.
+    An earlier resignation by another leader still contains their state. Raises what `resign`
+    raises.
     """
     return _hand_over(metadata, broker, epoch, dict.fromkeys(moves))
 
@@ -315,11 +316,11 @@ def leave(
     *,
     covered: Mapping[str, Mapping[int, int]],
 ) -> ClusterMetadata | None:
-    """Removes `broker` from the heirs of epochs whose entries its partitions no longer need.
+    """Removes `broker` as an heir to epochs whose entries its partitions no longer need.
 
     Changes nothing while the broker leads a partition whose state its own newest checkpoint does
-    not contain: the partition may have arrived in the meantime, from one of these epochs. A
-    partition in leader epoch 0 is new and has no earlier state. Raises `BrokerFenced`.
+    not contain: the partition may have arrived since, from one of these epochs. A partition in
+    leader epoch 0 is new and has no earlier state. Raises `BrokerFenced`.
 
     `covered`: the leader epoch of each partition in that checkpoint, by topic id and partition.
     """

@@ -122,7 +122,7 @@ class Readiness(enum.Enum):
 
 
 AskReadiness: TypeAlias = Callable[[ClusterMetadata, Iterable[int]], Mapping[int, Readiness]]
-"""Returns the readiness of each of the brokers. Raises the errors of the store."""
+"""Returns the readiness of each of the brokers. Raises the store's errors."""
 
 
 def readiness(
@@ -130,7 +130,7 @@ def readiness(
 ) -> dict[int, Readiness]:
     """Returns the readiness of each of the brokers, as far as it is known without waiting.
 
-    Raises the errors of the store.
+    Raises the store's errors.
     """
     leaders = in_parallel(store, lambda each: Leader.of(metadata, store, broker=each), brokers)
     return {each.broker: each.readiness for each in leaders if each is not None}
@@ -315,7 +315,7 @@ class LeaderWatch:
         """Reads the heartbeat of the leader once. Returns None if no broker has ever led the root.
 
         `metadata`: the newest metadata that the caller knows; read from the store if not given, or
-        if it proves to be stale. Raises the errors of the store.
+        if it proves to be stale. Raises the store's errors.
         """
         known = self._meta.refresh() if metadata is None else metadata
         while True:
@@ -371,7 +371,7 @@ class LeaderWatch:
     ) -> Sighting | None:
         """Polls until the leader is known to be alive or dead: for `patience_seconds` at most.
 
-        If another broker replaces the leader in the meantime, that one is watched for just as long.
+        If another broker replaces the leader during the wait, that one is watched for just as long.
         `metadata` is as in `poll`, and is used for the first poll only.
 
         `on_wait` is called once, with the leader and the maximum wait in seconds, if a wait is

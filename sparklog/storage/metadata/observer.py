@@ -7,7 +7,7 @@ answers that it cannot write to the root counts as dead: others can serve its pa
 
 A slow store, or a pause of our own process, does not mean that others are silent. So a poll that
 comes long after the previous one restarts all observations, except those of brokers already dead:
-an outage of the store does not make brokers dead.
+a store outage does not make brokers dead.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Observer:
     def dead(self, metadata: ClusterMetadata, brokers: Collection[int]) -> dict[int, int]:
         """Polls these brokers once, and returns the dead ones with the epoch that was judged.
 
-        Raises the errors of the store, in which case no broker is judged.
+        Raises the store's errors, in which case no broker is judged.
         """
         began = self._clock.monotonic()
         peers = [

@@ -34,7 +34,7 @@ from sparklog.storage.metadata.processes import is_of_this_machine
 from sparklog.storage.objects import Store, in_parallel
 
 _ATTEMPTS: Final = 5
-"""The maximum number of attempts, repeated if a broker has registered in the meantime."""
+"""The maximum number of attempts, repeated if a broker registers meanwhile."""
 
 
 class BrokerState(enum.StrEnum):
@@ -69,7 +69,7 @@ def look(
     """Returns the metadata, and a sighting of each broker that it names.
 
     May take as long as it takes for a silent broker on another machine to count as dead. Raises the
-    errors of the store.
+    store's errors.
 
     Args:
         store: the store of the root.

@@ -174,7 +174,7 @@ def balance(
 
 
 def plan(topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate]) -> list[Move]:
-    """Returns the moves of repeated calls of `balance`, each partition once, by topic.
+    """Returns the moves of repeated calls to `balance`, each partition once, by topic.
 
     If a cluster has so many partitions that planning would take too long, returns the moves of the
     first passes only.

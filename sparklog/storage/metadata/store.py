@@ -7,7 +7,7 @@ one in a large cluster (`storage/metadata/format.py`).
 Old versions are pruned, in order, once they are ten minutes old and precede two snapshots. So
 
 - a reader whose last look is less than half a minute old finds the next version with one probe: it
-  cannot have been pruned in the meantime;
+  cannot have been pruned since;
 - any other reader lists the versions. It continues from the version that it knows only if the
   listed ones follow it without a gap, and otherwise starts from the newest snapshot;
 - a suspended writer may succeed in putting a version that existed before and was pruned. After each
@@ -132,7 +132,7 @@ class MetadataStore:
     def refresh(self) -> ClusterMetadata:
         """Returns the newest version; costs one probe if nothing has changed.
 
-        Raises `CorruptObject` and the errors of the store.
+        Raises `CorruptObject` and the store's errors.
         """
         began, look = Moment.now(self._clock), self._look
         if look.newest.version and look.may_probe(self._clock):
@@ -143,7 +143,7 @@ class MetadataStore:
         return self.reload()
 
     def reload(self) -> ClusterMetadata:
-        """Returns the newest version by listing, whatever is known. Raises like `refresh`."""
+        """Returns the newest version, always by listing. Raises what `refresh` raises."""
         for _ in range(_ATTEMPTS):
             began, known = Moment.now(self._clock), self.current
             listing = self._list()
@@ -260,7 +260,7 @@ class MetadataStore:
         """Puts the version that `decide` derives from the newest one; retries after a conflict.
 
         `decide` returns None to change nothing, and raises to refuse. Raises `OutcomeUnknown` if
-        the change may have been made, and the errors of the store if it was not.
+        the change may have been made, and the store's errors if it was not.
         """
         before = self.refresh()
         for attempt in itertools.count(1):

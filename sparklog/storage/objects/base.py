@@ -43,7 +43,7 @@ TEMPORARY: Final = ".tmp-"
 
 
 class ObjectExists(Exception):
-    """The put was refused: an object exists at `path`, or another put there is in flight.
+    """The put was rejected: an object exists at `path`, or another put there is in flight.
 
     The object may be from an earlier attempt at the same put, so compare its bytes.
     """
@@ -62,7 +62,7 @@ class ObjectMissing(Exception):
 
 
 class PutUnresolved(Exception):
-    """The put got no answer: it may have landed, may land later, or may be lost."""
+    """The put's outcome is unknown: it may have landed, may land later, or may be lost."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -260,9 +260,9 @@ def claim(
 ) -> bool:
     """Puts `data` at `path` if nothing is there. Returns whether *these* bytes are there, durably.
 
-    Resolves an unanswered put by reading back; while there is no object, retries with the same
-    bytes. Compares all bytes to decide whose object it is, so `data` must contain something
-    unique, such as the id of a flush.
+    Resolves a put with an unknown outcome by reading back; while there is no object, retries with
+    the same bytes. Compares all bytes to decide whose object it is, so `data` must contain
+    something unique, such as the id of a flush.
 
     Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only if no attempt can have
     taken effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
@@ -274,7 +274,7 @@ def claim(
         clock: sleeps between attempts.
         attempts: the maximum number of attempts.
         doubtful: whether an earlier call with the same bytes may have taken effect.
-        is_refused: whether a put was just refused because an object exists. It counts as the first
+        is_refused: whether a put was just rejected because an object exists. It counts as the first
             attempt.
     """
     reason = ""
@@ -317,9 +317,9 @@ def claim_all(
 ) -> list[bool | Exception]:
     """Puts each object as `claim` does, but makes all of them durable together.
 
-    Returns, for each, what `claim` would have returned or raised. An object whose put is refused
-    or unanswered is claimed individually, after all others. `put_all_new` makes the first attempt
-    instead of the store's. Raises `SyncFailed`.
+    Returns, for each, what `claim` would have returned or raised. An object whose put is rejected,
+    or has an unknown outcome, is claimed individually, after all others. `put_all_new` makes the
+    first attempt instead of the store's. Raises `SyncFailed`.
     """
     found: list[bool | Exception] = []
     outcomes = (put_all_new or store.put_all_new)(objects)

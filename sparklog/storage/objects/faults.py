@@ -1,4 +1,4 @@
-"""Hooks into the operations of a store that raise errors, block, or delay. For tests."""
+"""Hooks into store operations that raise errors, block, or delay. For tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Moment: TypeAlias = Literal["before", "between", "after"]
 
 
 class Faults(Protocol):
-    """Hooks into the operations of a store. `path` is the object, or the listed folder."""
+    """Hooks into store operations. `path` is the object, or the listed folder."""
 
     def before(self, operation: Operation, path: str, /) -> None:
         """Runs before any effect: the place to raise `StorageUnavailable` or `StorageFull`."""
@@ -76,7 +76,7 @@ class Fault:
 
 
 class ScriptedFaults:
-    """Raises each error of the script once."""
+    """Raises each error in the script once."""
 
     def __init__(self, *script: Fault) -> None:
         self._script = script

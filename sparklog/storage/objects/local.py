@@ -1,7 +1,7 @@
 """Object store in a folder on this machine, built on system calls.
 
 - An object is written under a hidden name in its own folder, flushed, and linked to its name; then
-  the folder is flushed. `link` atomically refuses a name that exists.
+  the folder is flushed. `link` atomically rejects a name that exists.
 - Several objects are put together by performing each of these steps for all of them before the
   next, so that flushes run in parallel and the file system's journal commits once for many.
 - All steps of a put use one descriptor of the folder, so that moving or removing the folder
@@ -619,7 +619,7 @@ def _replace(folder: int, temporary: str, name: str, path: str) -> None:
 
 @contextlib.contextmanager
 def _translated_errors(path: str) -> Iterator[None]:
-    """Translates errors of a link or rename. After some, it is unknown if the entry is on disk."""
+    """Translates link or rename errors. After some, it is unknown if the entry is on disk."""
     try:
         yield
     except FileExistsError:

@@ -149,7 +149,7 @@ class LocalFile:
         descriptor = self._direct
         if descriptor >= 0:
             written = direct.write_blocks(descriptor, pieces)
-            if written is None:  # the file system refuses it after all
+            if written is None:  # the file system rejects it after all
                 os.close(descriptor)
                 self._direct = descriptor = -1
         if descriptor < 0:

@@ -1,4 +1,4 @@
-"""File systems of roots, and whether they serialize appends of all processes and sync them."""
+"""The file systems of roots, and whether they serialize and sync appends from all processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NETWORK: Final = ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "webdav", "9p"
 _CLUSTER: Final = ["gfs2", "ocfs2", "lustre", "ceph", "glusterfs", "beegfs", "gpfs"]
 _EXCHANGE: Final = ["vfat", "msdos", "exfat", "drvfs"]
 UNSUITED: Final = frozenset([*_NETWORK, *_CLUSTER, *_EXCHANGE])
-"""File systems where appends of machines or processes may overlap, or syncs not reach the disk."""
+"""File systems where concurrent appends may overlap, or syncs may not reach the disk."""
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 

@@ -78,9 +78,9 @@ _KEY_ID: Final = re.compile(r"(<AWSAccessKeyId>)[^<]*")
 
 _PROVIDER: Final = "credential_provider"
 _FROM_PROVIDER: Final = " credential provider: "
-"""Part of errors of a credential provider, which may recover; refusals do not contain it."""
+"""Part of a credential provider's errors, which may be temporary; rejections do not contain it."""
 _DENIED: Final = re.compile(r"status code: (401|403|404)")
-"""Errors of a refused listing or batch, for which obstore has no exception; 404: no such bucket."""
+"""Errors for a rejected listing or batch; obstore has no exception for it. 404: no such bucket."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)

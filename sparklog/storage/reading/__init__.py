@@ -1,1 +1,1 @@
-"""Reading of records: plans over tables and logs, and the slices of files that they name."""
+"""Reading records: plans over tables and logs, and the slices of files that they name."""

@@ -61,7 +61,7 @@ def read_slice(
         store: the store with the slice's file or object.
         piece: the slice.
         columns: names of `ROW_SCHEMA`; None: all.
-        batch_rows: the maximum rows per batch.
+        batch_rows: the maximum number of rows per batch.
         wants_all: the caller consumes all batches. Otherwise unordered rows are sorted in portions
             of increasing size, so that the first ones are cheap.
 
@@ -84,8 +84,8 @@ def neighbours(
     """Groups slices that are read together: up to a batch of rows of one partition.
 
     These are either small files of its table, one per slice, or entries of its log. Their bytes are
-    bounded too, because an Arrow column has at most 2 GiB. `with_gaps`: offsets between two slices
-    of a group may be in neither.
+    bounded too, because an Arrow column holds at most 2 GiB. `with_gaps`: offsets between two
+    slices of a group may be in neither.
     """
     run: list[Slice] = []
     size_bytes = 0
@@ -172,7 +172,7 @@ def read_runs(
 def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
     """Returns the lowest offset with at least the given timestamp, as in Kafka's `ListOffsets`.
 
-    None if no record of the slices is that late. Raises like `read_slice`.
+    None if no record of the slices is that late. Raises what `read_slice` raises.
     """
     for piece in pieces:
         if latest_timestamp_us(piece) >= timestamp_us:
@@ -497,7 +497,7 @@ def _in_order(
 def _shaped(
     table: pa.Table, counts: Sequence[int], pieces: Sequence[Slice], columns: list[str]
 ) -> pa.RecordBatch | None:
-    """Returns the rows of slices; `counts`: how many rows are from each file. None if unordered."""
+    """Returns the rows of the given slices; None if unordered. `counts`: rows from each file."""
     (batch,) = table.combine_chunks().to_batches()
     column = batch.column("offset")
     if column.null_count:

@@ -44,7 +44,7 @@ class ReadAhead:
         return {id(each): place for place, each in enumerate(self._entries)}
 
     def payload(self, located: Located) -> pa.Buffer:
-        """Returns the bytes of the entry. Raises like `wal.read_payload`."""
+        """Returns the bytes of the entry. Raises what `wal.read_payload` raises."""
         if self._store.requests_at_once == 1 or len(self._entries) == 1:
             return wal.read_payload(self._store, located)
         place = self._places[id(located)]

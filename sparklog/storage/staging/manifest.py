@@ -15,7 +15,7 @@ Rules:
   read by its byte range alone, like an entry of the write-ahead log, and becomes one.
 - If several brokers lead the partitions, the driver puts a *receipt* next to the manifest once all
   of them have appended their sections. Both are kept until a later batch of the query is staged,
-  even though the files are removed: a rerun finds that there is nothing left to do.
+  even after the files are removed, so that a rerun finds nothing left to do.
 - A manifest names the ids of its topics. A topic that was deleted and recreated is a different one:
   rows staged for the first are not written to the second. An attempt whose topics are all gone is
   *void*, and ends like a refused one: a rerun stages for the topics that exist.
@@ -182,7 +182,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 raise errors.CorruptObject(
                     path=section.path,
                     check=(
-                        f"it has {size} bytes, but {self.path} names bytes"
+                        f"it is {size} bytes long, but {self.path} names bytes"
                         f" {section.start} to {section.start + section.length}"
                     ),
                 )
@@ -201,7 +201,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return {name for name in self.ranges if ids.get(name, "") == self.topic_ids.get(name)}
 
     def put(self, store: Store, of: Manifest, clock: Clock) -> None:
-        """Puts it alongside the manifest. Raises like `claim`."""
+        """Puts it alongside the manifest. Raises what `claim` raises."""
         path = f"{folder(of.query, of.batch)}/{receipt_name(of.attempt)}"
         claim(store, path, msgspec.json.encode(self), clock=clock)
 
@@ -267,7 +267,7 @@ def is_receipt(name: str) -> bool:
 
 
 def attempt_of(name: str) -> int:
-    """Returns the attempt of a manifest, a receipt or a staged file, by its name or path."""
+    """Returns the attempt to which a manifest, receipt or staged file belongs, by name or path."""
     name = name.rpartition("/")[2]
     for pattern in (_MANIFEST, _STAGED, _RECEIPT):
         named = pattern.fullmatch(name)
@@ -279,7 +279,7 @@ def attempt_of(name: str) -> int:
 def open_attempt(store: Store, query: str, batch: int, topics: Destinations) -> int:
     """Returns the first attempt at the batch that is neither refused nor void for `topics`.
 
-    Raises like `load`.
+    Raises what `load` raises.
     """
     within, attempt = folder(query, batch), 0
     while True:
@@ -398,7 +398,7 @@ class StagingWriter:
         """Adds rows of one partition, in order, with exactly the types of `PAYLOAD_SCHEMA`.
 
         Their offsets are kept if they have a column `OFFSET`, which must be increasing. Puts a file
-        when the memory bound is reached, and then raises like `claim`.
+        when the memory bound is reached, and then raises what `claim` raises.
         """
         key = topic, partition
         for piece in self._cut(payload):
@@ -470,7 +470,7 @@ class StagingWriter:
         return f"{self._prefix}{secrets.token_hex(16)}.arrow"
 
     def finish(self) -> list[Section]:
-        """Puts the last file, and returns all sections. Raises like `claim`."""
+        """Puts the last file, and returns all sections. Raises what `claim` raises."""
         self._close_file()
         return self._sections
 

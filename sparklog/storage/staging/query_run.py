@@ -43,7 +43,7 @@ class QueryRun(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def put(self, store: Store) -> None:
-        """Records that the run has started. Raises the errors of the store."""
+        """Records that the run has started. Raises the store's errors."""
         store.put(_path(self.query), msgspec.json.encode(self))
 
 
@@ -53,8 +53,7 @@ _decoder = msgspec.json.Decoder(QueryRun)
 def load(store: Store, query: str) -> QueryRun | None:
     """Returns the newest known run of a query, if any.
 
-    Raises `BadRequest` if the query is not a valid name, `CorruptObject`, and the errors of the
-    store.
+    Raises `BadRequest` if the query is not a valid name, `CorruptObject`, and the store's errors.
     """
     path = _path(query)
     try:

@@ -1,4 +1,4 @@
-"""Sweeping of staged Spark batches below `staging/<query>/<batch>/`; `manifest` writes them.
+"""Sweeps staged Spark batches below `staging/<query>/<batch>/`; `manifest` writes them.
 
 A batch with a manifest is removed only once all of it has been published. A batch without one may
 still get its manifest from a slow driver. So before its files are removed, the sweeper puts a

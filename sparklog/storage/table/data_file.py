@@ -2,7 +2,7 @@
 
 Rules:
 
-- This module knows nothing of commits: a new file becomes part of the table only when
+- This module knows nothing about commits: a new file becomes part of the table only when
   `TopicTable.commit` adds it, and is an orphan otherwise. So its name is random, and no file is
   ever overwritten.
 - Offsets are strictly increasing within a file; this is checked before a byte is written.
@@ -35,9 +35,9 @@ from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table.names import file_suffix, table_folder
 
 FAST_LEVEL: Final = 1
-"""The zstd level of files to be merged soon: 5 million short records per second per core."""
+"""The zstd level for files to be merged soon: 5 million short records per second per core."""
 SMALL_LEVEL: Final = 6
-"""The zstd level of lasting files: an eighth smaller than at level 1, at a quarter of its speed."""
+"""The zstd level for other files: an eighth smaller than at level 1, at a quarter of its speed."""
 
 _SAMPLE_BYTES: Final = 32 * limits.KIB
 _SAMPLE_ROWS: Final = 1_024
@@ -302,7 +302,7 @@ def put_file(
     clock: Clock,
     preparation: int | None = None,
 ) -> TableFile:
-    """Puts the file durably under a new name. Raises like `claim`."""
+    """Puts the file durably under a new name. Raises what `claim` raises."""
     file = new_file(
         encoded, topic_id=topic_id, partition=partition, clock=clock, preparation=preparation
     )
@@ -325,7 +325,7 @@ def write_file(
     """Puts rows of one partition as a data file, which a commit still has to add.
 
     `batches` are of `ROW_SCHEMA` or `FILE_SCHEMA`, in offset order, with at least one row. Raises
-    like `claim`.
+    what `claim` raises.
     """
     encoded = encode(batches, level=level)
     return put_file(

@@ -285,7 +285,7 @@ _CHECKPOINT_SCHEMA: Final = pa.schema(
                 "createdTime": pa.int64(),
             }
         ),
-        # No table features: a protocol above (1, 2) is refused, see `_protocol_reason`.
+        # No table features: a protocol above (1, 2) is rejected, see `_protocol_reason`.
         "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
     }
 )

@@ -154,7 +154,7 @@ class LogReader:
         """Returns partition ends that were committed before `horizon_us`, by the store's clock.
 
         They may be lower than the actual ends at that time. Empty if too many commits are newer, or
-        if one of these is missing or cannot be used. Raises the errors of the store.
+        if one of these is missing or cannot be used. Raises the store's errors.
         """
         version, ends = snapshot.version, dict(enumerate(snapshot.ends))
         first = max(version - _OLD_COMMITS, 0)

@@ -18,7 +18,7 @@ def prepare(table: TopicTable, topic_id: str, broker: int) -> int:
 
     Those of other brokers stay open: each leader prepares the files of its own partitions. A number
     is used only once per table, across all brokers. Returns the number, for the names of the files.
-    Raises like `TopicTable.commit`, and `TimedOut` if the topic no longer exists.
+    Raises what `TopicTable.commit` raises, and `TimedOut` if the topic no longer exists.
     """
     opened: int | None = None
 
@@ -41,7 +41,7 @@ def prepare(table: TopicTable, topic_id: str, broker: int) -> int:
 def renew(table: TopicTable, number: int) -> None:
     """Renews the preparation, so that no sweeper closes it.
 
-    Raises like `TopicTable.commit`, and `TimedOut` if it is closed.
+    Raises what `TopicTable.commit` raises, and `TimedOut` if it is closed.
     """
     app_id: str | None = None
 
@@ -58,7 +58,10 @@ def renew(table: TopicTable, number: int) -> None:
 
 
 def end_old(table: TopicTable, before_us: int) -> None:
-    """Closes open preparations not renewed since `before_us`. Raises like `TopicTable.commit`."""
+    """Closes open preparations not renewed since `before_us`.
+
+    Raises what `TopicTable.commit` raises.
+    """
 
     def decide(_before: TableSnapshot) -> TableChange | None:
         old = {

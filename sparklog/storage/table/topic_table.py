@@ -9,7 +9,7 @@ Rules:
   are checked against the snapshot of exactly v-1. So two contradictory changes are never both
   committed, whichever writers make them.
 - Only other engines set `delta.appendOnly`. While it is true, a change that removes rows is
-  refused (`PolicyViolation`) unless it ends the topic; all other changes are allowed.
+  rejected (`PolicyViolation`) unless it ends the topic; all other changes are allowed.
 - Old commits are removed, oldest first. After that, a put of an old version v succeeds although v
   existed before, so a commit counts only if its predecessor still exists after the put.
 - A file is added only while it is younger than half the orphan grace period, or if it was
@@ -194,7 +194,7 @@ class TopicTable:
     def note_synced(self, version: int) -> None:
         """Records that the paths that `unsynced` returned for this version are durable.
 
-        Does nothing if a later version has been read in the meantime.
+        Does nothing if a later version has since been read.
         """
         with self._lock:
             if version == self._replay.version:
@@ -235,8 +235,8 @@ class TopicTable:
 
         Another engine may have started to remove files before the table named them, and may take a
         while. So every call checks each file, until the grace period of removed files has passed
-        since its first check. `torn` returns the paths that do not exist, or have fewer bytes than
-        the log says.
+        since its first check. `torn` returns the paths that do not exist, or are shorter than the
+        log says.
         """
         with self._lock:
             active, now = self._replay.active, self.clock.monotonic()
@@ -246,7 +246,7 @@ class TopicTable:
             sizes = {f"{self.folder}/{path}": active[path].size for path in due}
         missing = set(torn(sizes))
         with self._lock:
-            active = self._replay.active  # a file may have been removed in the meantime
+            active = self._replay.active  # a file may have been removed since
             found = [path for path in due if path in active]
             lost = {path for path in found if f"{self.folder}/{path}" in missing}
             for path in found:
@@ -323,7 +323,7 @@ class TopicTable:
         faster. It raises or returns None to abandon the change. Returns the snapshot with the
         change, or the one on which `decide` abandoned it.
 
-        Raises like `refresh`. Without effect: `StorageUnavailable` (also after too many lost
+        Raises what `refresh` raises. Without effect: `StorageUnavailable` (also after too many lost
         races), `StorageFull`, `PolicyViolation` for a removal of rows from an append-only table,
         and `TimedOut` for a file that has become too old to be added: write it again. With an
         unknown effect: `OutcomeUnknown`; check for your own files or `txn`.
@@ -351,8 +351,9 @@ class TopicTable:
     def prepare_commit(self, decide: Decide) -> PreparedCommit | TableSnapshot:
         """Returns the commit of the change that `decide` returns; it still has to be claimed.
 
-        Returns the snapshot instead if `decide` abandoned the change on it. Raises like `commit`.
-        If another commit comes in between, `finish_commit` finds that this one was too late.
+        Returns the snapshot instead if `decide` abandoned the change on it. Raises what `commit`
+        raises. If another commit comes in between, `finish_commit` finds that this one was too
+        late.
         """
         assert not self._only_reads
         with self._lock:
@@ -378,7 +379,7 @@ class TopicTable:
         self._read_backs.note(version, prepared.data, self.clock.monotonic())
         try:
             if self._replay.version >= version:
-                # Another thread has read it in the meantime, unless its version was already gone.
+                # Another thread has read it by now, unless its version was already gone.
                 return any(map(self.is_named, files))
             if self._replay.version == version - 1 and self.log_reader.follows(version):
                 self._apply(version, prepared.actions)
@@ -390,7 +391,7 @@ class TopicTable:
                 # A checkpoint may include our commit: if so, it names the files that we added.
                 return any(map(self.is_named, files))
             self._advance()
-        except errors.SparklogError as error:  # also after a refusal: the put may have succeeded
+        except errors.SparklogError as error:  # also after a rejection: the put may have succeeded
             path = prepared.path
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
         return True

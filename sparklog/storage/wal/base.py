@@ -113,14 +113,14 @@ class Appender(Protocol):
         """Deletes what `checkpoint` makes unnecessary, including older checkpoints.
 
         `checkpoint` must be one that this appender has put, not older than that of an earlier call.
-        Raises the errors of the store; the next call then deletes the rest.
+        Raises the store's errors; the next call then deletes the rest.
         """
         ...
 
     def tend(self) -> None:
         """Prepares space for the next flushes, and checks that the epoch's files are in place.
 
-        Raises `SyncFailed` and the errors of the store.
+        Raises `SyncFailed` and the store's errors.
         """
         ...
 
@@ -135,8 +135,9 @@ class PlannedFlush(Protocol):
     def write(self, *, gives_up: Callable[[], bool]) -> WalObject:
         """Writes the flush, and returns it once it is durable. It counts only if all before it do.
 
-        Raises like `Appender.append`, but `StorageFull` and `StorageUnavailable` only if `gives_up`
-        returns true after such an error. Otherwise it retries: flushes planned later need this one.
+        Raises what `Appender.append` raises, but `StorageFull` and `StorageUnavailable` only if
+        `gives_up` returns true after such an error. Otherwise it retries: flushes planned later
+        need this one.
         """
         ...
 
@@ -173,8 +174,8 @@ class Follower(Protocol):
 
         A reader asks for `relist` after a pause longer than the trim grace, because flushes may
         have come and gone unseen. Raises `CorruptObject` and `MissingObject` once the flushes
-        before the affected one have been returned, and the errors of the store. The next poll
-        continues from the same sequence.
+        before the affected one have been returned, and the store's errors. The next poll continues
+        from the same sequence.
         """
         ...
 
@@ -212,7 +213,7 @@ class Wal(Protocol):
         """Returns the paths in closed epochs, of every kind, that may be deleted.
 
         `open_epochs` returns the (broker, epoch) of open epochs. It is called after the listing, so
-        that it includes epochs opened in the meantime.
+        that it includes epochs opened meanwhile.
         """
         ...
 

@@ -3,9 +3,10 @@
 First a probe checks that the store honours put-if-absent, on which everything rests: a store that
 ignores `If-None-Match` would let two brokers overwrite each other's records.
 
-Segments need a kernel that serializes the appends of all processes under one lock, and a sync that
-reaches the disk. Network file systems, and those in user space, guarantee neither. The type is that
-of the longest mount point above the root; a probe then tries the operations that the log will use.
+Segments need a kernel that serializes the appends from all processes under one lock, and a sync
+that reaches the disk. Network file systems, and those in user space, guarantee neither. The type is
+that of the longest mount point above the root; a probe then tries the operations that the log will
+use.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def choose(store: Store, setting: str, *, clock: Clock, folder: str = FOLDER) ->
         folder: the folder for the probes' files.
 
     Raises `BadOption` if segments are required but cannot be used, what `check_exclusive` raises,
-    and the errors of the store.
+    and the store's errors.
     """
     check_exclusive(store, clock, folder)
     if setting == WalKind.OBJECTS:
@@ -85,7 +86,7 @@ def _why_unsuited(found: str, *, insists: bool) -> str:
     if found in SUITED:
         return ""
     if is_unsuited(found):
-        return f"the file system is {found}, where appends of two processes may overlap"
+        return f"the file system is {found}, where appends from two processes may overlap"
     return "" if insists else f"the file system is {found or 'unknown'}, which is untested"
 
 
@@ -95,7 +96,7 @@ def _why_unsuited(found: str, *, insists: bool) -> str:
 def probe(store: Store, files: LogFiles, folder: str) -> str:
     """Appends to one file, alternately as broker and as fencer. Returns the fault; empty if none.
 
-    Raises the errors of the store.
+    Raises the store's errors.
     """
     path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
     store.put_new(path, bytes(BLOCK_BYTES))
@@ -116,9 +117,9 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
 
 
 def check_exclusive(store: Store, clock: Clock, folder: str = FOLDER) -> None:
-    """Puts two objects at one path; the store has to refuse the second.
+    """Puts two objects at one path; the store has to reject the second.
 
-    Raises `RootNotWritable` if it does not, and the errors of the store.
+    Raises `RootNotWritable` if it does not, and the store's errors.
     """
     path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -148,9 +149,9 @@ def check_exclusive(store: Store, clock: Clock, folder: str = FOLDER) -> None:
 
 
 def sweep_probes(store: Store, older_than_us: int) -> None:
-    """Removes the files of killed probes, if last written before `older_than_us`.
+    """Removes the files left by killed probes, if last written before `older_than_us`.
 
-    Raises the errors of the store.
+    Raises the store's errors.
     """
     found = [stat for stat in store.list_after(FOLDER) if stat.name.startswith(_PROBE)]
     store.delete([f"{FOLDER}/{each.name}" for each in found if each.modified_us < older_than_us])

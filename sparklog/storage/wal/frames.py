@@ -165,7 +165,7 @@ def filler(position: int) -> bytes:
     """Returns the padding from a position to the next block, which must not be zeros.
 
     A trailer ends with zeros, the upper bytes of its sequence. So zeros could complete a frame that
-    was refused because a full disk had cut off just those bytes.
+    was rejected because a full disk had cut off just those bytes.
     """
     return b"\xff" * (round_up(position) - position)
 
@@ -214,7 +214,9 @@ def encode_fence(*, salt: bytes, nonce: int) -> bytes:
 def read_description(path: str, block: bytes) -> Description:
     """Decodes block 0. Raises `CorruptObject`."""
     if len(block) < BLOCK_BYTES:
-        raise errors.CorruptObject(path=path, check=f"it has {len(block)} bytes, but no block 0")
+        raise errors.CorruptObject(
+            path=path, check=f"it is {len(block)} bytes long, but no block 0"
+        )
     magic, length, crc = _BLOCK_HEADER.unpack_from(block)
     if magic != _SEGMENT_MAGIC:
         check = f"it begins with {magic!r}, not {_SEGMENT_MAGIC!r}"

@@ -45,7 +45,7 @@ from sparklog.storage.wal.base import (
 from sparklog.storage.wal.indexed import frame, read_index
 from sparklog.storage.wal.payloads import Payload, joined
 
-_FLUSHES_AT_ONCE_MAX = 8  # maximum number of objects from a fence on, by a broker of any release
+_FLUSHES_AT_ONCE_MAX = 8  # maximum number of objects from a fence on, by a broker on any release
 
 _MAGIC: Final = b"SLWAL001"
 
@@ -266,7 +266,7 @@ class ObjectAppender:
             except errors.OutcomeUnknown:
                 if self._stopping():
                     raise
-                doubtful = True  # a later refusal says nothing about the earlier attempts
+                doubtful = True  # a later rejection says nothing about the earlier attempts
             except (errors.Retriable, errors.RootNotWritable) as error:
                 if gives_up():
                     raise
@@ -318,7 +318,7 @@ class ObjectFollower:
         """Returns the objects not returned before.
 
         Raises `CorruptObject` and `MissingObject` once the objects before the affected one have
-        been returned, and the errors of the store. The next poll continues from the same sequence.
+        been returned, and the store's errors. The next poll continues from the same sequence.
         """
         if not self.fenced:
             try:
@@ -337,10 +337,10 @@ class ObjectFollower:
 
         The fence is put at the first absent sequence. The old broker needs exactly that sequence
         for its next ack, so one of the two puts fails. The sequence may also be absent because it
-        has been trimmed in the meantime. Then a checkpoint at or beyond it exists, and the fence is
-        *void*: every reader that encounters it continues from that checkpoint, and so does this
-        method. The returned objects and the fence are durable: each poll that finds objects syncs
-        the folder, and so does a claim.
+        has since been trimmed. Then a checkpoint at or beyond it exists, and the fence is *void*:
+        every reader that encounters it continues from that checkpoint, and so does this method. The
+        returned objects and the fence are durable: each poll that finds objects syncs the folder,
+        and so does a claim.
         """
         entry = Entry(kind=EntryKind.FENCE)
         found: list[WalObject] = []
@@ -434,7 +434,7 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
         try:
             raw, _ = read_index(store, path, _MAGIC)
         except ObjectMissing:
-            continue  # deleted in the meantime, after a newer checkpoint
+            continue  # deleted since, after a newer checkpoint
         try:
             index = _checkpoint_decoder.decode(raw)
         except msgspec.MsgspecError as error:

@@ -204,7 +204,7 @@ class SegmentAppender:
         """Appends bytes durably. Returns False if they landed elsewhere, where they do not count.
 
         Raises `BrokerFenced` if a fence precedes them, `StorageFull` if they were cut short,
-        `SyncFailed`, and the refusals of the store.
+        `SyncFailed`, and the store's errors.
         """
         is_large = total >= limits.DIRECT_WRITE_BYTES and self._end % BLOCK_BYTES == 0
         parts = _parts(views, limits.DIRECT_BUFFER_BYTES) if is_large else [(views, total)]

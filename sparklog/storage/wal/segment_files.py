@@ -125,7 +125,7 @@ class EpochFiles:
     ) -> bool:
         """Creates a segment with `content(salt)` after block 0. Returns whether it is ours.
 
-        It is complete and durable, including its name. Raises the errors of `claim`.
+        It is complete and durable, including its name. Raises what `claim` raises.
         """
         salt = os.urandom(frames.SALT_BYTES)
         block = frames.describe(
@@ -139,7 +139,7 @@ class EpochFiles:
         return claimed(self.store, self.clock, self.path(ordinal), block + content(salt), stopping)
 
     def open(self, ordinal: int, access: Access) -> Segment:
-        """Opens a segment. Raises `ObjectMissing`, `CorruptObject` and the errors of the store."""
+        """Opens a segment. Raises `ObjectMissing`, `CorruptObject` and the store's errors."""
         path = self.path(ordinal)
         try:
             file = self.files.open(path, access)
@@ -157,8 +157,8 @@ class EpochFiles:
         A fence in such a segment would fence the original's broker. No broker of the copy appends
         to it, so its bytes may be moved to a new file. In the original they may not: its broker
         could append to the old file, and would not find the fence. A segment names the root in
-        which it was created, which distinguishes the two. Raises `CorruptObject` and the errors of
-        the store.
+        which it was created, which distinguishes the two. Raises `CorruptObject` and the store's
+        errors.
         """
         root = self._root_inode()
         for stat in self.store.list_after(folder(self.broker, self.epoch)):
@@ -168,7 +168,7 @@ class EpochFiles:
             try:
                 segment = self.open(int(stat.name.removesuffix(SEGMENT)), Access.READ)
             except (ObjectMissing, errors.CorruptObject):
-                continue  # trimmed in the meantime, or damaged, which reading will report
+                continue  # trimmed since, or damaged, which reading will report
             segment.file.close()
             if segment.root not in (0, root) and self.files.is_shared(path):
                 self.store.put(path, self.store.get(path))
@@ -225,7 +225,7 @@ class EpochFiles:
             try:
                 raw, _ = read_index(self.store, path, CHECKPOINT_MAGIC)
             except ObjectMissing:
-                continue  # deleted in the meantime, after a newer checkpoint
+                continue  # deleted since, after a newer checkpoint
             try:
                 return _checkpoint_decoder.decode(raw)
             except msgspec.MsgspecError as error:

@@ -231,7 +231,7 @@ class SegmentFollower:
 
         The log is read to its end; then a fence is appended, and every segment since the checkpoint
         is synced and read from the disk again. The frames before the fence are the epoch. If the
-        segment has ended in the meantime, the fence does not count, and the next segment is tried.
+        segment has ended by then, the fence does not count, and the next segment is tried.
         """
         found: list[WalObject] = []
         self._epoch.unshare()
@@ -277,7 +277,7 @@ class SegmentFollower:
         try:
             segment = epoch.open(self._segment.ordinal, Access.FENCE)
         except ObjectMissing:
-            return  # trimmed in the meantime
+            return  # trimmed since
         try:
             padding = frames.filler(segment.file.size_bytes())
             block = frames.encode_fence(salt=segment.salt, nonce=nonce)
@@ -295,7 +295,7 @@ class SegmentFollower:
         try:
             segment = self._epoch.open(ordinal, Access.READ)
         except ObjectMissing:
-            return  # trimmed in the meantime
+            return  # trimmed since
         try:
             if not segment.file.sync():
                 raise SyncFailed(segment.path, "this process cannot flush its bytes")

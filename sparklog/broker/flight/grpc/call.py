@@ -42,8 +42,8 @@ PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
 PREFIX_BYTES: Final = 5
 UNREAD_MESSAGES: Final = 512
-"""The maximum number of unread messages of a call. Flight's messages have more than a hundred
-bytes, so a window has no room for that many."""
+"""The maximum number of unread messages of a call. Flight's messages are more than a hundred bytes
+long, so a window has no room for that many."""
 _STEP_BYTES: Final = 4 * limits.MIB
 _ALIGNMENT_BYTES: Final = 64
 _PEEKED_BYTES: Final = 16 * limits.KIB
@@ -53,7 +53,7 @@ _GONE: Final = (None, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A method of the service, and the bounds of its messages.
+    """A method of the service, and the bounds on its messages.
 
     Args:
         serve: serves one call, in its own thread. It may raise `GrpcError` and `PeerGone`; other

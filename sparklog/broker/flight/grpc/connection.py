@@ -36,7 +36,7 @@ from sparklog.clock import Clock
 
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
-"""The maximum bytes of control frames left unread by a client, beyond which its connection ends."""
+"""The maximum number of control-frame bytes left unread by a client before its connection ends."""
 _REMEMBERED_STREAMS: Final = 256
 """The number of ended streams that are remembered for late frames."""
 _SETTINGS_BYTES: Final = 60
@@ -47,7 +47,7 @@ _DRAIN_MS: Final = 250
 _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
 _WRITE_BYTES: Final = 1 * limits.MIB
-"""The maximum bytes written by one system call."""
+"""The maximum number of bytes written by one system call."""
 _CONTENT_TYPE: Final = ("content-type", GRPC)
 _SETTINGS: Final = http2.settings(
     [

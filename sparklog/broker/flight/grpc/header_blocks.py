@@ -62,7 +62,7 @@ class HeaderBlocks:
             self._shrinks_table = not self._has_shrunk_table
 
     def answer(self, block: bytes) -> bytes:
-        """Returns a block to send, with a change of the table size if one is due."""
+        """Returns a block to send, with a table size change if one is due."""
         if not self._shrinks_table:
             return block
         self._shrinks_table, self._has_shrunk_table = False, True

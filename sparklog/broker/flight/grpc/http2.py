@@ -132,7 +132,7 @@ def check_frame(kind: int, flags: int, stream: int, size_bytes: int) -> None:
     elif kind == GOAWAY:
         is_sized = size_bytes >= _GOAWAY_BYTES
     if not is_sized:
-        reason = f"a frame of type {kind} cannot have {size_bytes} bytes"
+        reason = f"a frame of type {kind} cannot be {size_bytes} bytes long"
         raise ProtocolError(FRAME_SIZE_ERROR, reason)
 
 

@@ -1,7 +1,7 @@
 """ApiVersions (18): the supported requests and their versions (KIP-511).
 
 There are no supported or finalized features. Produce is listed from version 0, as in Kafka 4.1,
-though its versions below 3 are refused: librdkafka up to 2.8 compresses with gzip, snappy and lz4
+though its versions below 3 are rejected: librdkafka up to 2.8 compresses with gzip, snappy and lz4
 only if the broker lists it (KAFKA-18659).
 """
 

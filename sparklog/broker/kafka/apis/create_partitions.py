@@ -1,6 +1,6 @@
 """CreatePartitions (37): adds partitions to existing topics (KIP-195).
 
-An assignment of brokers is checked and otherwise ignored: the brokers agree on leaders among
+A replica assignment is checked and otherwise ignored: the brokers agree on leaders among
 themselves.
 """
 

@@ -1,7 +1,7 @@
 """CreateTopics (19): creates topics with their partitions and configuration (KIP-4, KIP-525).
 
-The replication factor must be 1 or the default. An assignment of brokers sets the number of
-partitions and has no further effect: the brokers agree on leaders among themselves.
+The replication factor must be 1 or the default. A replica assignment sets the number of partitions
+and has no further effect: the brokers agree on leaders among themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)
     only_checks = getattr(body, "validate_only", False)
-    topics = {each.name: each for each in body.topics}  # a repeated topic is refused once
+    topics = {each.name: each for each in body.topics}  # a repeated topic is rejected once
     found: dict[str, errors.SparklogError | tuple[int, dict[str, str], Any]] = {}
     wanted: list[flight_messages.CreateTopic] = []
     create_all = partial(context.broker.topics.create_all, client=request.client)
@@ -106,7 +106,7 @@ def _parse(topic: Any, *, is_repeated: bool) -> flight_messages.CreateTopic:
 def _assigned(topic: Any) -> int:
     """Returns the number of assigned partitions. Raises `BadRequest` and `BadAssignment`."""
     if topic.num_partitions != -1 or topic.replication_factor != -1:
-        reason = "an assignment sets partitions and replicas: give -1 for both counts"
+        reason = "an assignment sets partitions and replicas: set both counts to -1"
         raise errors.BadRequest(reason=reason)
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):

@@ -42,7 +42,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 async def _delete(
     context: HandlerContext, topic: Any, deadline: float, timeout_seconds: float
 ) -> Fields:
-    """Deletes records of all partitions together, except those that are refused individually."""
+    """Deletes records of all partitions together, except those that are rejected individually."""
     codes: dict[int, ErrorCode] = {}
     offsets: dict[int, int] = {}
     async for each in context.scheduler.iterate(topic.partitions):

@@ -40,7 +40,7 @@ async def _delete(
     code, message = ErrorCode.none, None
     try:
         if (name is None) == (topic_id is None):
-            raise errors.BadRequest(reason="give either a topic's name or its id, not both")
+            raise errors.BadRequest(reason="specify either a topic's name or its id, not both")
         if is_repeated:
             raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
         name = name if name is not None else topic_name_of_id(context.broker, topic_id)

@@ -35,7 +35,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     if body.topic_partitions is None:
         if kind in _UNAVAILABLE:
             async for name in context.scheduler.iterate(broker.topics.names()):
-                with contextlib.suppress(errors.UnknownTopic):  # deleted in the meantime
+                with contextlib.suppress(errors.UnknownTopic):  # deleted since
                     results += _without_leaders(broker, name, kind)
     else:
         async for each in context.scheduler.iterate(body.topic_partitions):

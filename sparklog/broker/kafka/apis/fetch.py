@@ -180,7 +180,7 @@ async def _collect(
         if has_records and not has_turn and _finds_little(context, partitions):
             has_turn = True
             if await context.wait_fetch_turn():
-                continue  # with the records that have arrived in the meantime
+                continue  # with the records that have arrived since
         left_seconds = deadline - time.monotonic()
         size, is_full = 0, False
         if has_records and (left_seconds <= 0 or not _has_too_few(context, partitions, min_bytes)):

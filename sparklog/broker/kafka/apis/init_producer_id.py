@@ -1,7 +1,7 @@
 """InitProducerId (22): a new id for an idempotent producer (KIP-98, KIP-360).
 
 Every request returns a new id with epoch 0, even for a producer that already has one.
-Transactional producers are refused.
+Transactional producers are rejected.
 """
 
 from __future__ import annotations

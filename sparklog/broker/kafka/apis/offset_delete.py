@@ -28,7 +28,7 @@ _GROUP_ERRORS = {
 
 
 def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> ErrorCode:
-    """Returns the error of a nonexistent partition, or else the group's result."""
+    """Returns the error for a nonexistent partition, or else the group's result."""
     try:
         count = context.broker.partitions.count(topic)
         if not 0 <= number < count:
@@ -62,7 +62,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 def _error_of_group(context: HandlerContext, group_id: str) -> GroupError | None:
-    """Returns the error of a request that names no partitions."""
+    """Returns the error for a request that names no partitions."""
     if not group_id:
         return GroupError.INVALID_GROUP_ID
     found = context.groups.describe(group_id)

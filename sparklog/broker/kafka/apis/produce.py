@@ -1,13 +1,13 @@
 """Produce (0): appends record batches, and replies when they are durable (KIP-98, KIP-516).
 
-acks=1 and acks=all mean the same. Transactional batches are refused. A connection's requests are
+acks=1 and acks=all mean the same. Transactional batches are rejected. A connection's requests are
 queued in order, and the next one is read while one becomes durable. A request is checked as a whole
 before any of its batches is queued, and the event loop queues the batches itself, so each pending
 append is waited for and none is lost with a thread.
 
-A request may name 150,000 partitions. The garbage collector looks at every object that exists for
-one of them, and nothing else runs in the meantime: a partition that is refused has one tuple, which
-is passed on, and the same error as others that lack records.
+A request may name 150,000 partitions. The garbage collector visits every object that exists for one
+of them, and nothing else runs meanwhile. So a rejected partition has only one tuple, which is
+passed on, and shares its error with others that lack records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sparklog.formats.record import LOG_APPEND_TIME
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 _Prepared = tuple[int, Append | errors.SparklogError]
-"""A partition, and its checked batch or the error with which it is refused."""
+"""A partition, and its checked batch or the error with which it is rejected."""
 _Queued = tuple[int, PendingAppend | errors.SparklogError]
 _PreparedTopics = list[tuple[Any, list[_Prepared]]]
 _QueuedTopics = list[tuple[Any, list[_Queued]]]
@@ -112,7 +112,7 @@ def _place(error: Append | errors.SparklogError) -> TopicPartition:
 async def _outcome(
     context: HandlerContext, version: int, topic: Any, each: Any, no_records: errors.BadBatch
 ) -> Append | errors.SparklogError:
-    """Returns the checked batch of a partition, or the error with which it is refused."""
+    """Returns the checked batch of a partition, or the error with which it is rejected."""
     try:
         name = topic_name(context.broker, topic)
         if not each.records:

@@ -1,4 +1,4 @@
-"""SaslHandshake (17): refused as on Kafka's PLAINTEXT listeners, and logged (KIP-43).
+"""SaslHandshake (17): rejected as on Kafka's PLAINTEXT listeners, and logged (KIP-43).
 
 A client that uses SASL sends this request only if ApiVersions lists it. Otherwise it closes the
 connection silently, and the broker's log could not say why no client connects.
@@ -14,7 +14,7 @@ from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 
 _MECHANISM_SHOWN: Final = 40
-"""The maximum number of characters of a mechanism in a log line; Kafka's longest has 13."""
+"""The maximum length of a mechanism's name in a log line; Kafka's longest is 13 characters."""
 
 
 @serves(17, "sasl_handshake", max_version=1)
