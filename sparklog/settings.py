@@ -275,8 +275,8 @@ def load_settings(
         overrides: the command line's values by dotted name (`"writer.linger_ms"`), as strings or
             typed; None means that the option was not given.
         defaults: values by dotted name that replace the built-in defaults.
-        brokers: the number of brokers on each host. If the id is "auto", it is that of the host's
-            first broker.
+        brokers: the number of brokers on each host. An id of "auto" becomes the id of the
+            host's first broker.
 
     Raises:
         errors.UnknownOption: a name is not that of a setting; the error suggests a similar one.

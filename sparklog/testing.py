@@ -274,7 +274,8 @@ class Broker:
                 agent.stop("the test stops it")
 
     def crash(self) -> None:
-        """Ends the broker like `kill -9`: no answer, no publication, no mark in the store.
+        """Ends the broker like `kill -9`: pending requests get no response, nothing more
+        is published, and its heartbeat does not say that it has stopped.
 
         `restart` recovers from the write-ahead log.
         """

@@ -674,7 +674,7 @@ class Agent:
                 self._finish(str(self.failure))
 
     def stop(self, reason: str = "stop was called", *, leaving: Collection[int] = ()) -> None:
-        """Shuts down cleanly: rejects new records, publishes all, trims, and marks the heartbeat.
+        """Shuts down cleanly: rejects new records, publishes all, trims, marks its heartbeat.
 
         `reason` is logged. A member hands its partitions over to other members, except `leaving`.
         """

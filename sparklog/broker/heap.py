@@ -1,8 +1,8 @@
 """Returns memory to the operating system that the broker has freed and glibc retains.
 
 glibc retains memory freed below a buffer that is still in use, for later allocations. After a burst
-of large records that can be hundreds of MiB, which no other program can use and which count as the
-broker's.
+of large records that can be hundreds of MiB, which no other program can use and which count
+towards the broker's memory.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def _run(agent: Agent, log_file: LogFile | None, signals: _Signals, *, is_superv
     try:
         agent.start()
         signals.stop(agent)
-    except _StoppedEarly as reason:  # starts can be slow, and the next broker waits for the mark
+    except (
+        _StoppedEarly
+    ) as reason:  # starts can be slow, and the next broker waits for the stopped mark
         agent.stop(reason=str(reason))
         raise
     if log_file is not None:

@@ -117,7 +117,7 @@ class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: list[str] | None = None
     """Columns of `record.ROW_SCHEMA`, in the requested order; None: all."""
     topic_id: str | None = None
-    """If given, the read is rejected if the topic was recreated since."""
+    """If given, the read is rejected if the topic has been recreated since."""
 
 
 class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

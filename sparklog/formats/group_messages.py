@@ -118,7 +118,7 @@ class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     commit_ms: int = -1
     """The commit time in ms since the Unix epoch; ignored in a commit."""
     topic_id: str = ""
-    """The topic's id in a commit, which is rejected if the topic was recreated since."""
+    """The topic's id in a commit, which is rejected if the topic has been recreated since."""
 
 
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -228,7 +228,7 @@ def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> tuple[bytes, me
 
 
 def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytearray:
-    """Returns the batch with a new maximum timestamp; `append_time`: it is that of every record."""
+    """Returns the batch with a new maximum timestamp, which `append_time` gives to every record."""
     found = bytearray(data)
     (attributes,) = struct.unpack_from(">h", found, 21)
     attributes = attributes | _APPEND_TIME if append_time else attributes & ~_APPEND_TIME

@@ -33,7 +33,7 @@ def check_topic_name(topic: object) -> str:
 def unknown_topic(topic: str, known: Collection[str]) -> errors.UnknownTopic:
     """Returns the error for a topic that does not exist, with the most similar one in `known`.
 
-    For errors shown to users, but not for those of brokers: clients may cause any number of these.
+    For errors shown to users, but not for errors of brokers, of which clients can cause any number.
     """
     nearest = None
     if len(known) <= _COMPARED_TOPICS:

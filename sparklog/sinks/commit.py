@@ -1,8 +1,9 @@
 """Commits a batch: one manifest decides its contents, and the brokers append them.
 
 A commit that is repeated after a crash finds the same manifest and completes it; a broker
-recognises a batch by its id, and skips one that was already appended. If several brokers lead the
-partitions, each appends its part, and a receipt next to the manifest records that all have done so.
+recognises a batch by its id, and skips one that it has already appended. If several brokers lead
+the partitions, each appends its part, and a receipt next to the manifest records that all have done
+so.
 Rows that were staged for a topic that has been deleted since are dropped.
 """
 

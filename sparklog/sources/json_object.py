@@ -12,7 +12,8 @@
 - Nesting is limited by Python's recursion limit, about 1,000 levels, as in Spark (Jackson's
   `maxNestingDepth`).
 
-Decoded values are those of `json_columns`. A value that does not fit raises `ValueMismatch`.
+Values are decoded to the Python types that `json_columns` expects. A value that does not fit raises
+`ValueMismatch`.
 """
 
 from __future__ import annotations

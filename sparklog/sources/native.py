@@ -63,7 +63,7 @@ def dataframe(
         options: of a batch read through `format("sparklog")`, such as `startingOffsets`,
             `endingTimestamp`, `includeHeaders`, `columns`. Also `sparkRoot`: the root's URI for
             Spark's own readers, if it differs, such as `s3a://bucket/log`; by default
-            `SPARKLOG_SPARK_ROOT` if the root is that of `SPARKLOG_ROOT`, otherwise the root.
+            `SPARKLOG_SPARK_ROOT` if the root is `SPARKLOG_ROOT`, otherwise the root.
 
     The call fixes start and end. Call again after a topic is deleted and recreated: Delta's scan
     identifies the table by its path only. Nor does the scan report a loss: records that are deleted

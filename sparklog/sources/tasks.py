@@ -160,7 +160,7 @@ def _weight(each: Slice) -> int:
         entry = each.entry.entry
         rows = each.end - each.first
         return entry.memory_bytes * min(rows, entry.count) // max(entry.count, 1)
-    if not each.files:  # a broker's, about which nothing else is known
+    if not each.files:  # a slice that a broker serves, about which nothing else is known
         return _ROW_BYTES * (each.end - each.first)
     return round(sum(_weight_within(file, each, _ROW_BYTES) for file in each.files))
 

@@ -162,7 +162,7 @@ def _refused(path: str, reason: str) -> errors.BadOption:
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, Mask]:
-    """Returns the values as strings, null if they are not UTF-8, and a mask of these."""
+    """Returns the values as strings, null for invalid UTF-8, and a mask of the invalid ones."""
     try:
         return values.cast(pa.string()), np.zeros(len(values), np.bool_)
     except pa.ArrowInvalid:

@@ -12,7 +12,7 @@ import sys
 
 
 def load_without_hypothesis() -> None:
-    """Imports that module while None in `sys.modules` keeps hypothesis from being imported."""
+    """Imports the kio module that imports hypothesis, with None for hypothesis in `sys.modules`."""
     if "hypothesis" in sys.modules:
         return  # the program uses it, and has already paid
     sys.modules["hypothesis"] = None  # type: ignore[assignment]

@@ -56,7 +56,7 @@ _HEADER: Final = struct.Struct(">hhi")
 LENGTH_BYTES: Final = 4
 """The size of the length before each frame."""
 _LARGE_BYTES: Final = 4_096
-"""The size from which copying bytes costs more than passing the socket another chunk."""
+"""The size at which copying bytes starts to cost more than passing the socket another chunk."""
 _CLIENT_ID_SHOWN: Final = 100
 """The maximum length of a client id in a log line, in characters."""
 API_VERSIONS: Final = 18

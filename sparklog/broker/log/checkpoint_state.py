@@ -41,7 +41,7 @@ class _EncodedState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _PartitionStateV1(msgspec.Struct, frozen=True, array_like=True):
-    """Format 1: a plain list of these, without a leading version."""
+    """Format 1: a checkpoint is a plain list of such values, without a leading version."""
 
     topic_id: str
     partition: int

@@ -388,7 +388,7 @@ class Janitor:
     def _follow_starts(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         """Follows the log starts that the owner of a table has set.
 
-        Makes the owner's commits durable, so that a takeover need not do so for a whole day's.
+        Makes the owner's commits durable, so that a takeover need not sync a whole day's commits.
         """
         state.table.refresh()
         state.table.sync()

@@ -147,7 +147,7 @@ class LedPartitions:
             return list(self._topics.values())
 
     def topics_and_removed(self) -> tuple[list[Topic], TopicCounts]:
-        """Returns the topics, and the totals of deleted ones. Each topic counts in one of these."""
+        """Returns the topics, and the totals of deleted ones; each topic is in only one of them."""
         with self._lock:
             removed = TopicCounts()
             removed.add(self._removed_counts)

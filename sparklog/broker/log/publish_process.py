@@ -58,7 +58,9 @@ _REQUEST_BYTES = 16 * limits.MIB  # of Kafka batches in one request; the process
 _END_SECONDS = 1.0  # in which it can exit on its own before it is killed
 STDERR_BYTES = 64 * limits.KIB  # of its last output, for the log; the capacity of a pipe
 RETRY_MAX_SECONDS = 600.0  # the longest pause before another process is started
-_STEADY_SECONDS = 60.0  # after which the loss of a process counts as the first one
+_STEADY_SECONDS = (
+    60.0  # of running, after which the loss of a process is again treated as the first
+)
 
 _log = structlog.get_logger("sparklog.publisher")
 _MODULE: Final = "sparklog.broker.log.publish_worker"

@@ -67,7 +67,7 @@ class MetricsServer:
         self._collecting = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-collect")
         self._lock = asyncio.Lock()
         self._kept: tuple[float, Sequence[bytes] | None] = float("-inf"), None
-        """The time until which the metrics count as new, and the metrics."""
+        """The time until which the collected metrics are fresh, and the metrics."""
         self._has_failed = False
         self._server = uvicorn.Server(
             uvicorn.Config(

@@ -402,7 +402,7 @@ class RecordFuture:
     def add_done_callback(self, callback: Callable[[RecordFuture], object]) -> None:
         """Calls `callback(future)` on the producer's thread, or immediately here if already done.
 
-        Its exceptions are logged. It must not wait for records of the same topic.
+        Exceptions that it raises are logged. It must not wait for deliveries to the same topic.
         """
         with self._batch.owner.lock:
             decided = self.done()

@@ -145,7 +145,8 @@ class Producer:
                 broker.
             partition: None: chosen by the partitioner.
             on_delivery: called with (error or None, `RecordMetadata` or None) on the producer's
-                thread. Its exceptions are logged; it must not wait for records of this topic.
+                thread. Exceptions that it raises are logged; it must not wait for deliveries to
+                this topic.
 
         Raises:
             errors.WrongSchema: key, value, headers or timestamp has the wrong type.

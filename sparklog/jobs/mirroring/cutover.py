@@ -1,7 +1,7 @@
 """The end of a mirror: the last records, the groups' offsets, and topics that accept records.
 
 Each step inspects both sides and needs nothing from the steps before, so a stopped cutover can be
-run again. A topic that is no longer a mirror, and has all records of its source, was cut over.
+run again. A topic that is no longer a mirror and has all the records of its source is cut over.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Settings:
     patience_seconds: float = 300.0
     skips_deleted: bool = False
     cuts_over: bool = False
-    """Topics that were already cut over are not faults."""
+    """Topics that have already been cut over are not faults."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -441,7 +441,7 @@ class Mirror:
         for pair in pairs:
             own = configs.get(pair.topic)
             if own is None:
-                continue  # it was deleted since
+                continue  # it has been deleted since
             try:
                 self._configure_one(pair, own)
             except (errors.TopicExists, errors.UnknownTopic):

@@ -145,7 +145,7 @@ class Table:
         session.conf.set(f"{_TXN}Version", str(number))
         try:
             session.sql(
-                # Schema evolution allows a struct to lack fields of the table's.
+                # Schema evolution allows a struct to lack fields of the struct in the table.
                 f"MERGE WITH SCHEMA EVOLUTION INTO {self._identifier} t USING {view} s"
                 f" ON t.{quoted(key)} = s.{quoted(key)}"
                 f" WHEN MATCHED AND s.{DELETED} THEN DELETE"

@@ -72,7 +72,7 @@ _CLIENT_OPTIONS: Final = {
 _SECRET: Final = re.compile(r"secret|password|token|[a-z]_key(?!_enabled)|account$|proxy_url")
 """Options whose values errors never show: `google_service_account` may hold a key, not a path."""
 _SECRET_LENGTH: Final = 8
-"""Shorter values are those of test servers, and often part of the error, as in its host name."""
+"""Shorter values come from test servers, and often occur in an error, as in its host name."""
 _KEY_ID: Final = re.compile(r"(<AWSAccessKeyId>)[^<]*")
 """Part of S3's answer to a wrong signature, even if the key comes from the environment."""
 
