@@ -114,12 +114,9 @@ class Broker:
         """The work that this broker currently refuses."""
         self._reader = LogReader(store, led_partitions, hot)
         self._kafka_reader = KafkaReader(self._reader, led_partitions, hot, clock=clock)
+        sight_seconds = settings.liveness.on(local=store.is_local).sight_seconds
         self.metadata = LeaderMetadata(
-            meta,
-            leadership,
-            writer,
-            clock=clock,
-            sight_seconds=settings.liveness.on(local=store.is_local).sight_seconds,
+            meta, leadership, writer, clock=clock, sight_seconds=sight_seconds
         )
         """The cluster's metadata, as this broker knows it."""
         self.members = LiveMembers(self.metadata, leadership, clock=clock)

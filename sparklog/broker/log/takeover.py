@@ -172,10 +172,7 @@ def acquire(
     """Our attempted registrations; it may be unknown which of them were made."""
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
-        if metadata.level > limits.LEVEL:
-            raise errors.FormatTooNew(
-                root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
-            )
+        _check_level(store, metadata)
         if check_alive and not take_over:
             others = _lone_leader(metadata) if is_member else other_members(metadata)
             watches = [watch, *(watch_other(other) for other in others)]
@@ -193,6 +190,14 @@ def acquire(
     metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
     return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log, is_member=is_member)
+
+
+def _check_level(store: Store, metadata: ClusterMetadata) -> None:
+    """Raises `FormatTooNew` if the root has a feature level that this release does not support."""
+    if metadata.level > limits.LEVEL:
+        raise errors.FormatTooNew(
+            root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
+        )
 
 
 def _lone_leader(metadata: ClusterMetadata) -> list[int]:
