@@ -584,7 +584,7 @@ class Agent:
             self._publish_now.set()
 
     def _heartbeat(self) -> Heartbeat:
-        table = self._parts.led_partitions if self._parts is not None else None
+        led = self._parts.led_partitions if self._parts is not None else None
         return Heartbeat(
             broker=self._leadership.broker,
             epoch=self._leadership.epoch,
@@ -596,9 +596,9 @@ class Agent:
             metrics=self.metrics_address,
             version=VERSION,
             log=self.settings.log.file,
-            newest_sequence=table.applied_sequence if table is not None else -1,
+            newest_sequence=led.applied_sequence if led is not None else -1,
             phase=self._phase,
-            is_stuck=table is not None and table.is_takeover_stuck,
+            is_stuck=led is not None and led.is_takeover_stuck,
         )
 
     def _mark_stopped(self) -> None:

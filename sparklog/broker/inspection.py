@@ -226,10 +226,8 @@ class Partitions:
 
     def has_resigned(self, topic: str, partition: int) -> bool:
         """Returns whether this broker led a partition recently, and knows its next leader."""
-        table = self._led_partitions
-        return table.has_topic(topic) and table.resignations.is_retained(
-            table.topic(topic), partition
-        )
+        led = self._led_partitions
+        return led.has_topic(topic) and led.resignations.is_retained(led.topic(topic), partition)
 
     def watch_leaders(self, notify: Callable[[], None]) -> None:
         """Calls `notify` when partitions get new leaders, or when this broker begins to serve them.

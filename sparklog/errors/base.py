@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, dataclass_transform
 
-_DOUBLE_STOP: Final = re.compile(r"(?<![./])([.?…])\.(?= |$)")
+_SENTENCE_ENDS: Final = ".?…"
+_DOUBLE_STOP: Final = re.compile(rf"(?<![./])([{_SENTENCE_ENDS}])\.(?= |$)")
 """The end of a reason that is itself a sentence, followed by the message's full stop."""
 
-_DOUBLE_STOPS: Final = ("..", "?.", "….")
+_DOUBLE_STOPS: Final = tuple(f"{end}." for end in _SENTENCE_ENDS)
 
 _Error = TypeVar("_Error", bound="SparklogError")
 

@@ -321,9 +321,9 @@ class Collector:
 
     def topics(self) -> tuple[Iterator[TopicState], Sums]:
         """Returns the topics and their sums, which are complete once all have been yielded."""
-        table = self.sources.led_partitions
+        led = self.sources.led_partitions
         sums = Sums(counts=TopicCounts())
-        topics, removed = table.topics_and_removed()
+        topics, removed = led.topics_and_removed()
         sums.counts.add(removed)
         return self._states(topics, sums), sums
 
@@ -376,10 +376,10 @@ class Collector:
         )
 
     def _stuck(self, topic: Topic) -> int:
-        table = self.sources.led_partitions
-        if not table.is_takeover_stuck:
+        led = self.sources.led_partitions
+        if not led.is_takeover_stuck:
             return 0
-        return sum(table.is_moving(topic, number) for number in range(topic.count))
+        return sum(led.is_moving(topic, number) for number in range(topic.count))
 
     def _labels_of(self, topic: Topic, numbers: tuple[int, ...]) -> Sequence[str]:
         known = self._labels.get(topic.topic_id)

@@ -389,11 +389,11 @@ def _group_samples(groups: _Groups) -> Iterator[tuple[str, Sequence[_Sample]]]:
 
 def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources = collector.sources
-    table, upkeep = sources.led_partitions, sources.upkeep
-    oldest = table.backlog.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
-    newest = table.applied_sequence
+    led, upkeep = sources.led_partitions, sources.upkeep
+    oldest = led.backlog.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
+    newest = led.applied_sequence
     waited_seconds = age_seconds(sums.oldest_us, sources.clock.now_us())
-    yield "sparklog_wal_unpublished_bytes", [({}, table.backlog.unpublished_bytes)]
+    yield "sparklog_wal_unpublished_bytes", [({}, led.backlog.unpublished_bytes)]
     yield "sparklog_wal_oldest_unpublished_seconds", [({}, waited_seconds)]
     yield "sparklog_wal_objects", [({}, newest - oldest[0] + 1 if oldest else 0)]
     wal_bytes = collector.wal_bytes()
