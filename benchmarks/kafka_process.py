@@ -63,10 +63,12 @@ class KafkaProcess:
         folder: Path,
         settings: Mapping[str, str] | None = None,
         *,
+        protocol: str = "PLAINTEXT",
         node: Node | None = None,
         cluster_id: str = "",
     ) -> None:
         """`node` and `cluster_id` are for brokers of a `KafkaCluster`."""
+        self._protocol = protocol
         self._settings = dict(settings or {})
         self._java = [java(), *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
         self._folder = folder
@@ -114,7 +116,7 @@ class KafkaProcess:
     def _format(self, output: IO[bytes]) -> None:
         node = self._node = self._node or _free_nodes(1)[0]
         self.address = f"127.0.0.1:{node.port}"
-        settings = _settings(self._folder / "data", node) | self._settings
+        settings = _settings(self._folder / "data", node, self._protocol) | self._settings
         lines = [f"{name}={value}\n" for name, value in settings.items()]
         self._config.write_text("".join(lines), "utf-8")
         command = ("kafka.tools.StorageTool", "format", "--config", str(self._config))
@@ -233,15 +235,17 @@ class KafkaCluster:
             each.kill()
 
 
-def _settings(data: Path, node: Node) -> dict[str, str]:
+def _settings(data: Path, node: Node, protocol: str) -> dict[str, str]:
     broker, controller = node.port, node.controller_port
     return {
         "process.roles": "broker,controller",
         "node.id": str(node.number),
         "controller.quorum.voters": node.voter,
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+        "listeners": f"{protocol}://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"{protocol}://127.0.0.1:{broker}",
+        "listener.security.protocol.map": f"{protocol}:{protocol},CONTROLLER:PLAINTEXT",
+        "security.inter.broker.protocol": protocol,
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
         "offsets.topic.replication.factor": "1",

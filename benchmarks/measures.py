@@ -10,6 +10,7 @@ from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
+from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
 from benchmarks.spark import age, bulk, stream
 from benchmarks.wide import measures as wide
@@ -23,6 +24,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-start": kafka.start,
     "kafka-idle": kafka.idle,
     "kafka-rebalance": kafka.rebalance,
+    "kafka-tls": tls,
     "kafka-tails": tails.kafka,
     "kafka-native-tails": tails.native,
     "kafka-large-records": reads.large,

@@ -53,6 +53,7 @@ from sparklog.options import (
     check_root,
     is_bootstrap,
     is_loopback,
+    parse_listener,
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
@@ -456,16 +457,18 @@ class _RootSession:
 
     def check_kafka(self) -> None:
         """Raises `BadOption` if `kafka` was given and the broker serves Kafka elsewhere."""
-        wanted = self._settings.kafka.listen
+        wanted = self._settings.kafka.listener
         found = self._watch.poll() if self._asks_for_kafka else None
         if found is None or self._agent is not None:
             return
-        served = self._cluster(found.leader.flight).brokers[0].kafka
-        if served != wanted and not (served and wanted.endswith(":0")):
+        broker = self._cluster(found.leader.flight).brokers[0]
+        served = parse_listener(broker.kafka_listener or broker.kafka)
+        is_served = bool(served.address) and wanted.address.endswith(":0")
+        if served != wanted and not (is_served and served.protocol == wanted.protocol):
             who = describe(found.leader, now_us=self._clock.now_us())
-            where = f"with Kafka at {served}" if served else "without Kafka"
+            where = f"with Kafka at {served}" if served.address else "without Kafka"
             reason = f"{who} already serves the root, {where}: stop it, or omit this argument"
-            raise errors.BadOption(option="kafka", value=wanted, reason=reason)
+            raise errors.BadOption(option="kafka", value=str(wanted), reason=reason)
 
     def _start(self) -> str:
         is_new = not self._watch.metadata.brokers

@@ -2,13 +2,18 @@
 
 Any program may accept a connection, and a broker's port does so before the broker serves. So the
 request is one that every Kafka broker answers: ApiVersions in version 0.
+
+The check asks whether a broker is there, not which one, so it accepts any certificate.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from typing import Final
+
+from sparklog.options import PLAINTEXT, parse_listener
 
 _CORRELATION: Final = 0x5350_4C47
 _ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
@@ -16,13 +21,38 @@ _VERSIONS_START: Final = struct.pack(">iih", 0, _CORRELATION, 0)
 """Start of the answer: its length, which varies, the correlation id, and no error."""
 
 
-def answers(address: str, *, timeout_seconds: float) -> bool:
-    """Returns whether a Kafka broker answers at `host:port`.
+_WANTS_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+"""Ends of OpenSSL's reasons when a listener requires a certificate, which the check has not."""
 
-    Raises OSError if no connection is accepted, and TimeoutError if it is silent.
+
+def answers(listener: str, *, timeout_seconds: float) -> bool:
+    """Returns whether a Kafka broker answers at `host:port`, or with TLS at `SSL://host:port`.
+
+    Raises OSError if the connection is refused or closed, and TimeoutError if the port is silent.
     """
+    protocol, address = parse_listener(listener)
     host, _, port = address.rpartition(":")
     place = host.strip("[]"), int(port)
     with socket.create_connection(place, timeout_seconds) as peer:
-        peer.sendall(_ASK_VERSIONS)
-        return peer.recv(len(_VERSIONS_START), socket.MSG_WAITALL)[4:] == _VERSIONS_START[4:]
+        if protocol == PLAINTEXT:
+            return _answers(peer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            with context.wrap_socket(peer, server_hostname=place[0]) as encrypted:
+                return _answers(encrypted)
+        except ssl.SSLError as error:
+            return (error.reason or "").endswith(_WANTS_CERTIFICATE)
+
+
+def _answers(peer: socket.socket) -> bool:
+    peer.sendall(_ASK_VERSIONS)
+    found = b""
+    while len(found) < len(_VERSIONS_START):
+        more = peer.recv(len(_VERSIONS_START) - len(found))
+        if not more and not found:
+            raise ConnectionAbortedError("it closes the connection; a listener with TLS does that")
+        if not more:
+            return False
+        found += more
+    return found[4:] == _VERSIONS_START[4:]

@@ -21,7 +21,16 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits
-from sparklog.options import check_root, is_address, is_folder, is_service_link
+from sparklog.options import (
+    PLAINTEXT,
+    SSL,
+    Listener,
+    check_root,
+    is_address,
+    is_folder,
+    is_service_link,
+    parse_listener,
+)
 
 FLUSH_LINGER_REMOTE_MS = 10
 _HEARTBEAT_SECONDS = 1.0
@@ -72,7 +81,7 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Kafka listener; an empty `listen` disables it."""
+    """The Kafka listener: `host:port`, or `SSL://host:port`; an empty `listen` disables it."""
 
     listen: str = "127.0.0.1:9092"
     advertised: str = ""
@@ -80,6 +89,21 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_bytes: _BufferBytes = 512 * limits.MIB
     max_connections: _Count = limits.KAFKA_CONNECTIONS
     max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
+
+    @property
+    def listener(self) -> Listener:
+        return parse_listener(self.listen)
+
+
+class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The certificate of the listeners that use TLS; all are paths of PEM files."""
+
+    certificate: str = ""
+    key: str = ""
+    key_password_file: str = ""
+    ca: str = ""
+    client_auth: Literal["none", "requested", "required"] = "none"
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,6 +242,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
     flight: FlightSettings = FlightSettings()
     kafka: KafkaSettings = KafkaSettings()
+    tls: TlsSettings = TlsSettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
     hot_tail: HotTailSettings = HotTailSettings()
@@ -404,6 +429,9 @@ def _expectation(kind: Any) -> str:
     return "true or false" if kind is bool else "text"
 
 
+PROTOCOLS: Final = (PLAINTEXT, SSL)
+"""Protocols of the Kafka listener, by the names of Kafka's `security.protocol`."""
+
 ANY_HOST: Final = {"", "0.0.0.0", "::"}
 """Hosts to listen on that no client can connect to."""
 
@@ -422,7 +450,7 @@ def _check_together(settings: BrokerSettings) -> None:
         address = attrgetter(option)(settings)
         if address:
             _check_address(option, address, lowest_port=lowest_port)
-    host = settings.kafka.listen.rpartition(":")[0]
+    host = settings.kafka.listener.address.rpartition(":")[0]
     if host.strip("[]") in ANY_HOST and settings.kafka.listen and not settings.kafka.advertised:
         raise errors.BadOption(
             option="kafka.listen",
@@ -456,11 +484,30 @@ def _check_listeners(settings: BrokerSettings) -> None:
         address = attrgetter(option)(settings)
         if not address and option != "flight.listen":
             continue  # this listener is disabled
+        if option == "kafka.listen":
+            address = _checked_listener(option, settings)
         _check_address(option, address, lowest_port=0)
         if address in found and not address.endswith(":0"):
             reason = f"{found[address]} has the same address; give each listener its own port"
             raise errors.BadOption(option=option, value=address, reason=reason)
         found[address] = option
+
+
+def _checked_listener(option: str, settings: BrokerSettings) -> str:
+    """Returns the address of the Kafka listener. Raises `BadOption` if its protocol cannot be."""
+    listen = settings.kafka.listen
+    protocol, address = parse_listener(listen)
+    if protocol not in PROTOCOLS:
+        reason = f"expected host:port or one of {', '.join(PROTOCOLS)} before ://"
+        raise errors.BadOption(option=option, value=listen, reason=reason)
+    if protocol == SSL and not (settings.tls.certificate and settings.tls.key):
+        reason = "a listener with TLS needs tls.certificate and tls.key, the paths of PEM files"
+        raise errors.BadOption(option=option, value=listen, reason=reason)
+    for name, value in msgspec.structs.asdict(settings.tls).items():
+        if protocol == PLAINTEXT and value != getattr(TlsSettings(), name):
+            reason = f"it has no effect: kafka.listen needs {SSL}:// before its address"
+            raise errors.BadOption(option=f"tls.{name}", value=value, reason=reason)
+    return address
 
 
 def _check_address(option: str, address: str, *, lowest_port: int) -> None:

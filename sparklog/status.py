@@ -148,7 +148,7 @@ def of_root(
 
 def requiring_kafka(report: StatusReport) -> StatusReport:
     """Returns the report, with a reason in `unmet` if none of its Kafka listeners answers."""
-    addresses = [each.kafka for each in report.answered if each.kafka]
+    addresses = [each.kafka_listener or each.kafka for each in report.answered if each.kafka]
     unmet = "" if addresses else "no broker that answers has a Kafka listener"
     if addresses:
         with ThreadPoolExecutor(min(len(addresses), _ASKED_AT_ONCE)) as pool:
@@ -158,11 +158,14 @@ def requiring_kafka(report: StatusReport) -> StatusReport:
     return msgspec.structs.replace(report, unmet=unmet)
 
 
-def _kafka_silence(address: str) -> str:
-    """Returns the reason why no Kafka listener answers at `host:port`; empty if one does."""
-    silence = f"no Kafka listener answers at {address}"
+def _kafka_silence(listener: str) -> str:
+    """Returns the reason why a Kafka listener does not answer; empty if it does.
+
+    `listener`: as `kafka_port.answers` has it.
+    """
+    silence = f"no Kafka listener answers at {listener}"
     try:
-        found = kafka_port.answers(address, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
+        found = kafka_port.answers(listener, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
     except OSError as error:
         return f"{silence}: {error.strerror or error}"
     return "" if found else silence

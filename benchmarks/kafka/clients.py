@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,13 +26,24 @@ _PATIENCE_SECONDS: Final = 600.0
 _RATE: Final = re.compile(r"([0-9.]+) records/sec")
 
 
-def create(address: str, partitions: int, topic: str = TOPIC, **config: str) -> None:
-    """Creates a topic and waits until it is listed; underscores in config names mean dots."""
+def create(
+    address: str,
+    partitions: int,
+    topic: str = TOPIC,
+    *,
+    config: Mapping[str, str] | None = None,
+    client: Mapping[str, str] | None = None,
+) -> None:
+    """Creates a topic with this configuration, and waits until it is listed.
+
+    `client`: further settings of the client.
+    """
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-    admin = AdminClient({"bootstrap.servers": address})
-    given = {name.replace("_", "."): value for name, value in config.items()}
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=given)
+    admin = AdminClient({"bootstrap.servers": address, **(client or {})})
+    wanted = NewTopic(
+        topic, num_partitions=partitions, replication_factor=1, config=dict(config or {})
+    )
     made = admin.create_topics([wanted])
     made[topic].result(_SECONDS)
     while len(admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions) < partitions:
@@ -91,8 +102,11 @@ def _run(tool: str, *arguments: str) -> str:
 # ------------------------------------------------------------------------------ librdkafka
 
 
-def confluent_produce(address: str, count: int) -> float:
-    """Default settings, except for a queue so large that the program never waits for it."""
+def confluent_produce(address: str, count: int, client: Mapping[str, str] | None = None) -> float:
+    """Default settings, except for a queue so large that the program never waits for it.
+
+    `client`: further settings.
+    """
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
@@ -102,6 +116,7 @@ def confluent_produce(address: str, count: int) -> float:
             "linger.ms": 5,
             "queue.buffering.max.messages": count,
             "queue.buffering.max.kbytes": 2_000_000,
+            **(client or {}),
         }
     )
     value = os.urandom(VALUE_BYTES)
@@ -115,12 +130,39 @@ def confluent_produce(address: str, count: int) -> float:
     return count / seconds
 
 
-def one_at_a_time(address: str, count: int) -> Times:
-    """Sends each record after the ack of the previous one; the first tenth is not counted."""
+def confluent_consume(address: str, count: int, client: Mapping[str, str] | None = None) -> float:
+    """Reads from the beginning, in batches. `client`: further settings."""
+    import confluent_kafka
+
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": f"g-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            **(client or {}),
+        }
+    )
+    numbers = consumer.list_topics(TOPIC, timeout=_SECONDS).topics[TOPIC].partitions
+    places = [confluent_kafka.TopicPartition(TOPIC, each, 0) for each in numbers]
+    consumer.assign(places)
+    found, began = 0, time.perf_counter()
+    while found < count:
+        found += len(consumer.consume(10_000, 0.1))
+        _check(began)
+    seconds = time.perf_counter() - began
+    consumer.close()
+    return found / seconds
+
+
+def one_at_a_time(address: str, count: int, client: Mapping[str, str] | None = None) -> Times:
+    """Sends each record after the ack of the previous one; the first tenth is not counted.
+
+    `client`: further settings.
+    """
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": address, "acks": "all", "linger.ms": 0}
+        {"bootstrap.servers": address, "acks": "all", "linger.ms": 0, **(client or {})}
     )
     value, times = os.urandom(VALUE_BYTES), Times()
     for number in range(count + count // 10):

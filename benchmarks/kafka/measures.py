@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -111,15 +111,15 @@ def single(setup: KafkaSetup) -> Iterator[Measurement]:
     """One record at a time, acked before the next."""
     count = round(300 * setup.options.seconds)
 
-    def times(side: Side, **config: str) -> Times:
-        clients.create(side.address, PARTITIONS, **config)
+    def times(side: Side, config: Mapping[str, str]) -> Times:
+        clients.create(side.address, PARTITIONS, config=config)
         return clients.one_at_a_time(side.address, count)
 
     what = "confluent-kafka, one record at a time, acked"
-    found = setup.each("one record at a time", times)
+    found = setup.each("one record at a time", partial(times, config={}))
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(what, ours, theirs, most={50: 1.0, 99: 1.0}, than="Kafka")
-    found = setup.each("the same, flushed", partial(times, flush_messages="1"))
+    found = setup.each("the same, flushed", partial(times, config={"flush.messages": "1"}))
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(
         f"{what}, flush.messages=1", ours, theirs, most={50: math.inf, 99: math.inf}, than="Kafka"

@@ -80,6 +80,7 @@ _PUBLISH_TICK_SECONDS = 0.02
 _PUBLISH_IDLE_SECONDS = 0.1
 """Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
+_CERTIFICATE_SECONDS = 1.0  # between two checks whether its files have changed
 _GROUPS_TICK_SECONDS = 0.2
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
@@ -339,6 +340,13 @@ class Agent:
                 raise self.failure
             kafka.start()
         self._start_loops(parts, groups)
+        if (tls := self.listeners.tls) is not None:
+            self._loops.start(
+                "certificate",
+                lambda: self._loops.repeat(
+                    "loading the certificate", _CERTIFICATE_SECONDS, tls.refresh
+                ),
+            )
         self._is_serving = True
 
     def _surroundings(self) -> Surroundings:
@@ -380,6 +388,7 @@ class Agent:
                 epoch=self._leadership.epoch,
                 address=self.address,
                 kafka=self.kafka_address,
+                kafka_listener=listeners.kafka_listener,
                 metrics=self.metrics_address,
                 kind=self.kind,
                 version=VERSION,

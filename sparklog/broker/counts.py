@@ -193,7 +193,15 @@ class ApiCounts:
 class ListenerCounts:
     """Metrics of the Kafka listener, all counted in its event loop."""
 
-    __slots__ = ("apis", "connections_opened", "errors", "idle_share", "loop_delay_us", "names")
+    __slots__ = (
+        "apis",
+        "connections_opened",
+        "errors",
+        "handshakes_failed",
+        "idle_share",
+        "loop_delay_us",
+        "names",
+    )
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.names = names
@@ -204,6 +212,8 @@ class ListenerCounts:
         """Errors in responses, by API key and the error's name; for produce and fetch requests, one
         per partition."""
         self.connections_opened = 0
+        self.handshakes_failed = 0
+        """TLS handshakes that failed or did not end in time."""
         self.loop_delay_us = Distribution()
         """The delay of the event loop's timers."""
         self.idle_share = 1.0

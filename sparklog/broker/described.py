@@ -264,9 +264,10 @@ def broker_entries(settings: BrokerSettings, listener: str) -> list[ConfigEntry]
         settings: the broker's settings.
         listener: the address advertised to Kafka clients, `host:port`.
     """
+    protocol = settings.kafka.listener.protocol
     found = [_broker_entry(name, each, settings) for name, each in _KAFKAS.items()]
     found += [
-        _fixed(name, ConfigType.STRING, f"PLAINTEXT://{listener}", ConfigSource.BROKER, about)
+        _fixed(name, ConfigType.STRING, f"{protocol}://{listener}", ConfigSource.BROKER, about)
         for name, about in (
             ("listeners", "setting kafka.listen"),
             ("advertised.listeners", "setting kafka.advertised"),

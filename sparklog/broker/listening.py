@@ -24,14 +24,19 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.options import SSL
+from sparklog.security.secret import Secret
 from sparklog.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.listener import KafkaListener
     from sparklog.broker.metrics.server import MetricsServer
+    from sparklog.broker.tls.contexts import ServerTls
 
 KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
 """Packages from the extra `broker` that the Kafka listener needs."""
+TLS_PACKAGES: Final = ("cryptography",)
+"""Packages from the extra `broker` that listeners with TLS need."""
 METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
 """Packages from the extra `broker` that the metrics port needs."""
 
@@ -45,11 +50,16 @@ class Listeners:
     """The ports for Flight, Kafka and metrics, and their servers."""
 
     def __init__(self, settings: BrokerSettings, *, hooks: RequestHooks | None = None) -> None:
-        """`hooks`: called for each request from a Flight client; for tests."""
+        """Raises `BadOption` if the files of `settings.tls` are needed and not valid.
+
+        `hooks`: called for each request from a Flight client; for tests.
+        """
         self._settings = settings
         self._hooks = hooks
         self._flight_port = _port("flight.listen", settings.flight.listen)
-        self._kafka_port = _port("kafka.listen", settings.kafka.listen)
+        self._kafka_port = _port("kafka.listen", settings.kafka.listener.address)
+        self.tls = _server_tls(settings) if settings.kafka.listener.protocol == SSL else None
+        """TLS of the Kafka listener; None if it is plaintext."""
         self._metrics_port = _port("metrics.listen", settings.metrics.listen)
         self.flight: FlightListener | None = None
         self.kafka: KafkaListener | None = None
@@ -74,6 +84,12 @@ class Listeners:
     def kafka_address(self) -> str:
         """The address advertised to Kafka clients; empty without a Kafka listener."""
         return self.kafka.address if self.kafka is not None else ""
+
+    @property
+    def kafka_listener(self) -> str:
+        """The address advertised to Kafka clients as `PROTOCOL://host:port`; empty without one."""
+        address = self.kafka_address
+        return f"{self._settings.kafka.listener.protocol}://{address}" if address else ""
 
     @property
     def metrics_address(self) -> str:
@@ -124,6 +140,7 @@ class Listeners:
             memory_bytes=settings.memory_bytes,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
+            tls=self.tls,
         )
 
     def open_flight(
@@ -206,6 +223,34 @@ class Listeners:
         return [each for each in found if each is not None]
 
 
+def _server_tls(settings: BrokerSettings) -> ServerTls:
+    """Returns the TLS of the listeners. Raises `BadOption` if its files are not valid."""
+    from sparklog.broker.tls.contexts import ServerTls, TlsFiles, covers
+
+    tls = settings.tls
+    password = tls.key_password_file
+    found = ServerTls(
+        TlsFiles(
+            certificate=tls.certificate,
+            key=tls.key,
+            key_password=Secret.from_file(password) if password else None,
+            ca=tls.ca,
+            client_auth=tls.client_auth,
+            min_version=tls.min_version,
+        )
+    )
+    address = settings.kafka.advertised or settings.kafka.listener.address
+    host = address.rpartition(":")[0]
+    if not covers(found.certificate, host):
+        _log.warning(
+            "Kafka clients that check host names refuse the certificate: it lacks the host that"
+            " they connect to",
+            host=host,
+            certificate=tls.certificate,
+        )
+    return found
+
+
 def _port(option: str, listen: str) -> ports.BoundPort | None:
     return ports.BoundPort(option, listen) if listen else None
 
@@ -218,8 +263,10 @@ def _advertised(advertised: str, listen: str) -> str:
 
 def check_installed(settings: BrokerSettings) -> None:
     """Raises `NotInstalled` if a listener is configured and its packages are missing."""
+    has_tls = settings.kafka.listener.protocol == SSL
+    kafka_packages = (*KAFKA_PACKAGES, *(TLS_PACKAGES if has_tls else ()))
     for what, listen, packages, without in (
-        ("the Kafka listener", settings.kafka.listen, KAFKA_PACKAGES, "--kafka ''"),
+        ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
     ):
         missing = [name for name in packages if importlib.util.find_spec(name) is None]

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from sparklog import errors, limits
+from sparklog.options import parse_listener
 from sparklog.settings import ANY_HOST, NOT_ABOVE, BrokerSettings
 
 _LISTENERS: Final = ("flight.listen", "kafka.listen", "metrics.listen")
@@ -105,21 +106,21 @@ def _check_apart(settings: BrokerSettings, name: str, other: str, processes: int
         )
 
 
-def _split(address: str) -> tuple[str, int]:
-    """Returns the host and port; port 0 for an empty address."""
-    host, _, port = address.rpartition(":")
+def _split(listen: str) -> tuple[str, int]:
+    """Returns the host, without a protocol, and the port; port 0 for an empty address."""
+    host, _, port = parse_listener(listen).address.rpartition(":")
     return host, int(port or 0)
 
 
 def _moved(name: str, address: str, number: int, processes: int) -> str:
     """Returns an address with its port raised by `number`, unless the port is 0 or missing."""
-    host, port = _split(address)
+    port = _split(address)[1]
     if not port:
         return address
     if port + number > _HIGHEST_PORT:
         reason = f"{processes} processes count ports up from it, to {_HIGHEST_PORT} at most"
         raise errors.BadOption(option=name, value=address, reason=reason)
-    return f"{host}:{port + number}"
+    return f"{address.removesuffix(str(port))}{port + number}"
 
 
 def _share(settings: BrokerSettings, name: str, processes: int) -> int:

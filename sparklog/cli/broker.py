@@ -64,7 +64,7 @@ KafkaOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The address of the Kafka listener; '' disables it. Default:"
+        help="The address of the Kafka listener; SSL://HOST:PORT for TLS; '' disables it. Default:"
         " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
         show_default=False,
     ),

@@ -112,7 +112,9 @@ def test_a_kafka_listener_may_be_required(
             silent_address = f"127.0.0.1:{silent.getsockname()[1]}"
             report = of_address(broker.flight)
             (answering,) = report.answered
-            without = msgspec.structs.replace(answering, kafka=silent_address)
+            without = msgspec.structs.replace(
+                answering, kafka=silent_address, kafka_listener=silent_address
+            )
             report = msgspec.structs.replace(report, answered=[without])
             assert silent_address in requiring_kafka(report).unmet
             report = msgspec.structs.replace(report, answered=[without, answering])

@@ -22,7 +22,8 @@ import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
-from sparklog.settings import GroupSettings, LogSettings
+from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
+from tests.support.certificates import Authority
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
 from tests.support.logs import logging_restored
@@ -509,3 +510,66 @@ def test_a_program_with_javas_clients(agent: Agent) -> None:
         log.create_topic("t", partitions=2)
     program = str(PROGRAMS / "Clients.java")
     assert run(class_path(), program, agent.kafka_address, "t").splitlines()[-1] == "done"
+
+
+# ------------------------------------------------------------------------------ TLS
+
+
+def test_java_clients_over_tls(tmp_path: Path) -> None:
+    """Promise: Java clients are served with the properties in docs/security.md.
+
+    A client without the CA reports the certificate, and the broker's log names the remedy.
+    """
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    tls = TlsSettings(certificate=certificate, key=key, ca=authority.path, client_auth="required")
+    own = "".join(Path(each).read_text() for each in authority.sign("java", is_client=True)[::-1])
+    (tmp_path / "own.pem").write_text(own)
+    properties = {
+        "security.protocol": "SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": authority.path,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(tmp_path / "own.pem"),
+    }
+    paths = class_path()
+
+    def config(**changed: str | None) -> str:
+        path = tmp_path / "client.properties"
+        given = {**properties, **changed}
+        path.write_text("".join(f"{name}={value}\n" for name, value in given.items() if value))
+        return str(path)
+
+    kafka = KafkaSettings(listen="SSL://127.0.0.1:0")
+    with broker(tmp_path / "root", kafka=kafka, tls=tls, groups=GROUPS) as agent:
+        address = ("--bootstrap-server", agent.kafka_address)
+        create = (*address, "--command-config", config(), "--create", "--topic", "t")
+        assert "Created topic t." in run(paths, f"{TOOLS}.TopicCommand", *create)
+        load = ("--topic", "t", "--num-records", "20000", "--record-size", "100")
+        run(
+            paths,
+            f"{TOOLS}.ProducerPerformance",
+            *(*load, "--throughput", "-1", "--producer.config", config()),
+            *("--producer-props", f"bootstrap.servers={agent.kafka_address}"),
+        )
+        read = run(
+            paths,
+            f"{TOOLS}.ConsumerPerformance",
+            *(*address, "--topic", "t", "--messages", "20000", "--timeout", "60000"),
+            *("--consumer.config", config(), "--group", "g"),
+        )
+        assert read.splitlines()[-1].split(",")[4].strip() == "20000"
+        refused = subprocess.run(
+            command(
+                paths,
+                f"{TOOLS}.TopicCommand",
+                *(*address, "--list", "--command-config"),
+                config(**dict.fromkeys(("ssl.truststore.type", "ssl.truststore.location"))),
+            ),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert refused.returncode != 0
+        assert "SSL handshake failed" in refused.stdout + refused.stderr

@@ -25,6 +25,7 @@ from sparklog.broker.metrics.families import FAMILIES
 from sparklog.formats import flight_messages
 from sparklog.settings import load_settings
 from tests.support import golang
+from tests.support.certificates import Authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("promql")]
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations"
@@ -187,11 +188,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Scrapes of a broker, 15 s apart by their times, with clients in between."""
     root = tmp_path_factory.mktemp("root")
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    certificate, key = authority.sign("broker")
     settings = load_settings(
         None,
         {},
-        {"root": str(root), "flight.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0",
-         "metrics.listen": "127.0.0.1:0"},
+        {"root": str(root), "flight.listen": "127.0.0.1:0", "kafka.listen": "SSL://127.0.0.1:0",
+         "metrics.listen": "127.0.0.1:0", "tls.certificate": certificate, "tls.key": key},
     )  # fmt: skip
     scrapes: list[dict[str, Any]] = []
     with Agent(settings) as agent:
@@ -199,11 +202,15 @@ def engine(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
         assert broker is not None
         for topic in ("t", "u"):
             broker.topics.create(flight_messages.CreateTopic(topic=topic, partitions=2))
-        producer = confluent_kafka.Producer({"bootstrap.servers": agent.kafka_address})
+        client = {
+            "bootstrap.servers": agent.kafka_address,
+            "security.protocol": "SSL",
+            "ssl.ca.location": authority.path,
+        }
+        producer = confluent_kafka.Producer(client)
         consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": agent.kafka_address, "group.id": "g",
-             "auto.offset.reset": "earliest"}
-        )  # fmt: skip
+            client | {"group.id": "g", "auto.offset.reset": "earliest"}
+        )
         consumer.subscribe(["t", "u"])
         sources = agent._sources
         assert sources is not None

@@ -41,6 +41,7 @@ class Kafka:
 
     address = "127.0.0.1:9092"
     connection_count = 3
+    certificate_expires_at = 1_900_000_000.0
 
     def __init__(self) -> None:
         self.counts = ListenerCounts({0: "Produce", 1: "Fetch"})
@@ -378,6 +379,7 @@ def test_requests_of_kafka_clients(bench: Bench) -> None:
     connections = {"listener": "KAFKA", "networkProcessor": "0"}
     name = "kafka_server_socket_server_metrics_connection_count"
     assert found[at(name, **connections)] == 3
+    assert found[at("sparklog_certificate_expiry_timestamp_seconds")] == 1_900_000_000
 
 
 def test_requests_to_the_store_and_memory(bench: Bench) -> None:

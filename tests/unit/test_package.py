@@ -227,7 +227,11 @@ def test_extras_name_what_the_code_looks_for() -> None:
     base = {_package(each) for each in project["dependencies"]}
     extras = project["optional-dependencies"]
     assert base.isdisjoint(OF_THE_KAFKA_LISTENER)
-    needed = {*listening.KAFKA_PACKAGES, *listening.METRICS_PACKAGES}
+    needed = {
+        *listening.KAFKA_PACKAGES,
+        *listening.METRICS_PACKAGES,
+        *listening.TLS_PACKAGES,
+    }
     assert {_package(each).replace("-", "_") for each in extras["broker"]} == needed
     assert set(listening.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
     assert {_package(each) for each in extras["spark"]} >= {"cramjam", "numba"}

@@ -41,7 +41,9 @@ def test_ids_and_ports_count_up() -> None:
         "id": 5,
         "flight__listen": "0.0.0.0:8815",
         "flight__advertised": "host:7000",
-        "kafka__listen": "[::1]:9092",
+        "kafka__listen": "SSL://[::1]:9092",
+        "tls__certificate": "c.pem",
+        "tls__key": "c.key",
         "kafka__advertised": "host:9500",
         "metrics__listen": "127.0.0.1:9100",
     }
@@ -49,7 +51,7 @@ def test_ids_and_ports_count_up() -> None:
     assert values(3, "cluster.join", **given) == [True] * 3
     assert values(3, "flight.listen", **given) == [f"0.0.0.0:{8815 + n}" for n in range(3)]
     assert values(3, "flight.advertised", **given) == [f"host:{7000 + n}" for n in range(3)]
-    assert values(3, "kafka.listen", **given) == [f"[::1]:{9092 + n}" for n in range(3)]
+    assert values(3, "kafka.listen", **given) == [f"SSL://[::1]:{9092 + n}" for n in range(3)]
     assert values(3, "kafka.advertised", **given) == [f"host:{9500 + n}" for n in range(3)]
     assert values(3, "metrics.listen", **given) == [f"127.0.0.1:{9100 + n}" for n in range(3)]
 
@@ -152,6 +154,7 @@ def test_what_cannot_be_divided_is_named(
         ("h:9002", "h:9000", True),
         ("0.0.0.0:9000", "h:9001", True),
         ("h:9000", "[::]:9002", True),
+        ("h:9000", "SSL://h:9002", True),
         ("h:9000", "h:9003", False),
         ("h:9000", "other:9001", False),
         ("h:0", "h:0", False),
@@ -159,7 +162,10 @@ def test_what_cannot_be_divided_is_named(
 )
 def test_ports_of_two_listeners_are_apart(flight: str, kafka: str, overlap: bool) -> None:
     """Three processes need three ports for each listener; an overlap is refused at the start."""
-    given = settings(flight__listen=flight, kafka__listen=kafka, kafka__advertised="public:1")
+    tls = {"tls__certificate": "c", "tls__key": "k"} if kafka.startswith("SSL") else {}
+    given = settings(
+        flight__listen=flight, kafka__listen=kafka, kafka__advertised="public:1", **tls
+    )
     if not overlap:
         settings_of_each(given, 3)
         return

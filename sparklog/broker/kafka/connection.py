@@ -39,7 +39,7 @@ _log = structlog.get_logger("sparklog.kafka")
 _OUR_CLIENT: Final = b"PRI "
 """The first bytes of HTTP/2, from sparklog's clients. As a length they exceed any limit."""
 _NO_HTTP: Final = b"this is a Kafka port: it does not serve HTTP\n"
-_TLS_HANDSHAKE: Final = b"\x16\x03"
+TLS_HANDSHAKE: Final = b"\x16\x03"
 """The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
 _RequestHeader = tuple[int, int, int]
 """API key, version and correlation id."""
@@ -235,7 +235,7 @@ class KafkaConnection:
         while True:
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
-                await self._check_is_kafka(bytes(length))
+                await self.check_is_kafka(bytes(length))
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = (
@@ -256,7 +256,7 @@ class KafkaConnection:
                 await self._replies.put(reply)
             del reply  # otherwise its records would be retained until the next request
 
-    async def _check_is_kafka(self, begin: bytes) -> None:
+    async def check_is_kafka(self, begin: bytes) -> None:
         """Raises `BadRequest` for another protocol, after a reply to gRPC and HTTP clients."""
         if begin == _OUR_CLIENT:
             flight = self._context.broker.cluster().brokers[0].address
@@ -265,7 +265,7 @@ class KafkaConnection:
         elif refusal := http1.refusal(begin, _NO_HTTP):
             await self._stream.write([refusal])
             protocol = "HTTP"
-        elif begin.startswith(_TLS_HANDSHAKE):
+        elif begin.startswith(TLS_HANDSHAKE):
             protocol = "TLS; set security.protocol=PLAINTEXT in that client"
         else:
             return

@@ -12,29 +12,33 @@ import asyncio
 import queue
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import structlog
 import uvloop
 
 from sparklog import errors
+from sparklog.broker import http1
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
 from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.kafka.connection import KafkaConnection
+from sparklog.broker.kafka.connection import TLS_HANDSHAKE, KafkaConnection
 from sparklog.broker.kafka.memory import ListenerMemory
 from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.refused_work import Work
+from sparklog.broker.tls.engine import NO_TLS, TlsEngine, TlsFailed
+from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
 from sparklog.limits import (
     KAFKA_CONNECTIONS,
@@ -42,7 +46,12 @@ from sparklog.limits import (
     KAFKA_LITTLE_ITEMS,
     LISTEN_BACKLOG,
 )
+from sparklog.options import PLAINTEXT, SSL
 
+if TYPE_CHECKING:
+    from sparklog.broker.tls.contexts import ServerTls
+
+HANDSHAKE_SECONDS = 10  # for a TLS handshake, as for all that precedes the first request
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
 _CHANGE_THREADS = 2
@@ -105,7 +114,9 @@ class KafkaListener:
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
+        tls: ServerTls | None = None,
     ) -> None:
+        """`tls`: encrypts the connections; None: they are plaintext."""
         self.broker = broker
         self.groups = groups
         self._listening = listening
@@ -122,6 +133,9 @@ class KafkaListener:
         self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
         self._max_connections = max_connections
         self._max_connections_per_address = max_connections_per_address
+        self.protocol = PLAINTEXT if tls is None else SSL
+        self._tls = tls
+        self._handshakes = Handshakes()
         self._addresses: Counter[str] = Counter()
         """The number of connections per client address."""
         self._closed = 0
@@ -202,6 +216,7 @@ class KafkaListener:
             self._loop.close()
         for thread in self._threads:
             thread.join()
+        self._handshakes.close()
         for pool in self._pools.values():
             pool.shutdown()
 
@@ -392,9 +407,43 @@ class KafkaListener:
         )
         self._addresses[peer] += 1
         self.counts.connections_opened += 1
-        task = self._loop.create_task(connection.serve())
+        task = self._loop.create_task(self._serve_connection(stream, connection))
         self._connections[task] = connection
         task.add_done_callback(lambda task: self._ended(task, peer))
+
+    async def _serve_connection(self, stream: SocketStream, connection: KafkaConnection) -> None:
+        """Serves a connection until it ends, after its handshake if connections are encrypted."""
+        if self._tls is None or await self._has_shaken_hands(stream, connection, self._tls.context):
+            await connection.serve()
+
+    async def _has_shaken_hands(
+        self, stream: SocketStream, connection: KafkaConnection, context: ssl.SSLContext
+    ) -> bool:
+        """Returns whether the TLS handshake succeeds; if not, closes the connection."""
+
+        def run(step: Callable[[bytes], bool], received: bytes) -> Awaitable[bool]:
+            return asyncio.wrap_future(self._handshakes.submit(stream.peer, step, received))
+
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                begin = await stream.peek(http1.BEGIN_BYTES)
+                if not begin.startswith(TLS_HANDSHAKE):
+                    await connection.check_is_kafka(begin)
+                    raise TlsFailed(NO_TLS)
+                await stream.start_tls(TlsEngine(context, is_server=True), run)
+        except (TlsFailed, errors.BadRequest) as error:
+            reason = str(error)
+        except ConnectionError:
+            reason = ""  # the client has left
+        except TimeoutError:
+            reason = f"no TLS handshake within {HANDSHAKE_SECONDS} s"
+        else:
+            return True
+        if reason:
+            self.counts.handshakes_failed += 1
+            self.log_closed(stream.peer, reason)
+        stream.close()
+        return False
 
     def _ended(self, task: asyncio.Task[None], peer: str) -> None:
         del self._connections[task]
@@ -413,6 +462,11 @@ class KafkaListener:
             busy = (cpu_now - cpu) / max(now - at, 1e-9)
             counts.idle_share += _MEASURE_WEIGHT * (1.0 - min(busy, 1.0) - counts.idle_share)
             at, cpu = now, cpu_now
+
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """When the certificate expires, in seconds since 1970; None without TLS."""
+        return self._tls.expires_at if self._tls is not None else None
 
     @property
     def connection_count(self) -> int:

@@ -64,6 +64,8 @@ class HandlerContext(Protocol):
     host: str
     port: int
     """The address that Metadata and FindCoordinator return to clients."""
+    protocol: str
+    """"PLAINTEXT" or "SSL"."""
     writer_queue_lock: asyncio.Lock
     """Held by the request that waits for space in the writer's queue; others queue behind it."""
     large_reply_lock: asyncio.Lock

@@ -3,17 +3,23 @@
 At most `READ_BYTES` are buffered ahead of `read`; asyncio's own streams exceed their limit by as
 much as the socket has available. A large part of a request is read directly into the buffer that
 `read` returns.
+
+With TLS, ciphertext is received into a buffer that all connections of a loop share, and decrypted
+immediately into the same two places. If there is no room for the plaintext, its ciphertext waits in
+the connection's engine, at most `STEP_BYTES` of it, and nothing more is received.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from sparklog import limits
 from sparklog.broker.kafka.messages import Raw
+from sparklog.broker.tls.engine import STEP_BYTES, TlsEngine, TlsFailed
 
 READ_BYTES = 32 * limits.KIB  # the maximum read ahead from a connection
 
@@ -39,6 +45,8 @@ class SocketStream(asyncio.BufferedProtocol):
         self._draining: asyncio.Future[None] | None = None
         self._is_full = False
         self._is_over = False
+        self._tls: TlsEngine | None = None
+        self._failure: TlsFailed | None = None
         self.peer = ""
         """The client's address without its port; empty if unknown."""
         self.left: Callable[[], None] | None = None
@@ -57,6 +65,26 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
+        return self._room() if self._tls is None else _ciphertext()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.read_bytes += nbytes
+        if self._tls is None:
+            self._add(nbytes)
+        else:
+            self._tls.receive(_ciphertext()[:nbytes])
+            self._decrypt()
+        if self._is_filled and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    @property
+    def _is_filled(self) -> bool:
+        """True if there is no room for another byte."""
+        return self._target is None and self._last - self._first == len(self._buffer)
+
+    def _room(self) -> memoryview:
+        """Returns the place for the next bytes."""
         if self._target is not None:
             return self._target
         if self._first:  # moves the few unread bytes to the front
@@ -65,21 +93,35 @@ class SocketStream(asyncio.BufferedProtocol):
             self._first, self._last = 0, len(unread)
         return memoryview(self._buffer)[self._last :]
 
-    def buffer_updated(self, nbytes: int) -> None:
-        self.read_bytes += nbytes
-        if self._target is not None:
-            self._target = self._target[nbytes:]
-            if not len(self._target):
-                self._target = None
-                self._wake_reader()
-            return
-        self._last += nbytes
-        if self._last == len(self._buffer) and not self._is_paused:
-            self._is_paused = True
-            self.transport.pause_reading()
+    def _add(self, size: int) -> None:
+        """Notes that `size` bytes are in the place that `_room` has returned."""
+        if self._target is None:
+            self._last += size
+        else:
+            self._target = self._target[size:]
+            if len(self._target):
+                return
+            self._target = None
         self._wake_reader()
 
+    def _decrypt(self) -> None:
+        """Decrypts received bytes, as far as there is room for them."""
+        assert self._tls is not None
+        try:
+            while size := self._tls.read_into(self._room()):
+                self._add(size)
+        except TlsFailed as error:
+            self._failure = error
+            self._end()
+            return
+        self._send_outgoing(self._tls)
+        if self._tls.is_over:
+            self._end()
+
     def eof_received(self) -> bool:
+        if self._tls is not None:
+            self._tls.end()
+            self._decrypt()
         self._end()
         return True  # replies may still be written
 
@@ -147,14 +189,61 @@ class SocketStream(asyncio.BufferedProtocol):
         self._resume_reading()
         return large
 
+    async def peek(self, size: int) -> bytes:
+        """Returns the next bytes, which stay unread. Raises `ConnectionResetError`, as `read`."""
+        while self._last - self._first < size:
+            await self._receive_more()
+        return bytes(memoryview(self._buffer)[self._first : self._first + size])
+
+    async def start_tls(
+        self, engine: TlsEngine, run: Callable[[Callable[[bytes], bool], bytes], Awaitable[bool]]
+    ) -> None:
+        """Completes a handshake; everything that is read and written from then on is encrypted.
+
+        Raises `TlsFailed`, and `ConnectionResetError` if the client has left.
+
+        Args:
+            engine: the TLS of this connection.
+            run: calls the function in a thread, because a step of the handshake takes long.
+        """
+        is_complete = False
+        while not is_complete:
+            while self._first == self._last:
+                await self._receive_more()
+            try:
+                is_complete = await run(engine.handshake, self._take_buffered())
+            except TlsFailed:
+                self._send_outgoing(engine)  # the alert
+                raise
+            # Not if cancelled: the thread may still be using the engine.
+            self._send_outgoing(engine)
+        self._tls = engine
+        engine.receive(self._take_buffered())  # arrived during the last step
+        self._decrypt()
+        self._resume_reading()
+
+    def _send_outgoing(self, engine: TlsEngine) -> None:
+        if not self.transport.is_closing() and (outgoing := engine.take_outgoing()):
+            self.transport.write(outgoing)
+
+    def _take_buffered(self) -> bytes:
+        data = bytes(memoryview(self._buffer)[self._first : self._last])
+        self._first = self._last = 0
+        self._resume_reading()
+        return data
+
     def close(self) -> None:
         """Closes the connection, and frees the read-ahead buffer."""
+        if self._tls is not None and not self.transport.is_closing():
+            self.transport.write(self._tls.close())
         self.transport.close()
         self.left = None
         self._buffer = bytearray()
         self._first = self._last = 0
 
     async def _receive_more(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._is_over:
             raise ConnectionResetError("the client has left")
         self._reading = self._loop.create_future()
@@ -165,9 +254,14 @@ class SocketStream(asyncio.BufferedProtocol):
             self._reading = None
 
     def _resume_reading(self) -> None:
-        if self._is_paused and (self._target is not None or self._first or not self._last):
-            self._is_paused = False
-            self.transport.resume_reading()
+        if not self._is_paused or self._is_filled:
+            return
+        if self._tls is not None:
+            self._decrypt()  # first the bytes that have waited in the engine
+            if self._is_filled:
+                return
+        self._is_paused = False
+        self.transport.resume_reading()
 
     async def write(self, chunks: Sequence[Raw]) -> None:
         """Writes the chunks. Returns when the client has read most of them.
@@ -176,10 +270,26 @@ class SocketStream(asyncio.BufferedProtocol):
         """
         if self.transport.is_closing():
             raise ConnectionResetError("the client has left")
-        self.transport.writelines(chunks)
+        if self._tls is None:
+            self.transport.writelines(chunks)
+            await self._drain()
+            return
+        for ciphertext in self._tls.encrypt(chunks):
+            if self.transport.is_closing():
+                raise ConnectionResetError("the client has left")
+            self.transport.write(ciphertext)
+            await self._drain()
+
+    async def _drain(self) -> None:
         if self._is_full:
             self._draining = self._loop.create_future()
             try:
                 await self._draining
             finally:
                 self._draining = None
+
+
+@functools.cache
+def _ciphertext() -> memoryview:
+    """Returns the buffer for received ciphertext. The loop fills it and hands it over at once."""
+    return memoryview(bytearray(STEP_BYTES))

@@ -58,6 +58,10 @@ class KafkaFigures(Protocol):
     @property
     def connection_count(self) -> int: ...
 
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """When the certificate expires, in seconds since 1970; None without TLS."""
+
 
 class FlightFigures(Protocol):
     """The part of the Flight listener that metrics are collected from."""

@@ -434,6 +434,10 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     connections = "kafka_server_socket_server_metrics_connection"
     yield f"{connections}_count", [(listener, kafka.connection_count)]
     yield f"{connections}_creation_total", [(listener, counts.connections_opened)]
+    failed = "kafka_server_socket_server_metrics_failed_authentication_total"
+    yield failed, [(listener, counts.handshakes_failed)]
+    if (expires_at := kafka.certificate_expires_at) is not None:
+        yield "sparklog_certificate_expiry_timestamp_seconds", [({}, expires_at)]
     idle: list[_Sample] = [({}, counts.idle_share)]
     yield "kafka_network_socketserver_networkprocessoravgidle_percent", idle
     yield "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", idle

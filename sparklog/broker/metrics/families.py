@@ -135,6 +135,10 @@ _GAUGES: Final = {
     "sparklog_store_free_bytes": "Free space below the root, if known.",
     "sparklog_memory_held_bytes": "Memory in use, per budget.",
     "sparklog_memory_limit_bytes": "Memory limit, per budget.",
+    "sparklog_certificate_expiry_timestamp_seconds": (
+        "When the certificate of the Kafka listener expires, in seconds since 1970; absent without"
+        " TLS."
+    ),
     "sparklog_flight_streams": "Open streams from native clients.",
     "sparklog_lag_seconds_unresolved": (
         "Partitions of groups whose lag in seconds could not be read in time for this scrape."
@@ -162,6 +166,9 @@ _COUNTERS: Final = {
     ),
     "kafka_server_socket_server_metrics_connection_creation_total": (
         "Accepted connections from Kafka clients."
+    ),
+    "kafka_server_socket_server_metrics_failed_authentication_total": (
+        "Connections from Kafka clients whose TLS handshake failed or did not end in time."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",

@@ -16,7 +16,6 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.topics import nodes
 
 _TOPIC: Final = "__cluster_metadata"
-_LISTENER: Final = "PLAINTEXT"
 _UNKNOWN: Final = -1
 
 
@@ -45,7 +44,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "nodes": [
             {
                 "node_id": each.broker,
-                "listeners": ({"name": _LISTENER, "host": each.host, "port": each.port},),
+                "listeners": ({"name": context.protocol, "host": each.host, "port": each.port},),
             }
             for each in listeners
         ],

@@ -1,0 +1,203 @@
+"""The TLS context of the listeners, made from PEM files and renewed when they change.
+
+There are no session tickets: a resumed session skips the check of the client's certificate, so a
+client whose certificate was revoked could come back. Renegotiation and compression are off.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+from cryptography import x509
+
+from sparklog import errors
+from sparklog.clock import Clock, SystemClock
+from sparklog.security.secret import Secret
+
+EXPIRY_NOTICE_SECONDS = 14 * 86_400.0  # before a certificate expires, the log begins to say so
+_DAY_SECONDS: Final = 86_400.0
+_log = structlog.get_logger("sparklog.tls")
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""For TLS 1.2: forward secrecy and authenticated encryption only. TLS 1.3 has no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """The files of a server's TLS, in PEM."""
+
+    certificate: str
+    """The server's certificate, followed by those that lead to its CA."""
+    key: str
+    key_password: Secret | None = None
+    ca: str = ""
+    """Certificates that sign those of clients; empty: clients need none."""
+    client_auth: Literal["none", "requested", "required"] = "none"
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Returns a new context with what the files contain now.
+
+    Raises `BadOption`, which names the setting and the file, if a file cannot be read, is not PEM,
+    or if the key is not that of the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = (
+        ssl.TLSVersion.TLSv1_3 if files.min_version == "TLSv1.3" else ssl.TLSVersion.TLSv1_2
+    )
+    context.set_ciphers(_CIPHERS)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.set_alpn_protocols([])
+    _pem("tls.certificate", files.certificate)
+    is_locked = b"ENCRYPTED" in _pem("tls.key", files.key)
+    password = files.key_password.reveal() if files.key_password is not None else ""
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            option, path, reason = "tls.key", files.key, "it is not the key of tls.certificate"
+        elif is_locked:
+            option, path = "tls.key", files.key
+            reason = "it is encrypted, and tls.key_password_file does not contain its password"
+        else:
+            option, path = "tls.certificate", files.certificate
+            reason = f"it or {files.key} is not valid: {error.reason or error}"
+        raise errors.BadOption(option=option, value=path, reason=reason) from None
+    if files.ca and files.client_auth == "none":
+        reason = 'it has no effect: tls.client_auth is "none"'
+        raise errors.BadOption(option="tls.ca", value=files.ca, reason=reason)
+    if files.ca:
+        _pem("tls.ca", files.ca)
+        try:
+            context.load_verify_locations(files.ca)
+        except ssl.SSLError as error:
+            reason = f"it contains no valid certificate: {error.reason or error}"
+            raise errors.BadOption(option="tls.ca", value=files.ca, reason=reason) from None
+    if files.client_auth != "none":
+        if not files.ca:
+            reason = "certificates of clients need tls.ca, with the certificates that sign them"
+            raise errors.BadOption(option="tls.client_auth", value=files.client_auth, reason=reason)
+        required = files.client_auth == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    return context
+
+
+class ServerTls:
+    """The context of the listeners, renewed by `refresh` when its files have changed.
+
+    A context in use is never changed: connections that begin later get a new one. If the new files
+    are not valid, such as a certificate whose key has not been copied yet, the old context stays.
+    """
+
+    def __init__(self, files: TlsFiles, *, clock: Clock | None = None) -> None:
+        """Raises `BadOption` if the files are not valid."""
+        self.files = files
+        self._clock = clock or SystemClock()
+        self._seen = _signature(files)
+        self.context = server_context(files)
+        """For the next connection."""
+        self.certificate = _first_certificate(files.certificate)
+        self.failure = ""
+        """Why the files are not in use as they are now; empty if they are."""
+        self._told_at = float("-inf")
+
+    def refresh(self) -> None:
+        """Loads the files if they have changed, and logs once a day that they will expire."""
+        if (found := _signature(self.files)) != self._seen:
+            self._seen = found
+            try:
+                context = server_context(self.files)
+                certificate = _first_certificate(self.files.certificate)
+            except errors.BadOption as error:
+                self.failure = str(error)
+                _log.error("keeping the old certificate: the new files are not valid: %s", error)
+            else:
+                self.context, self.certificate, self.failure = context, certificate, ""
+                self._told_at = float("-inf")
+                _log.info(
+                    "loaded a new certificate",
+                    file=self.files.certificate,
+                    expires=self.certificate.not_valid_after_utc.isoformat(),
+                )
+        self._tell_of_expiry()
+
+    @property
+    def expires_at(self) -> float:
+        """When the certificate expires, in seconds since 1970."""
+        return self.certificate.not_valid_after_utc.timestamp()
+
+    def _tell_of_expiry(self) -> None:
+        left_seconds = self.expires_at - self._clock.now_us() / 1e6
+        now = self._clock.monotonic()
+        if left_seconds > EXPIRY_NOTICE_SECONDS or now - self._told_at < _DAY_SECONDS:
+            return
+        self._told_at = now
+        expires = self.certificate.not_valid_after_utc.isoformat()
+        if left_seconds > 0:
+            _log.warning("the certificate will expire; replace tls.certificate", expires=expires)
+        else:
+            _log.error(
+                "the certificate has expired: clients refuse it; replace tls.certificate",
+                expires=expires,
+            )
+
+
+def covers(certificate: x509.Certificate, host: str) -> bool:
+    """Returns whether clients that connect to `host`, a name or an address, accept the certificate.
+
+    As RFC 9525 has it: only alternative names count, and a wildcard is a whole first label.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    host = host.strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return address in names.get_values_for_type(x509.IPAddress)
+    host = host.lower().rstrip(".")
+    _, _, parent = host.partition(".")
+    found = {each.lower() for each in names.get_values_for_type(x509.DNSName)}
+    return host in found or (bool(parent) and f"*.{parent}" in found)
+
+
+def _first_certificate(path: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(_pem("tls.certificate", path))
+    except ValueError as error:
+        reason = f"its first certificate is not valid: {error}"
+        raise errors.BadOption(option="tls.certificate", value=path, reason=reason) from None
+
+
+def _signature(files: TlsFiles) -> list[tuple[int, int, int] | None]:
+    """Returns what changes when a file is replaced or written to."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in (files.certificate, files.key, files.ca):
+        try:
+            stat = Path(path).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return found
+
+
+def _pem(option: str, path: str) -> bytes:
+    """Returns the content of a PEM file."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        reason = f"the file cannot be read: {error.strerror or error}"
+        raise errors.BadOption(option=option, value=path, reason=reason) from None
+    if b"-----BEGIN " not in content:
+        raise errors.BadOption(option=option, value=path, reason="the file is not PEM")
+    return content

@@ -1,0 +1,1 @@
+"""Security: credentials that are not printed, encoded or pickled."""
