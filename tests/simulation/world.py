@@ -62,9 +62,9 @@ from tests.simulation.scheduler import Process, ProcessClock, Scheduler
 _LIMITS = {
     "sparklog.limits.TRIM_GRACE_SECONDS": 0.3,
     "sparklog.storage.metadata.store.META_SNAPSHOT_EVERY": 4,
-    "sparklog.storage.metadata.store.META_KEPT_SECONDS": 1.0,
-    "sparklog.storage.metadata.store.META_LOOK_SECONDS": 0.2,
-    "sparklog.storage.metadata.store.META_LIST_SECONDS": 0.5,
+    "sparklog.storage.version_chain.KEPT_SECONDS": 1.0,
+    "sparklog.storage.version_chain.LOOK_SECONDS": 0.2,
+    "sparklog.storage.version_chain.LIST_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SWEEP_EVERY_SECONDS": 0.5,
     "sparklog.broker.assembly.UPKEEP_QUIET_REMOTE_SECONDS": 0.5,
     "sparklog.broker.log.janitor.SETTLE_EVERY_SECONDS": 0.5,

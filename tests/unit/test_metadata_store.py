@@ -16,12 +16,7 @@ from sparklog.storage.metadata.model import (
     TopicMetadata,
 )
 from sparklog.storage.metadata.processes import Process
-from sparklog.storage.metadata.store import (
-    META_KEPT_SECONDS,
-    META_LIST_SECONDS,
-    META_LOOK_SECONDS,
-    MetadataStore,
-)
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
@@ -31,6 +26,7 @@ from sparklog.storage.objects import (
     Stat,
 )
 from sparklog.storage.objects.faults import Operation
+from sparklog.storage.version_chain import KEPT_SECONDS, LIST_SECONDS, LOOK_SECONDS
 from tests.support.brokers import paths
 
 _EVERY = 20
@@ -50,7 +46,7 @@ def count_up(metadata: ClusterMetadata) -> ClusterMetadata:
 def count_slowly(meta: MetadataStore, clock: ManualClock, times: int) -> None:
     """Makes changes at such a pace that age protects only the newest version from pruning."""
     for _ in range(times):
-        clock.advance(META_KEPT_SECONDS)
+        clock.advance(KEPT_SECONDS)
         meta.change(count_up)
 
 
@@ -205,7 +201,7 @@ def test_young_versions_are_kept(store: MemoryStore, clock: ManualClock) -> None
     meta, watcher = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
     count_slowly(meta, clock, 5)
     watcher.refresh()
-    clock.advance(META_LOOK_SECONDS - 1)
+    clock.advance(LOOK_SECONDS - 1)
     for _ in range(5 * _EVERY):
         meta.change(count_up)
     down = errors.StorageUnavailable(operation="list", path="meta", reason="down")
@@ -270,17 +266,17 @@ def test_a_reader_that_slept_lists_the_versions(store: MemoryStore, clock: Manua
     reader.refresh()
     count_slowly(meta, clock, 4 * _EVERY)
     assert reader.refresh().version == 1  # to its clocks no time has passed
-    asleep.advance(META_LOOK_SECONDS)
+    asleep.advance(LOOK_SECONDS)
     assert reader.refresh() == meta.current
 
 
 @pytest.mark.parametrize(
     ("step_seconds", "looks"),
     [
-        (META_LOOK_SECONDS, 1),
+        (LOOK_SECONDS, 1),
         (
-            META_LOOK_SECONDS / 2,
-            round(2 * META_LIST_SECONDS / META_LOOK_SECONDS),
+            LOOK_SECONDS / 2,
+            round(2 * LIST_SECONDS / LOOK_SECONDS),
         ),
     ],
 )

@@ -17,7 +17,7 @@ from sparklog import limits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.flight_messages import AddPartitions, AlterTopic, DeleteRecords
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata.store import META_LOOK_SECONDS, MetadataStore
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -28,6 +28,7 @@ from sparklog.storage.objects import (
 from sparklog.storage.reading.read_ahead import ReadAhead
 from sparklog.storage.table import delta_log
 from sparklog.storage.table.topic_table import TopicTable
+from sparklog.storage.version_chain import LOOK_SECONDS
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, rows_of_table
 
@@ -229,7 +230,7 @@ def test_looking_for_newer_metadata(store: DelayedStore, clock: ManualClock) -> 
         with costs(store, get=1):
             clock.advance(1.0)
             meta.refresh()
-    clock.advance(META_LOOK_SECONDS)
+    clock.advance(LOOK_SECONDS)
     with costs(store, get=1, list_after=1):
         meta.refresh()
 

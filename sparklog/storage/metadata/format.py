@@ -13,13 +13,13 @@ object. In a delta it is a list, which those releases reject.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
 
+from sparklog.storage import packed
 from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
@@ -29,11 +29,8 @@ from sparklog.storage.metadata.model import (
 )
 from sparklog.storage.snapshot import WalKind
 
-_HEADER: Final = struct.Struct("<4sIQ")
-"""Header of a snapshot: magic, CRC-32 and length of the JSON content, which follows compressed."""
 _MAGIC: Final = b"SLM1"
-_LARGEST_BYTES: Final = 1 << 30
-"""The maximum size of a snapshot's content; a million partitions need about 10 MB."""
+"""Begins a snapshot."""
 
 _PLAIN_FIELDS: Final = ("controller", "next_producer_id", "level")
 """Fields of the metadata that a delta contains whole or not at all."""
@@ -314,26 +311,12 @@ def _epoch_row(epoch: Epoch) -> Epoch | tuple[int, int, WalKind]:
 
 def encode_snapshot(content: bytes) -> bytes:
     """Returns a snapshot of the version whose `content_of` is given."""
-    header = _HEADER.pack(_MAGIC, zlib.crc32(content), len(content))
-    packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
-    return header + packed
+    return packed.pack(_MAGIC, content)
 
 
 def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
     """Raises ValueError and `msgspec.MsgspecError` for anything but a snapshot of that version."""
-    if data.size < _HEADER.size:
-        raise ValueError("it is truncated")
-    magic, crc, length = _HEADER.unpack(data[: _HEADER.size])
-    if magic != _MAGIC or length > _LARGEST_BYTES:
-        raise ValueError("it is not a snapshot of metadata")
-    try:
-        content = pa.decompress(
-            data[_HEADER.size :], decompressed_size=length, codec="zstd", asbytes=True
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"it cannot be decompressed: {error}") from error
-    if zlib.crc32(content) != crc:
-        raise ValueError("its checksum does not match")
+    content = packed.unpack(_MAGIC, data, what="a snapshot of metadata")
     found = _content_decoder.decode(content)
     if found.version != version:
         raise ValueError(f"it says that it is version {found.version}")
