@@ -6,8 +6,8 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FORMAT_VERSION = 3  # the newest that this release reads
-LEVEL = 1  # the highest feature level that this release supports; it supports all lower ones too
+FORMAT_VERSION = 4  # the newest that this release reads
+LEVEL = 2  # the highest feature level that this release supports; it supports all lower ones too
 
 # ---- names and records
 PARTITIONS_PER_TOPIC = 10_000

@@ -16,6 +16,7 @@ from sparklog.broker import described
 from sparklog.broker.cluster_admin import ClusterAdmin
 from sparklog.broker.counts import Budget, TopicCounts
 from sparklog.broker.described import ConfigEntry, ConfigSource
+from sparklog.broker.group_configs import GroupConfigs
 from sparklog.broker.inspection import (
     ActiveProducer,
     Partitions,
@@ -46,7 +47,7 @@ from sparklog.broker.topic_checks import INTERNAL_TOPICS, check_not_internal
 from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
-from sparklog.formats.topic_config import ConfigType, Edit
+from sparklog.formats.config_rules import ConfigType, Edit
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import BrokerRegistration
 from sparklog.storage.metadata.store import MetadataStore
@@ -135,6 +136,7 @@ class Broker:
             settings=settings,
             should_stop=self._closing.is_set,
         )
+        self.group_configs = GroupConfigs(self.metadata)
         self.producer_ids = ProducerIds(self.metadata)
         self.staged = StagedBatches(
             store,

@@ -15,6 +15,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.storage.metadata import leadership, overview, placement
+from sparklog.storage.metadata.cluster_file import raise_format
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import Answers
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -159,9 +160,13 @@ class ClusterAdmin:
     def upgrade(self) -> flight_messages.UpgradeReply:
         """Raises the feature level to the highest that all brokers support.
 
-        Raises `BrokerFenced`, `OutcomeUnknown` and the store's errors.
+        First the root's format version, so that releases that do not support the level no longer
+        start. Raises `BrokerFenced`, `OutcomeUnknown` and the store's errors.
         """
         before = 0
+        wanted = leadership.raise_level(self._metadata.reload())
+        if wanted is not None:
+            raise_format(self._store, wanted.level, clock=self._clock)
 
         def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
             nonlocal before

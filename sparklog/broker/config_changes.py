@@ -18,8 +18,8 @@ from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal, entry_of, log_change
 from sparklog.formats import topic_config
+from sparklog.formats.config_rules import Edit
 from sparklog.formats.flight_messages import AlterTopic
-from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.snapshot import TableSnapshot

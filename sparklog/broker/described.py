@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from sparklog import limits
-from sparklog.formats.topic_config import KEYS, ConfigType, TopicKey
+from sparklog.formats import group_config
+from sparklog.formats.config_rules import ConfigType
+from sparklog.formats.topic_config import KEYS, TopicKey
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings
 
@@ -27,6 +29,8 @@ class ConfigSource(enum.Enum):
     DEFAULT = "default"
     LOGGER = "logger"
     """For loggers only."""
+    GROUP = "group"
+    """For groups only."""
 
 
 class Synonym(NamedTuple):
@@ -116,18 +120,6 @@ _OF_BROKER: Final[Mapping[str, Callable[[BrokerSettings], str]]] = {
 
 # ------------------------------------------------------------------------------ of other resources
 
-_GROUP_KEYS: Final[Mapping[str, tuple[str, ConfigType]]] = {
-    "consumer.heartbeat.interval.ms": ("5000", ConfigType.INT),
-    "consumer.session.timeout.ms": ("45000", ConfigType.INT),
-    "share.auto.offset.reset": ("latest", ConfigType.STRING),
-    "share.heartbeat.interval.ms": ("5000", ConfigType.INT),
-    "share.isolation.level": ("read_uncommitted", ConfigType.STRING),
-    "share.record.lock.duration.ms": ("30000", ConfigType.INT),
-    "share.session.timeout.ms": ("45000", ConfigType.INT),
-    "streams.heartbeat.interval.ms": ("5000", ConfigType.INT),
-    "streams.num.standby.replicas": ("0", ConfigType.INT),
-    "streams.session.timeout.ms": ("45000", ConfigType.INT),
-}
 _METRICS_KEYS: Final[Mapping[str, tuple[str, ConfigType]]] = {
     "interval.ms": ("300000", ConfigType.INT),
     "match": ("", ConfigType.LIST),
@@ -135,15 +127,42 @@ _METRICS_KEYS: Final[Mapping[str, tuple[str, ConfigType]]] = {
 }
 
 
-def group_entries() -> list[ConfigEntry]:
-    """Returns the configuration of every consumer group: Kafka 4.1's defaults, which are fixed."""
-    idle = "no effect here: only classic groups are served"
-    return _defaults(_GROUP_KEYS, idle, with_synonyms=True)
+def group_entries(config: Mapping[str, str]) -> list[ConfigEntry]:
+    """Returns all keys of a consumer group.
+
+    `config`: those that are set; the others have Kafka 4.1's defaults.
+    """
+    found = []
+    for name, key in group_config.KEYS.items():
+        source = ConfigSource.GROUP if name in config else ConfigSource.DEFAULT
+        value = config.get(name, key.default)
+        found.append(
+            ConfigEntry(
+                name=name,
+                value=value,
+                source=source,
+                kind=key.rule.kind,
+                about=group_config.IDLE,
+                read_only=False,
+                synonyms=(Synonym(name, value, source),),
+            )
+        )
+    return found
 
 
 def metrics_entries() -> list[ConfigEntry]:
-    """Returns the configuration of every client metrics subscription (KIP-714), also fixed."""
-    return _defaults(_METRICS_KEYS, "no effect here: clients push no metrics", with_synonyms=False)
+    """Returns the configuration of every client metrics subscription (KIP-714), which is fixed."""
+    return [
+        ConfigEntry(
+            name=name,
+            value=value,
+            source=ConfigSource.DEFAULT,
+            kind=kind,
+            about="no effect here: clients push no metrics",
+            read_only=False,
+        )
+        for name, (value, kind) in _METRICS_KEYS.items()
+    ]
 
 
 def logger_entries(level: str | None) -> list[ConfigEntry]:
@@ -162,23 +181,6 @@ def logger_entries(level: str | None) -> list[ConfigEntry]:
         )
         for name, own in LOG_LEVELS.items()
         if own == level and name not in ("TRACE", "FATAL")
-    ]
-
-
-def _defaults(
-    keys: Mapping[str, tuple[str, ConfigType]], about: str, *, with_synonyms: bool
-) -> list[ConfigEntry]:
-    return [
-        ConfigEntry(
-            name=name,
-            value=value,
-            source=ConfigSource.DEFAULT,
-            kind=kind,
-            about=about,
-            read_only=False,
-            synonyms=(Synonym(name, value, ConfigSource.DEFAULT),) if with_synonyms else (),
-        )
-        for name, (value, kind) in keys.items()
     ]
 
 

@@ -43,6 +43,7 @@ from sparklog.broker.topic_checks import (
 )
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets, topic_config
+from sparklog.formats.config_rules import Edit
 from sparklog.formats.flight_messages import (
     AddPartitions,
     AlterTopic,
@@ -50,7 +51,6 @@ from sparklog.formats.flight_messages import (
     PartitionInfo,
     TopicInfo,
 )
-from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage.maintenance import file_compaction, key_compaction, retention

@@ -130,7 +130,8 @@ def upgrade(
 
     Run it once all brokers run a newer release. Only from then on are a level's additions to the
     formats written, and releases that do not support the level refuse to start. A level never
-    falls.
+    falls. Readers of an older release stop with an error about a damaged file of `meta/`: update
+    them, and leave the file as it is.
 
     Example: sparklog cluster upgrade --root ./data
     """

@@ -76,6 +76,19 @@ class FormatTooNew(Invalid):
     what: str = "format version"
 
 
+class NeedsFeatureLevel(Invalid):
+    """A request needs a feature level that the root does not have yet: upgrade the root."""
+
+    code = "needs_feature_level"
+    template = (
+        "{what} needs feature level {needed}, and the root has {level}: update all of its brokers,"
+        " then run `sparklog cluster upgrade`."
+    )
+    what: str
+    needed: int
+    level: int
+
+
 class NotARoot(Invalid):
     """The folder or bucket is not a sparklog root; `advice` says what to do."""
 

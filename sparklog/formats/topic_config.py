@@ -9,38 +9,24 @@ programs written for Kafka run unchanged; its description says why it has no eff
 
 from __future__ import annotations
 
-import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors, limits
+from sparklog.formats import config_rules
+from sparklog.formats.config_rules import (
+    ConfigType,
+    Edit,
+    Rule,
+    int_rule,
+    long_rule,
+    one_of,
+)
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
-
-class ConfigType(enum.Enum):
-    """The type of a value, in the terms of Kafka's `ConfigDef`."""
-
-    BOOLEAN = "boolean"
-    STRING = "string"
-    INT = "int"
-    SHORT = "short"
-    LONG = "long"
-    DOUBLE = "double"
-    LIST = "list"
-    PASSWORD = "password"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """The values that a key accepts."""
-
-    kind: ConfigType
-    expected: str
-    """The accepted values in words, for an error."""
-    read: Callable[[str], str | None]
-    """Returns the normalised value, or None if it is invalid."""
+_WHAT: Final = "a topic's configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,36 +53,8 @@ _INT_MAX: Final = 2**31 - 1
 _LONG_MIN: Final = -(2**63)
 _LONG_MAX: Final = 2**63 - 1
 _SOURCE_CHARACTERS: Final = 1_000
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
-
-
-def _integer(kind: ConfigType, low: int, high: int, *, also: int | None = None) -> Rule:
-    def read(value: str) -> str | None:
-        if _INTEGER.fullmatch(value) is None:
-            return None
-        number = int(value)
-        return str(number) if low <= number <= high or number == also else None
-
-    expected = f"an integer from {low} to {high}" + (f", or {also}" if also is not None else "")
-    return Rule(kind=kind, expected=expected, read=read)
-
-
-def _int(low: int = 0, high: int = _INT_MAX, *, also: int | None = None) -> Rule:
-    return _integer(ConfigType.INT, low, high, also=also)
-
-
-def _long(low: int = 0) -> Rule:
-    return _integer(ConfigType.LONG, low, _LONG_MAX)
-
-
-def _one_of(*allowed: str) -> Rule:
-    return Rule(
-        kind=ConfigType.STRING,
-        expected=f"one of {', '.join(allowed)}",
-        read=lambda value: value if value in allowed else None,
-    )
 
 
 def _read_source(value: str) -> str | None:
@@ -165,13 +123,13 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "retention.ms": TopicKey(
         default="-1",
         does="how long records are kept; -1: no limit (Kafka: 7 days)",
-        rule=_long(-1),
+        rule=long_rule(-1),
         broker_key="log.retention.ms",
     ),
     "retention.bytes": TopicKey(
         default="-1",
         does="the maximum size of a partition of the table; -1: no limit",
-        rule=_long(_LONG_MIN),
+        rule=long_rule(_LONG_MIN),
         broker_key="log.retention.bytes",
     ),
     "min.cleanable.dirty.ratio": TopicKey(
@@ -183,67 +141,67 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "min.compaction.lag.ms": TopicKey(
         default=str(limits.MIN_COMPACTION_LAG_MS),
         does="the minimum time for which a record remains uncompacted",
-        rule=_long(),
+        rule=long_rule(),
         broker_key="log.cleaner.min.compaction.lag.ms",
     ),
     "max.compaction.lag.ms": TopicKey(
         default=str(_LONG_MAX),
         does="the maximum time until a record is compacted, however few are dirty",
-        rule=_long(1),
+        rule=long_rule(1),
         broker_key="log.cleaner.max.compaction.lag.ms",
     ),
     "delete.retention.ms": TopicKey(
         default=str(limits.DELETE_RETENTION_MS),
         does="the minimum time for which a tombstone (a record without a value) is kept",
-        rule=_long(),
+        rule=long_rule(),
         broker_key="log.cleaner.delete.retention.ms",
     ),
     "message.timestamp.type": TopicKey(
         default="CreateTime",
         does="CreateTime: the producer's time; LogAppendTime: the broker's, for every record",
-        rule=_one_of("CreateTime", "LogAppendTime"),
+        rule=one_of("CreateTime", "LogAppendTime"),
         broker_key="log.message.timestamp.type",
     ),
     "message.timestamp.before.max.ms": TopicKey(
         default=str(_LONG_MAX),
         does="how far a producer's time may lie before the broker's",
-        rule=_long(),
+        rule=long_rule(),
         broker_key="log.message.timestamp.before.max.ms",
     ),
     "message.timestamp.after.max.ms": TopicKey(
         default=str(_LONG_MAX),
         does="how far a producer's time may lie after the broker's (Kafka: 1 hour)",
-        rule=_long(),
+        rule=long_rule(),
         broker_key="log.message.timestamp.after.max.ms",
     ),
     "max.message.bytes": TopicKey(
         default=str(limits.MAX_BATCH_BYTES),
         does="the largest record batch from a Kafka client, or record from a client of sparklog's",
-        rule=_int(),
+        rule=int_rule(),
         broker_key="message.max.bytes",
     ),
     "compression.type": TopicKey(
         default="producer",
         does="how record batches are compressed for Kafka consumers; producer: unchanged",
-        rule=_one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        rule=one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
         broker_key="compression.type",
     ),
     "compression.gzip.level": TopicKey(
         default="-1",
         does="the level if compression.type is gzip; -1: gzip's own default",
-        rule=_int(1, 9, also=-1),
+        rule=int_rule(1, 9, also=-1),
         broker_key="compression.gzip.level",
     ),
     "compression.lz4.level": TopicKey(
         default="9",
         does="the level if compression.type is lz4",
-        rule=_int(1, 17),
+        rule=int_rule(1, 17),
         broker_key="compression.lz4.level",
     ),
     "compression.zstd.level": TopicKey(
         default="3",
         does="the level if compression.type is zstd",
-        rule=_int(-131_072, 22),
+        rule=int_rule(-131_072, 22),
         broker_key="compression.zstd.level",
     ),
     MIRROR_SOURCE: TopicKey(
@@ -255,35 +213,35 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "segment.bytes": TopicKey(
         default=str(limits.GIB),
         does="the size of a segment",
-        rule=_int(limits.MIB),
+        rule=int_rule(limits.MIB),
         idle=_SEGMENTS,
         broker_key="log.segment.bytes",
     ),
     "segment.ms": TopicKey(
         default=str(7 * 24 * 3600 * 1_000),
         does="the age at which a segment is rolled",
-        rule=_long(1),
+        rule=long_rule(1),
         idle=_SEGMENTS,
         broker_key="log.roll.ms",
     ),
     "segment.jitter.ms": TopicKey(
         default="0",
         does="the maximum random time by which a segment is rolled earlier",
-        rule=_long(),
+        rule=long_rule(),
         idle=_SEGMENTS,
         broker_key="log.roll.jitter.ms",
     ),
     "segment.index.bytes": TopicKey(
         default=str(10 * limits.MIB),
         does="the size of a segment's index",
-        rule=_int(4),
+        rule=int_rule(4),
         idle=_SEGMENTS,
         broker_key="log.index.size.max.bytes",
     ),
     "index.interval.bytes": TopicKey(
         default="4096",
         does="the bytes between two entries of a segment's index",
-        rule=_int(),
+        rule=int_rule(),
         idle=_SEGMENTS,
         broker_key="log.index.interval.bytes",
     ),
@@ -297,28 +255,28 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "file.delete.delay.ms": TopicKey(
         default="60000",
         does="how long a file that is no longer needed is kept",
-        rule=_long(),
+        rule=long_rule(),
         idle="the broker's janitor.removed_file_grace_seconds applies",
         broker_key="log.segment.delete.delay.ms",
     ),
     "flush.messages": TopicKey(
         default=str(_LONG_MAX),
         does="after how many records the log is synced",
-        rule=_long(1),
+        rule=long_rule(1),
         idle=_SYNCED,
         broker_key="log.flush.interval.messages",
     ),
     "flush.ms": TopicKey(
         default=str(_LONG_MAX),
         does="after how long the log is synced",
-        rule=_long(),
+        rule=long_rule(),
         idle=_SYNCED,
         broker_key="log.flush.interval.ms",
     ),
     "min.insync.replicas": TopicKey(
         default="1",
         does="how many replicas must have a record before it is acked",
-        rule=_int(1),
+        rule=int_rule(1),
         idle=_ROOT,
         broker_key="min.insync.replicas",
     ),
@@ -356,14 +314,14 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "local.retention.ms": TopicKey(
         default="-2",
         does="how long segments are also kept locally; -2: as retention.ms says",
-        rule=_long(-2),
+        rule=long_rule(-2),
         idle=_TIERS,
         broker_key="log.local.retention.ms",
     ),
     "local.retention.bytes": TopicKey(
         default="-2",
         does="how many bytes of segments are also kept locally; -2: as retention.bytes says",
-        rule=_long(-2),
+        rule=long_rule(-2),
         idle=_TIERS,
         broker_key="log.local.retention.bytes",
     ),
@@ -411,45 +369,11 @@ def is_compacted(config: Mapping[str, str]) -> bool:
     return "compact" in value_of(config, "cleanup.policy").split(",")
 
 
-class Edit(enum.Enum):
-    """A change to one key, in Kafka's terms; the last two change the elements of a list."""
-
-    SET = "set"
-    DELETE = "delete"
-    APPEND = "append"
-    SUBTRACT = "subtract"
-
-
 def edited(
     config: Mapping[str, str], edits: Iterable[tuple[Edit, str, str | None]]
 ) -> dict[str, str]:
-    """Returns `config` after the edits, each (edit, key, value).
-
-    If a list is not set, elements are added to, or removed from, its default. Raises
-    `UnknownOption` for a key that does not exist, unless it is deleted, and `BadOption` for a
-    missing value, or for elements of a key that is not a list; values are not checked otherwise.
-    """
-    found = dict(config)
-    for edit, key, value in edits:
-        if edit is Edit.DELETE:
-            found.pop(key, None)
-            continue
-        check_key(key)
-        if value is None:
-            raise errors.BadOption(option=key, value=None, reason="it needs a value")
-        found[key] = value if edit is Edit.SET else _list(found, key, edit, value)
-    return found
-
-
-def _list(config: Mapping[str, str], key: str, edit: Edit, value: str) -> str:
-    if KEYS[key].rule.kind is not ConfigType.LIST:
-        reason = f"{edit.value} applies only to keys whose value is a list"
-        raise errors.BadOption(option=key, value=value, reason=reason)
-    elements = [each for each in value_of(config, key).split(",") if each]
-    given = [each.strip() for each in value.split(",")]
-    if edit is Edit.SUBTRACT:
-        return ",".join(each for each in elements if each not in given)
-    return ",".join([*elements, *(each for each in given if each not in elements)])
+    """Returns a topic's configuration after the edits; see `config_rules.edited`."""
+    return config_rules.edited(_WHAT, KEYS, config, edits)
 
 
 def check(config: Mapping[str, str]) -> dict[str, str]:
@@ -457,22 +381,14 @@ def check(config: Mapping[str, str]) -> dict[str, str]:
 
     Raises `UnknownOption` and `BadOption`, which name the key.
     """
-    normalised = {}
-    for key, value in config.items():
-        check_key(key)
-        rule = KEYS[key].rule
-        accepted = rule.read(value.strip())
-        if accepted is None:
-            raise errors.BadOption(option=key, value=value, reason=rule.expected)
-        normalised[key] = accepted
+    normalised = config_rules.normalised(_WHAT, KEYS, config)
     _check_together(normalised)
     return normalised
 
 
 def check_key(key: str) -> None:
     """Raises `UnknownOption`, which suggests the nearest key."""
-    if key not in KEYS:
-        raise errors.UnknownOption.among("a topic's configuration", key, KEYS)
+    config_rules.check_key(_WHAT, KEYS, key)
 
 
 def _check_together(config: Mapping[str, str]) -> None:

@@ -20,12 +20,12 @@ def pack(magic: bytes, content: bytes) -> bytes:
     return _HEADER.pack(magic, zlib.crc32(content), len(content)) + packed
 
 
-def unpack(magic: bytes, data: pa.Buffer, *, what: str) -> bytes:
+def unpack(magic: bytes | tuple[bytes, ...], data: pa.Buffer, *, what: str) -> bytes:
     """Returns the content. Raises ValueError if `data` is not `what`, or is damaged."""
     if data.size < _HEADER.size:
         raise ValueError("it is truncated")
     found, crc, length = _HEADER.unpack(data[: _HEADER.size])
-    if found != magic or length > _LARGEST_BYTES:
+    if found not in (magic if isinstance(magic, tuple) else (magic,)) or length > _LARGEST_BYTES:
         raise ValueError(f"it is not {what}")
     try:
         content: bytes = pa.decompress(

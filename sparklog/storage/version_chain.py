@@ -110,7 +110,8 @@ class ChainFormat(Protocol[_State, _Delta]):
     def content_of(self, state: _State) -> bytes:
         """Returns the same bytes for the same state in every process."""
 
-    def encode_snapshot(self, content: bytes) -> bytes: ...
+    def encode_snapshot(self, state: _State, content: bytes) -> bytes:
+        """Returns a snapshot; `content` is the state's `content_of`."""
 
     def decode_snapshot(self, version: int, data: pa.Buffer) -> _State: ...
 
@@ -176,6 +177,9 @@ class VersionChain(Generic[_State, _Delta]):
         """The time since the last successful look at the store began, including while suspended."""
         return self._look.at.age_seconds(self._clock)
 
+    def _check(self, state: _State) -> None:
+        """Raises an error for a state that this program does not support; called before its use."""
+
     # -------------------------------------------------------------------------- reading
 
     def refresh(self) -> _State:
@@ -211,7 +215,8 @@ class VersionChain(Generic[_State, _Delta]):
         )
 
     def _adopt(self, look: _Look[_State]) -> _State:
-        """Stores the result of `look`, unless another thread's is newer."""
+        """Stores the result of `look`, unless another thread's is newer. Raises like `_check`."""
+        self._check(look.newest)
         with self._lock:
             if self._look.precedes(look):
                 self._look = look
@@ -354,7 +359,7 @@ class VersionChain(Generic[_State, _Delta]):
         # Best effort: later versions also have snapshots, and also prune.
         with contextlib.suppress(errors.SparklogError, ObjectExists, PutUnresolved):
             if content is not None:
-                snapshot = self._form.encode_snapshot(content)
+                snapshot = self._form.encode_snapshot(after, content)
                 self._store.put_new(self._path(after.version, _SNAPSHOT), snapshot)
             if after.version % _PRUNE_EVERY == 0:
                 self._prune()

@@ -28,6 +28,7 @@ from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
+from sparklog.storage.metadata.cluster_file import read_cluster
 from sparklog.storage.metadata.liveness import Phase
 from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.metadata.overview import BrokerState
@@ -225,7 +226,7 @@ def test_members_are_described(three: Cluster) -> None:
     controller = f"broker {three.metadata.controller}"
     facts = [
         f"controller     {controller}",
-        "feature level  1",
+        "feature level  2",
         "topics         1, of 6 partitions",
     ]
     assert words[2:5] == facts
@@ -613,8 +614,10 @@ def test_the_level_rises_once_all_members_know_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member of an older release holds it down, and refuses to start once it has risen."""
+    monkeypatch.setattr(limits, "LEVEL", 1)
     cluster.start(1)
     cluster.create("t", 2)
+    assert read_cluster(cluster.store).format_version == 3
     monkeypatch.setattr(limits, "LEVEL", 2)
     cluster.wait_for_members(cluster.start(2))
     for target in cluster.targets:
@@ -622,6 +625,7 @@ def test_the_level_rises_once_all_members_know_it(
         assert held.exit_code == ExitCode.OK, held.stderr
         assert held.stdout == "feature level 1: brokers 1 support no higher level\n"
     assert cluster.metadata.level == 1
+    assert read_cluster(cluster.store).format_version == 3
 
     cluster.agents.pop(1).stop()
     cluster.wait_for_members(cluster.start(1))
@@ -640,11 +644,15 @@ def test_the_level_rises_once_all_members_know_it(
     for _ in range(META_SNAPSHOT_EVERY):
         MetadataStore(cluster.store, clock=SystemClock()).change(lambda metadata: metadata)
     assert cluster.metadata.level == 2
+    assert read_cluster(cluster.store).format_version == 4
 
-    monkeypatch.setattr(limits, "LEVEL", 1)
+    for member in (1, 2):
+        cluster.agents.pop(member).stop()
     version = cluster.metadata.version
+    monkeypatch.setattr(limits, "LEVEL", 1)
     with pytest.raises(errors.FormatTooNew, match="has feature level 2, and this sparklog"):
         Agent(settings(3), store=cluster.store).start()
+    monkeypatch.setattr(limits, "LEVEL", 2)
     assert 3 not in cluster.metadata.brokers
     assert cluster.metadata.version == version
 

@@ -812,6 +812,79 @@ def loggers(side: Side) -> Answers:
     yield "list", [(each.resource_type, each.resource_name) for each in listed]
 
 
+def group_configs(side: Side) -> Answers:
+    """Requests for the configuration of groups."""
+
+    def reply_to(key: int, version: int, name: str, entries: list[Any], **more: Any) -> str:
+        resource = {"resource_type": 32, "resource_name": name, "configs": entries}
+        fields = {"resources": [resource], "validate_only": False, **more}
+        return name_of(side.ask(key, version, fields).responses[0].error_code)
+
+    def edit(*changes: tuple[str, int, str | None], name: str = "g", **more: Any) -> str:
+        of = [{"name": k, "config_operation": op, "value": v} for k, op, v in changes]
+        return reply_to(44, 1, name, of, **more)
+
+    def replace(*pairs: tuple[str, str | None], name: str = "g", **more: Any) -> str:
+        return reply_to(33, 2, name, [{"name": k, "value": v} for k, v in pairs], **more)
+
+    def described(name: str = "g") -> Answer:
+        resource = {"resource_type": 32, "resource_name": name, "configuration_keys": None}
+        fields = {"resources": [resource], "include_synonyms": True, "include_documentation": False}
+        (found,) = side.ask(32, 4, fields).results
+        return name_of(found.error_code), sorted(
+            (
+                each.name,
+                each.value,
+                each.config_source,
+                [(it.name, it.value, it.source) for it in each.synonyms],
+            )
+            for each in found.configs
+        )
+
+    def listed() -> object:
+        found = side.ask(74, 1, {"resource_types": (32,)}).config_resources
+        return sorted((each.resource_type, each.resource_name) for each in found)
+
+    session, reset = "consumer.session.timeout.ms", "share.auto.offset.reset"
+    yield "only checked", edit((session, 0, "50000"), validate_only=True)
+    yield "still the defaults", described()
+    yield "set", edit((session, 0, "50000"), (reset, 0, "earliest"))
+    yield "described", described()
+    yield "another group", described("other")
+    yield "listed", listed()
+    bounds = {
+        session: ("44999", "45000", "60000", "60001", "soon"),
+        "consumer.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+        "share.session.timeout.ms": ("44999", "45000", "60000", "60001"),
+        "share.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+        "share.record.lock.duration.ms": ("14999", "15000", "60000", "60001"),
+        "streams.session.timeout.ms": ("44999", "45000", "60000", "60001"),
+        "streams.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+        "streams.num.standby.replicas": ("-1", "0", "2", "3"),
+        "share.isolation.level": ("read_committed", "read_uncommitted", "none"),
+        reset: ("latest", "none", "by_duration:PT1H", "by_duration:P7D", "by_duration:1h",
+                "by_duration:P", "by_duration:", "by_duration:-PT1H", "by_duration:PT1.5S"),
+    }  # fmt: skip
+    for key, values in bounds.items():
+        for value in values:
+            yield f"{key} = {value}", edit((key, 0, value))
+    yield "an unknown key", edit(("retention.ms", 0, "1"))
+    yield "an unknown key unset", edit(("no.such", 1, None))
+    yield "append", edit((session, 2, "50000"))
+    yield "no value", edit((session, 0, None))
+    yield "a key twice", edit((session, 0, "50000"), (session, 0, "50001"))
+    yield "nothing", edit()
+    yield "no name", edit((session, 0, "50000"), name="")
+    yield "unset", edit((session, 1, None))
+    yield "replace", replace((session, "55000"))
+    yield "after that", described()
+    yield "replace by a bad value", replace((session, "1"))
+    yield "replace, no value", replace((session, None))
+    yield "replace by nothing", replace()
+    yield "the defaults again", described()
+    yield "listed again", listed()
+
+
 # ------------------------------------------------------------------------------ groups
 
 
@@ -1493,6 +1566,9 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
     ("configs", "the value of message.timestamp.after.max.ms"): Differs(
         str(2**63 - 1), "3600000", _DEFAULT
     ),
+    ("group_configs", "listed again"): Differs(
+        [], [(32, "g")], "Kafka lists a group that once had a configuration"
+    ),
     ("configs", "the value of retention.ms"): Differs("-1", "604800000", _DEFAULT),
 }
 """By scenario and name; of these, docs/kafka.md has what clients meet in earnest."""
@@ -1508,6 +1584,7 @@ SCENARIOS: Final[Sequence[Callable[[Side], Answers]]] = [
     creation,
     deletion,
     configs,
+    group_configs,
     placement,
     coordinators,
     strangers,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import confluent_kafka
 import kafka
@@ -33,7 +34,8 @@ from kafka.admin import ConfigResource as PyResource
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, limits
+from sparklog.broker import group_configs
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka.topics import kafka_id
 from sparklog.broker.logging import configure
@@ -43,10 +45,12 @@ from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import LogSettings, TopicSettings, WriterSettings
 from tests.support.batches import Record, built, read
 from tests.support.kafkas import SECONDS, Frames, broker
+from tests.support.kafkas import frames as frames_of
 from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
 
-TOPIC, BROKER, LOGGER, METRICS = 2, 4, 8, 16
+TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
+SESSION = "consumer.session.timeout.ms"
 SET, DELETE, APPEND = 0, 1, 2
 CLIENT = {"client_software_name": "frames", "client_software_version": "1"}
 TIMEOUT = dt.timedelta(seconds=SECONDS)
@@ -186,14 +190,50 @@ def test_single_keys_are_changed(log: sparklog.Log, admin: AdminClient) -> None:
     assert refusal(lambda: alter(admin, "u", unknown)) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def test_the_config_of_a_group_is_fixed(frames: Frames) -> None:
-    """It is described, and the refusal of a change says why it has no effect."""
-    change = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "50000"}
-    resource = {"resource_type": 32, "resource_name": "g", "configs": [change]}
-    reply = frames.ask(44, 1, {"resources": [resource], "validate_only": False})
-    (found,) = reply.responses
-    assert found.error_code.name == "invalid_request"
-    assert "protocols that are not supported" in found.error_message
+def alter_group(frames: Frames, group: str, value: str | None) -> Any:
+    """Sets or deletes a key of a group, and returns the response."""
+    operation = 0 if value is not None else 1
+    change = {"name": SESSION, "config_operation": operation, "value": value}
+    resource = {"resource_type": GROUP, "resource_name": group, "configs": [change]}
+    (found,) = frames.ask(44, 1, {"resources": [resource], "validate_only": False}).responses
+    return found
+
+
+def session_of(frames: Frames, group: str) -> tuple[str, int]:
+    """Returns the described value of that key, and its source."""
+    resource = {"resource_type": GROUP, "resource_name": group, "configuration_keys": [SESSION]}
+    fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+    ((entry,),) = (each.configs for each in frames.ask(32, 4, fields).results)
+    return entry.value, entry.config_source
+
+
+def test_the_config_of_a_group_survives_a_restart(tmp_path: Path) -> None:
+    """Promise: it is stored with the cluster's metadata, from feature level 2 on, and bounded."""
+    with broker(tmp_path / "root") as agent, frames_of(agent) as frames:
+        assert alter_group(frames, "g", "50000").error_code == ErrorCode.none
+        assert session_of(frames, "g") == ("50000", 8)
+    with broker(tmp_path / "root") as agent, frames_of(agent) as frames:
+        assert session_of(frames, "g") == ("50000", 8)
+        with mock.patch.object(group_configs, "GROUPS_WITH_CONFIG", 1):
+            refused = alter_group(frames, "h", "50000")
+            assert refused.error_code == ErrorCode.invalid_request
+            assert "no more are accepted" in refused.error_message
+            assert alter_group(frames, "g", "51000").error_code == ErrorCode.none
+        assert alter_group(frames, "g", None).error_code == ErrorCode.none
+        assert session_of(frames, "g") == ("45000", 5)
+        assert agent.parts.broker.group_configs.names() == []
+
+
+def test_the_config_of_a_group_needs_an_upgraded_root(tmp_path: Path) -> None:
+    """At level 1 the response names the command, after which the change is accepted."""
+    with mock.patch.object(limits, "LEVEL", 1), broker(tmp_path / "root"):
+        pass
+    with broker(tmp_path / "root") as agent, frames_of(agent) as frames:
+        refused = alter_group(frames, "g", "50000")
+        assert refused.error_code == ErrorCode.unsupported_version
+        assert "sparklog cluster upgrade" in refused.error_message
+        agent.parts.broker.cluster_admin.upgrade()
+        assert alter_group(frames, "g", "50000").error_code == ErrorCode.none
 
 
 def test_a_restart_keeps_the_config(tmp_path: Path) -> None:

@@ -140,9 +140,10 @@ def test_a_first_start_that_was_killed_begins_again(tmp_path: Path, clock: Manua
 def test_older_releases_refuse_a_root_that_this_one_has_written(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """The format version of an older root rises, and its identity stays."""
+    """The format version of an older root rises with its level, and its identity stays."""
     store.put("cluster.json", b'{"cluster_id":"c","format_version":1}')
-    raised = raise_format(store, clock=clock)
-    assert (raised.cluster_id, raised.format_version) == ("c", limits.FORMAT_VERSION)
-    assert open_cluster(store, clock=clock, create=False) == raised
-    assert raise_format(store, clock=clock) == raised
+    for level, version in ((1, 3), (2, 4), (1, 4)):
+        raised = raise_format(store, level, clock=clock)
+        assert (raised.cluster_id, raised.format_version) == ("c", version)
+        assert open_cluster(store, clock=clock, create=False) == raised
+    assert limits.FORMAT_VERSION == 4

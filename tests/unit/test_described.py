@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sparklog.broker.described import ConfigSource, broker_entries, topic_entries
-from sparklog.formats.topic_config import KEYS, ConfigType
+from sparklog.formats.config_rules import ConfigType
+from sparklog.formats.topic_config import KEYS
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
 

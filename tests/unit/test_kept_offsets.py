@@ -20,8 +20,8 @@ from sparklog.broker.log.kafka_readers import KafkaReader
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
+from sparklog.formats.config_rules import Edit
 from sparklog.formats.record import LOG_APPEND_TIME, OFFSET
-from sparklog.formats.topic_config import Edit
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.sinks.kept_offsets import covering, parse_ranges
 from sparklog.sources import tasks as spark_tasks

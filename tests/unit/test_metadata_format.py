@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import ManualClock
+from sparklog.storage import packed
 from sparklog.storage.metadata import format as metadata_format
 from sparklog.storage.metadata.format import (
     Delta,
@@ -82,6 +83,10 @@ _CLUSTERS = st.builds(
     topics=st.dictionaries(st.sampled_from("abcdef"), _TOPICS),
     next_producer_id=st.integers(0, 2**60),
     level=st.integers(1, 3),
+    groups=st.dictionaries(
+        st.sampled_from("ghi"),
+        st.dictionaries(st.text(max_size=3), st.text(max_size=3), min_size=1),
+    ),
 )
 
 
@@ -105,7 +110,8 @@ def _changes(draw: st.DrawFn) -> tuple[ClusterMetadata, ClusterMetadata]:
         "open_epochs": other.open_epochs,
         "controller": other.controller,
         "next_producer_id": other.next_producer_id,
-        "level": other.level,
+        "level": max(other.level, before.level),
+        "groups": other.groups,
     }
     chosen = {name: value for name, value in changes.items() if draw(st.booleans())}
     after = msgspec.structs.replace(
@@ -129,7 +135,7 @@ def test_a_delta_leads_to_the_version_it_was_made_of(
 def test_a_snapshot_comes_back_as_it_was(metadata: ClusterMetadata) -> None:
     """Every field survives; the order in which topics and brokers were made is not part of it."""
     content = content_of(metadata)
-    found = decode_snapshot(metadata.version, pa.py_buffer(encode_snapshot(content)))
+    found = decode_snapshot(metadata.version, pa.py_buffer(encode_snapshot(metadata, content)))
     assert found == metadata
     backwards = msgspec.structs.replace(
         metadata,
@@ -221,7 +227,7 @@ def test_the_content_without_heirs_has_the_bytes_of_before() -> None:
         topics={"a": topic(1, 1)},
     )
     assert content_of(metadata) == CONTENT
-    decoded = decode_snapshot(4, pa.py_buffer(encode_snapshot(CONTENT)))
+    decoded = decode_snapshot(4, pa.py_buffer(encode_snapshot(metadata, CONTENT)))
     assert decoded == metadata
 
 
@@ -233,11 +239,49 @@ def test_level_1_has_the_bytes_of_before() -> None:
     )
     data = encode_delta(delta_of(BEFORE, later)) + content_of(later)
     assert b"level" not in data
+    assert b"groups" not in data
+    assert encode_snapshot(later, content_of(later)).startswith(b"SLM1")
+
+
+class _DeltaOfLevel1(msgspec.Struct, kw_only=True):
+    """The part of a delta that decides whether releases without level 2 accept it."""
+
+    version: int
+    topics: tuple[TopicSet | LeadersMoved | Resigned | TopicGone, ...]
+
+
+def test_older_releases_stop_at_level_2() -> None:
+    """Promise: after an upgrade no older release continues, neither by deltas nor by snapshots."""
+    old = msgspec.json.Decoder(_DeltaOfLevel1)
+    later = msgspec.structs.replace(BEFORE, version=5, change_id="five")
+    assert old.decode(encode_delta(delta_of(BEFORE, later))).version == 5
     risen = msgspec.structs.replace(later, version=6, change_id="six", level=2)
     delta = delta_of(later, risen)
-    assert msgspec.json.decode(encode_delta(delta))["level"] == 2
     assert apply(later, delta) == risen
-    assert decode_snapshot(6, pa.py_buffer(encode_snapshot(content_of(risen)))) == risen
+    with pytest.raises(msgspec.ValidationError):
+        old.decode(encode_delta(delta))
+    snapshot = pa.py_buffer(encode_snapshot(risen, content_of(risen)))
+    assert decode_snapshot(6, snapshot) == risen
+    with pytest.raises(ValueError, match="not a snapshot"):
+        packed.unpack(b"SLM1", snapshot, what="a snapshot")
+
+
+def test_a_newer_level_is_refused_by_every_reader() -> None:
+    """Promise: this release in turn stops at a level that it does not know, running or starting."""
+    store, clock = MemoryStore(ManualClock()), ManualClock()
+    writer, reader = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
+    writer.change(lambda metadata: metadata)
+    reader.refresh()
+    writer.change(lambda metadata: msgspec.structs.replace(metadata, level=limits.LEVEL))
+    assert reader.refresh().level == limits.LEVEL
+    newer = msgspec.structs.replace(
+        writer.current, version=3, change_id="three", level=limits.LEVEL + 1
+    )
+    store.put(f"meta/{3:020d}.json", encode_delta(delta_of(writer.current, newer)))
+    for each in (reader, MetadataStore(store, clock=clock)):
+        with pytest.raises(errors.FormatTooNew, match=f"feature level {limits.LEVEL + 1}"):
+            each.refresh()
+    assert reader.current.level == limits.LEVEL
 
 
 def test_an_older_release_refuses_a_delta() -> None:
@@ -312,7 +356,7 @@ def _other_crc(data: bytes) -> bytes:
 )
 def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes]) -> None:
     """Nothing but the whole snapshot of that version is taken for it."""
-    data = encode_snapshot(content_of(BEFORE))
+    data = encode_snapshot(BEFORE, content_of(BEFORE))
     assert decode_snapshot(4, pa.py_buffer(data)) == BEFORE
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         decode_snapshot(4, pa.py_buffer(damage(data)))

@@ -410,7 +410,7 @@ def put_snapshot(store: MemoryStore, clock: ManualClock) -> None:
     old = decode_version(3, pa.py_buffer(OLD.encode()))
     assert isinstance(old, ClusterMetadata)
     store.put(f"meta/{3:020d}.json", encode_delta(DELTA))
-    store.put(f"meta/{3:020d}.snapshot", encode_snapshot(content_of(old)))
+    store.put(f"meta/{3:020d}.snapshot", encode_snapshot(old, content_of(old)))
 
 
 @pytest.mark.parametrize("put", [put_whole, put_snapshot])

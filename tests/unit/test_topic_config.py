@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.formats import topic_config
-from sparklog.formats.topic_config import KEYS, ConfigType, Edit
+from sparklog.formats.config_rules import ConfigType, Edit
+from sparklog.formats.topic_config import KEYS
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
 INT = 2**31 - 1

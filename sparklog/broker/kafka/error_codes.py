@@ -54,6 +54,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.TopicIsMirror: ErrorCode.policy_violation,
     errors.UnknownOption: ErrorCode.invalid_config,
     errors.BadOption: ErrorCode.invalid_config,
+    errors.NeedsFeatureLevel: ErrorCode.unsupported_version,
     errors.GroupBusy: ErrorCode.coordinator_not_available,
     errors.GroupRefused: ErrorCode.invalid_request,
     errors.MemberFenced: ErrorCode.unknown_member_id,

@@ -36,6 +36,7 @@ _SOURCES: Final[Mapping[ConfigSource, int]] = {
     ConfigSource.BROKER: 4,
     ConfigSource.DEFAULT: 5,
     ConfigSource.LOGGER: 6,
+    ConfigSource.GROUP: 8,
 }
 _KINDS: Final[Mapping[ConfigType, int]] = {
     ConfigType.BOOLEAN: 1,
@@ -109,16 +110,14 @@ def _check_alterable(
             reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
             raise errors.BadRequest(reason=reason)
         return
-    if kind == ResourceType.GROUP:
-        reason = "group configuration cannot be altered: it is for protocols that are not supported"
-        raise errors.BadRequest(reason=reason)
     if kind not in changes:
         reason = f"this request does not alter the configuration of resources of type {kind}"
         raise errors.BadRequest(reason=reason)
     if kind == ResourceType.BROKER_LOGGER:
         check_has_loggers(broker, name)
     elif not name:
-        raise errors.BadRequest(reason="there is no configuration for all topics: name a topic")
+        what = "groups: name a group" if kind == ResourceType.GROUP else "topics: name a topic"
+        raise errors.BadRequest(reason=f"there is no configuration for all {what}")
 
 
 async def alter_resources(

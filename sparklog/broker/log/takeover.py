@@ -51,7 +51,12 @@ from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER
 from sparklog.broker.log.histories import Histories, History
 from sparklog.clock import Clock
-from sparklog.storage.metadata.cluster_file import Cluster, open_cluster, raise_format
+from sparklog.storage.metadata.cluster_file import (
+    Cluster,
+    level_of_new,
+    open_cluster,
+    raise_format,
+)
 from sparklog.storage.metadata.leadership import (
     check_lease,
     elect,
@@ -155,7 +160,7 @@ def acquire(
         on_created=lambda: _log.info("created a new log", root=store.uri),
     )
     log = choose_log()
-    cluster = raise_format(store, clock=clock)
+    cluster = raise_format(store, 1, clock=clock)
     is_member, dead_after_seconds = registration.is_member, registration.dead_after_seconds
     registration = msgspec.structs.replace(
         registration,
@@ -172,7 +177,6 @@ def acquire(
     """Our attempted registrations; it may be unknown which of them were made."""
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
-        _check_level(store, metadata)
         if check_alive and not take_over:
             others = _lone_leader(metadata) if is_member else other_members(metadata)
             watches = [watch, *(watch_other(other) for other in others)]
@@ -182,6 +186,8 @@ def acquire(
             for each in watches:
                 _check_leader(store, each, metadata, broker, registration.kind, clock, tried)
         registered = register(metadata, broker, registration, log)
+        if not metadata.version:
+            registered = msgspec.structs.replace(registered, level=level_of_new(cluster))
         tried.append(registered.brokers[broker])
         if is_member and _has_controller(metadata, broker):
             return registered
@@ -190,14 +196,6 @@ def acquire(
     metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
     return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log, is_member=is_member)
-
-
-def _check_level(store: Store, metadata: ClusterMetadata) -> None:
-    """Raises `FormatTooNew` if the root has a feature level that this release does not support."""
-    if metadata.level > limits.LEVEL:
-        raise errors.FormatTooNew(
-            root=store.uri, what="feature level", found=metadata.level, known=limits.LEVEL
-        )
 
 
 def _lone_leader(metadata: ClusterMetadata) -> list[int]:

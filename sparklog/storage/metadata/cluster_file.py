@@ -1,7 +1,8 @@
 """Identity of a root: `cluster.json`, which is created once; only its format version rises.
 
 The format version keeps out releases that cannot read the root. 2: a broker's log may be in
-segments. 3: the metadata is stored as deltas and snapshots (`storage/metadata/format.py`).
+segments. 3: the metadata is stored as deltas and snapshots (`storage/metadata/format.py`). 4: the
+root may have feature level 2, whose first version says so in a way that older releases reject.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, claim
 
 _PATH: Final = "cluster.json"
+_FORMAT_OF_LEVEL: Final = {1: 3, 2: 4}
+"""The format version of a root by its feature level: older releases can return to level 1."""
 _OWN_FOLDERS: Final = ("meta", "heartbeats", "wal", "topics", "staging")
 _IGNORED: Final = ("doctor", "lost+found", "desktop.ini", "Thumbs.db")
 _NAMES_SHOWN: Final = 3
@@ -54,7 +57,7 @@ def open_cluster(
         if not allow_non_empty:
             check_empty(store)
         created = Cluster(
-            cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION
+            cluster_id=secrets.token_urlsafe(16), format_version=_FORMAT_OF_LEVEL[limits.LEVEL]
         )
         if claim(store, _PATH, msgspec.json.encode(created), clock=clock):
             on_created()
@@ -78,18 +81,28 @@ def read_cluster(store: Store) -> Cluster:
     return cluster
 
 
-def raise_format(store: Store, *, clock: Clock) -> Cluster:
-    """Makes older releases refuse the root from now on.
+def raise_format(store: Store, level: int, *, clock: Clock) -> Cluster:
+    """Makes releases that do not support a feature level refuse the root from now on.
 
-    Durable when this returns, so call it before writing anything that they cannot read. Several
-    brokers may do so concurrently, because all write the same content. Raises what `open_cluster`
-    raises.
+    Durable when this returns, so call it before writing anything that they cannot read. Of two
+    concurrent calls the lower version may remain; the metadata keeps those releases out too. Raises
+    what `open_cluster` raises.
     """
     cluster = open_cluster(store, clock=clock, create=False)
-    if cluster.format_version < limits.FORMAT_VERSION:
-        cluster = msgspec.structs.replace(cluster, format_version=limits.FORMAT_VERSION)
+    wanted = _FORMAT_OF_LEVEL[level]
+    if cluster.format_version < wanted:
+        cluster = msgspec.structs.replace(cluster, format_version=wanted)
         store.put(_PATH, msgspec.json.encode(cluster))
     return cluster
+
+
+def level_of_new(cluster: Cluster) -> int:
+    """Returns the feature level of a root without metadata: the highest that its format allows."""
+    return max(
+        level
+        for level, version in _FORMAT_OF_LEVEL.items()
+        if level <= limits.LEVEL and version <= cluster.format_version
+    )
 
 
 def check_empty(store: Store) -> None:

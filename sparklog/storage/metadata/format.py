@@ -7,6 +7,10 @@
   checksum of the snapshot. Every reader compares it with its own state, so that a release that
   applies deltas differently stops, and does not continue with a diverging state.
 
+Additions to the format are written from a feature level on (ADR 48). The version that raises the
+level has a change that older releases reject, and from then on snapshots have another magic number.
+So older releases stop, whether they follow the deltas or start from a snapshot.
+
 Before format version 3, `meta/<version>.json` contains the whole version, with `topics` as an
 object. In a delta it is a list, which those releases reject.
 """
@@ -30,9 +34,11 @@ from sparklog.storage.metadata.model import (
 from sparklog.storage.snapshot import WalKind
 
 _MAGIC: Final = b"SLM1"
-"""Begins a snapshot."""
+"""Begins a snapshot at level 1."""
+_MAGIC_2: Final = b"SLM2"
+"""Begins a snapshot at a higher level."""
 
-_PLAIN_FIELDS: Final = ("controller", "next_producer_id", "level")
+_PLAIN_FIELDS: Final = ("controller", "next_producer_id")
 """Fields of the metadata that a delta contains whole or not at all."""
 
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -65,7 +71,18 @@ class TopicGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     name: str
 
 
+class LevelRaised(msgspec.Struct, frozen=True, array_like=True, tag="level"):
+    """The feature level, which has risen.
+
+    It is among the changes of topics because releases without it reject unknown changes, but would
+    ignore an unknown field.
+    """
+
+    level: Annotated[int, msgspec.Meta(ge=2)]
+
+
 _TopicChange: TypeAlias = TopicSet | LeadersMoved | Resigned | TopicGone
+_Change: TypeAlias = _TopicChange | LevelRaised
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,7 +92,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change_id: str
     previous: str
     """The change id of the version before; empty for the first."""
-    topics: tuple[_TopicChange, ...]
+    topics: tuple[_Change, ...]
     brokers: dict[int, BrokerRegistration] = {}
     """Those that have changed. None is ever removed."""
     epochs: tuple[Epoch, ...] = ()
@@ -86,7 +103,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All open epochs, if listing the changed ones is not enough, as when the order differs."""
     controller: int | msgspec.UnsetType = msgspec.UNSET
     next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
-    level: int | msgspec.UnsetType = msgspec.UNSET
+    groups: dict[str, dict[str, str]] = {}
+    """Configurations of groups that have changed, from level 2 on; an empty one is removed."""
     snapshot_crc: int | None = None
     """CRC-32 of the content of the version's snapshot; None if it has no snapshot."""
 
@@ -100,11 +118,17 @@ def delta_of(before: ClusterMetadata, after: ClusterMetadata) -> Delta:
         for name in _PLAIN_FIELDS
         if getattr(after, name) != getattr(before, name)
     }
+    level = [LevelRaised(after.level)] if after.level != before.level else []
     return Delta(
         version=after.version,
         change_id=after.change_id,
         previous=before.change_id,
-        topics=tuple(_topic_changes(before.topics, after.topics)),
+        topics=(*level, *_topic_changes(before.topics, after.topics)),
+        groups={
+            name: after.groups.get(name, {})
+            for name in {**before.groups, **after.groups}
+            if after.groups.get(name) != before.groups.get(name)
+        },
         brokers={
             broker: known
             for broker, known in after.brokers.items()
@@ -181,9 +205,15 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
         changes["open_epochs"] = delta.open_epochs
     elif delta.epochs or delta.closed:
         changes["open_epochs"] = _with_epochs(before.open_epochs, delta.epochs, delta.closed)
+    if delta.groups:
+        groups = {**before.groups, **delta.groups}
+        changes["groups"] = {name: config for name, config in groups.items() if config}
     if delta.topics:
         topics = dict(before.topics)
         for change in delta.topics:
+            if isinstance(change, LevelRaised):
+                changes["level"] = change.level
+                continue
             try:
                 _apply_to_topic(topics, change)
             except (KeyError, IndexError):
@@ -273,6 +303,8 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resigned: list[list[tuple[_Index, Resignation]]] = []
     """Resignations for each topic, by partition; empty if no topic has any."""
     level: int = 1
+    groups: list[tuple[str, dict[str, str]]] = []
+    """Configurations of groups, sorted by name."""
 
 
 _content_encoder = msgspec.json.Encoder(order="deterministic")
@@ -299,6 +331,7 @@ def content_of(metadata: ClusterMetadata) -> bytes:
             leader_epochs=[topic.leader_epochs for _, topic in topics],
             resigned=resigned if any(resigned) else [],
             level=metadata.level,
+            groups=sorted(metadata.groups.items()),
         )
     )
 
@@ -309,14 +342,14 @@ def _epoch_row(epoch: Epoch) -> Epoch | tuple[int, int, WalKind]:
     return (epoch.broker, epoch.epoch, epoch.log) if is_plain else epoch
 
 
-def encode_snapshot(content: bytes) -> bytes:
-    """Returns a snapshot of the version whose `content_of` is given."""
-    return packed.pack(_MAGIC, content)
+def encode_snapshot(metadata: ClusterMetadata, content: bytes) -> bytes:
+    """Returns a snapshot of the version; `content` is its `content_of`."""
+    return packed.pack(_MAGIC if metadata.level == 1 else _MAGIC_2, content)
 
 
 def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
     """Raises ValueError and `msgspec.MsgspecError` for anything but a snapshot of that version."""
-    content = packed.unpack(_MAGIC, data, what="a snapshot of metadata")
+    content = packed.unpack((_MAGIC, _MAGIC_2), data, what="a snapshot of metadata")
     found = _content_decoder.decode(content)
     if found.version != version:
         raise ValueError(f"it says that it is version {found.version}")
@@ -337,6 +370,7 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
         controller=found.controller,
         next_producer_id=found.next_producer_id,
         level=found.level,
+        groups=dict(found.groups),
         topics={
             name: TopicMetadata(
                 topic_id=topic_id,

@@ -126,6 +126,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     next_producer_id: int = 0
     level: int = 1
     """The feature level: format additions up to this level may be written. It only rises."""
+    groups: dict[str, dict[str, str]] = {}
+    """Configurations of consumer groups that have one, from level 2 on."""
 
     def topic(self, name: str) -> TopicMetadata:
         """Raises `UnknownTopic`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.metadata import format as metadata_format
 from sparklog.storage.metadata.format import Delta
@@ -45,3 +46,10 @@ class MetadataStore(VersionChain[ClusterMetadata, Delta]):
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         super().__init__(store, _MetadataFormat(), clock=clock)
+
+    def _check(self, state: ClusterMetadata) -> None:
+        """Raises `FormatTooNew` for a feature level that this release does not support."""
+        if state.level > limits.LEVEL:
+            raise errors.FormatTooNew(
+                root=self._store.uri, what="feature level", found=state.level, known=limits.LEVEL
+            )

@@ -1,6 +1,6 @@
-"""AlterConfigs (33): replaces the configuration of topics.
+"""AlterConfigs (33): replaces the configuration of topics and groups.
 
-Keys that the request omits revert to their defaults. Only topics can be altered: brokers read their
+Keys that the request omits revert to their defaults. Brokers cannot be altered: they read their
 settings when they start, and log levels are altered with IncrementalAlterConfigs.
 """
 
@@ -25,7 +25,15 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             name, config, only_checks=body.validate_only, client=request.client
         )
 
-    return await alter_resources(context, body, {ResourceType.TOPIC: change})
+    def change_group(resource: Any) -> None:
+        config = {each.name: _value(each) for each in resource.configs}
+        name = resource.resource_name
+        context.broker.group_configs.replace(
+            name, config, only_checks=body.validate_only, client=request.client
+        )
+
+    changes = {ResourceType.TOPIC: change, ResourceType.GROUP: change_group}
+    return await alter_resources(context, body, changes)
 
 
 def _value(entry: Any) -> str:

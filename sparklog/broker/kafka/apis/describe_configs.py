@@ -1,7 +1,7 @@
 """DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226).
 
-There is one broker logger, with this broker's level (KIP-412). Groups and client metrics have
-Kafka's defaults.
+There is one broker logger, with this broker's level (KIP-412). Client metrics have Kafka's
+defaults.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _entries(context: HandlerContext, kind: int, name: str) -> list[ConfigEntry]
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS if not name:
             raise errors.BadRequest(reason="a group or a client metrics subscription needs a name")
         case ResourceType.GROUP:
-            return described.group_entries()
+            return described.group_entries(context.broker.group_configs.config(name))
         case ResourceType.CLIENT_METRICS:
             return described.metrics_entries()
         case _:

@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (44): alters individual keys of topic configurations (KIP-339).
+"""IncrementalAlterConfigs (44): alters keys of topic and group configurations (KIP-339, KIP-848).
 
 It also alters the log level of this broker, until the broker restarts (KIP-412). Other resources
 cannot be altered, as with AlterConfigs.
@@ -37,13 +37,24 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             name, edits, only_checks=body.validate_only, client=request.client
         )
 
+    def change_group(resource: Any) -> None:
+        edits = [_edit(each) for each in resource.configs]
+        name = resource.resource_name
+        context.broker.group_configs.edit(
+            name, edits, only_checks=body.validate_only, client=request.client
+        )
+
     def change_levels(resource: Any) -> None:
         levels = [_level(*_edit(each)) for each in resource.configs]
         if not body.validate_only:
             for level in levels:
                 logging.set_level(level, client=request.client)
 
-    changes = {ResourceType.TOPIC: change, ResourceType.BROKER_LOGGER: change_levels}
+    changes = {
+        ResourceType.TOPIC: change,
+        ResourceType.GROUP: change_group,
+        ResourceType.BROKER_LOGGER: change_levels,
+    }
     return await alter_resources(context, body, changes)
 
 

@@ -1,6 +1,6 @@
-"""ListConfigResources (74): topics, brokers and their loggers (KIP-1142; version 0 is KIP-714's).
+"""ListConfigResources (74): topics, brokers, their loggers, and groups that have a configuration.
 
-There are no client metrics subscriptions, and groups have no configuration of their own.
+There are no client metrics subscriptions. (KIP-1142; version 0 is KIP-714's.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         *((ResourceType.TOPIC, name) for name in context.broker.topics.names()),
         *((ResourceType.BROKER, name) for name in brokers),
         *((ResourceType.BROKER_LOGGER, name) for name in brokers),
+        *((ResourceType.GROUP, name) for name in context.broker.group_configs.names()),
     ]
     return _reply((kind, name) for kind, name in all_resources if not types or kind in types)
 
