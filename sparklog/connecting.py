@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import errors, limits, listeners
 from sparklog.client import arguments
 from sparklog.client.connection import Channel, Connection, ask
 from sparklog.client.log import Log
@@ -53,7 +53,6 @@ from sparklog.options import (
     check_root,
     is_bootstrap,
     is_loopback,
-    parse_listener,
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
@@ -457,18 +456,17 @@ class _RootSession:
 
     def check_kafka(self) -> None:
         """Raises `BadOption` if `kafka` was given and the broker serves Kafka elsewhere."""
-        wanted = self._settings.kafka.listener
+        wanted = self._settings.kafka.listeners
         found = self._watch.poll() if self._asks_for_kafka else None
         if found is None or self._agent is not None:
             return
         broker = self._cluster(found.leader.flight).brokers[0]
-        served = parse_listener(broker.kafka_listener or broker.kafka)
-        is_served = bool(served.address) and wanted.address.endswith(":0")
-        if served != wanted and not (is_served and served.protocol == wanted.protocol):
+        served = listeners.parse(broker.kafka_listeners or broker.kafka)
+        if not all(any(map(each.is_served_by, served)) for each in wanted):
             who = describe(found.leader, now_us=self._clock.now_us())
-            where = f"with Kafka at {served}" if served.address else "without Kafka"
+            where = f"with Kafka at {listeners.text_of(served)}" if served else "without Kafka"
             reason = f"{who} already serves the root, {where}: stop it, or omit this argument"
-            raise errors.BadOption(option="kafka", value=str(wanted), reason=reason)
+            raise errors.BadOption(option="kafka", value=listeners.text_of(wanted), reason=reason)
 
     def _start(self) -> str:
         is_new = not self._watch.metadata.brokers

@@ -13,7 +13,7 @@ import ssl
 import struct
 from typing import Final
 
-from sparklog.options import PLAINTEXT, parse_listener
+from sparklog.listeners import PLAINTEXT, Listener
 
 _CORRELATION: Final = 0x5350_4C47
 _ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
@@ -25,16 +25,14 @@ _WANTS_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
 """Ends of OpenSSL's reasons when a listener requires a certificate, which the check has not."""
 
 
-def answers(listener: str, *, timeout_seconds: float) -> bool:
-    """Returns whether a Kafka broker answers at `host:port`, or with TLS at `SSL://host:port`.
+def answers(listener: Listener, *, timeout_seconds: float) -> bool:
+    """Returns whether a Kafka broker answers there, with TLS if that is the listener's protocol.
 
     Raises OSError if the connection is refused or closed, and TimeoutError if the port is silent.
     """
-    protocol, address = parse_listener(listener)
-    host, _, port = address.rpartition(":")
-    place = host.strip("[]"), int(port)
+    place = listener.host, listener.port
     with socket.create_connection(place, timeout_seconds) as peer:
-        if protocol == PLAINTEXT:
+        if listener.protocol == PLAINTEXT:
             return _answers(peer)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

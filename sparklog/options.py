@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from sparklog import errors
 
@@ -64,30 +64,6 @@ def is_address(text: str, *, lowest_port: int = 1) -> bool:
     """Returns True if `text` is one `host:port`, with an IPv6 host in brackets."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and lowest_port <= int(found[1]) <= 65_535
-
-
-PLAINTEXT: Final = "PLAINTEXT"
-"""The protocol of a listener whose address has none."""
-SSL: Final = "SSL"
-"""TLS, by Kafka's name for it."""
-
-
-class Listener(NamedTuple):
-    """The protocol and the address of a listener."""
-
-    protocol: str
-    """`PLAINTEXT` or `SSL`, as in Kafka's `security.protocol`."""
-    address: str
-    """`host:port`; empty if the listener is disabled."""
-
-    def __str__(self) -> str:
-        return self.address if self.protocol == PLAINTEXT else f"{self.protocol}://{self.address}"
-
-
-def parse_listener(text: str) -> Listener:
-    """Parses `host:port` or `PROTOCOL://host:port`. Neither part is checked."""
-    protocol, has_protocol, address = text.rpartition("://")
-    return Listener(protocol if has_protocol else PLAINTEXT, address)
 
 
 def is_loopback(address: str) -> bool:

@@ -20,16 +20,13 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from sparklog import errors, limits
+from sparklog import errors, limits, listeners
+from sparklog.listeners import PROTOCOLS, SSL, Listener
 from sparklog.options import (
-    PLAINTEXT,
-    SSL,
-    Listener,
     check_root,
     is_address,
     is_folder,
     is_service_link,
-    parse_listener,
 )
 
 FLUSH_LINGER_REMOTE_MS = 10
@@ -81,7 +78,7 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Kafka listener: `host:port`, or `SSL://host:port`; an empty `listen` disables it."""
+    """The Kafka listeners, as `sparklog.listeners` parses them; an empty `listen` disables them."""
 
     listen: str = "127.0.0.1:9092"
     advertised: str = ""
@@ -91,8 +88,19 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
 
     @property
-    def listener(self) -> Listener:
-        return parse_listener(self.listen)
+    def listeners(self) -> tuple[Listener, ...]:
+        """The listeners, with the addresses that they listen on."""
+        return listeners.parse(self.listen)
+
+    @property
+    def has_tls(self) -> bool:
+        """True if a listener uses TLS."""
+        return any(each.protocol == SSL for each in self.listeners)
+
+    def advertised_of(self, name: str) -> str:
+        """Returns the address for a listener's clients; empty: the one that it listens on."""
+        given = listeners.parse_addresses(self.advertised)
+        return given.get(name, "") or given.get("", "")
 
 
 class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -429,9 +437,7 @@ def _expectation(kind: Any) -> str:
     return "true or false" if kind is bool else "text"
 
 
-PROTOCOLS: Final = (PLAINTEXT, SSL)
-"""Protocols of the Kafka listener, by the names of Kafka's `security.protocol`."""
-
+_LISTENER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANY_HOST: Final = {"", "0.0.0.0", "::"}
 """Hosts to listen on that no client can connect to."""
 
@@ -446,17 +452,9 @@ def _check_together(settings: BrokerSettings) -> None:
         )
     check_root("root", settings.root, " Addresses to listen on are kafka.listen and flight.listen.")
     _check_listeners(settings)
-    for option, lowest_port in (("flight.advertised", 0), ("kafka.advertised", 1)):
-        address = attrgetter(option)(settings)
-        if address:
-            _check_address(option, address, lowest_port=lowest_port)
-    host = settings.kafka.listener.address.rpartition(":")[0]
-    if host.strip("[]") in ANY_HOST and settings.kafka.listen and not settings.kafka.advertised:
-        raise errors.BadOption(
-            option="kafka.listen",
-            value=settings.kafka.listen,
-            reason="clients cannot connect to this host; set kafka.advertised to one that they can",
-        )
+    if settings.flight.advertised:
+        _check_address("flight.advertised", settings.flight.advertised, lowest_port=0)
+    _check_advertised(settings.kafka)
 
     for low, high in NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)
@@ -479,13 +477,13 @@ def _check_together(settings: BrokerSettings) -> None:
 
 
 def _check_listeners(settings: BrokerSettings) -> None:
+    _check_kafka_listeners(settings)
+    listening = [("flight.listen", settings.flight.listen)]
+    listening += [("kafka.listen", each.address) for each in settings.kafka.listeners]
+    if settings.metrics.listen:
+        listening.append(("metrics.listen", settings.metrics.listen))
     found: dict[str, str] = {}
-    for option in ("flight.listen", "kafka.listen", "metrics.listen"):
-        address = attrgetter(option)(settings)
-        if not address and option != "flight.listen":
-            continue  # this listener is disabled
-        if option == "kafka.listen":
-            address = _checked_listener(option, settings)
+    for option, address in listening:
         _check_address(option, address, lowest_port=0)
         if address in found and not address.endswith(":0"):
             reason = f"{found[address]} has the same address; give each listener its own port"
@@ -493,21 +491,50 @@ def _check_listeners(settings: BrokerSettings) -> None:
         found[address] = option
 
 
-def _checked_listener(option: str, settings: BrokerSettings) -> str:
-    """Returns the address of the Kafka listener. Raises `BadOption` if its protocol cannot be."""
-    listen = settings.kafka.listen
-    protocol, address = parse_listener(listen)
-    if protocol not in PROTOCOLS:
-        reason = f"expected host:port or one of {', '.join(PROTOCOLS)} before ://"
-        raise errors.BadOption(option=option, value=listen, reason=reason)
-    if protocol == SSL and not (settings.tls.certificate and settings.tls.key):
-        reason = "a listener with TLS needs tls.certificate and tls.key, the paths of PEM files"
-        raise errors.BadOption(option=option, value=listen, reason=reason)
-    for name, value in msgspec.structs.asdict(settings.tls).items():
-        if protocol == PLAINTEXT and value != getattr(TlsSettings(), name):
-            reason = f"it has no effect: kafka.listen needs {SSL}:// before its address"
-            raise errors.BadOption(option=f"tls.{name}", value=value, reason=reason)
-    return address
+def _check_kafka_listeners(settings: BrokerSettings) -> None:
+    """Raises `BadOption` for names, protocols and TLS that do not fit together."""
+
+    def bad(reason: str) -> errors.BadOption:
+        return errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
+
+    names: set[str] = set()
+    for name, protocol, _ in settings.kafka.listeners:
+        if protocol not in PROTOCOLS:
+            raise bad(f"expected host:port or one of {', '.join(PROTOCOLS)} before ://")
+        if _LISTENER_NAME.fullmatch(name) is None:
+            raise bad(f"the name {name!r} has other characters than letters, digits, _ and -")
+        if name in names:
+            raise bad(f"two listeners are called {name}: write NAME={protocol}://host:port")
+        names.add(name)
+    has_tls = settings.kafka.has_tls
+    if has_tls and not (settings.tls.certificate and settings.tls.key):
+        raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
+    for key, value in msgspec.structs.asdict(settings.tls).items():
+        if names and not has_tls and value != getattr(TlsSettings(), key):
+            reason = f"it has no effect: kafka.listen needs {SSL}:// before an address"
+            raise errors.BadOption(option=f"tls.{key}", value=value, reason=reason)
+
+
+def _check_advertised(kafka: KafkaSettings) -> None:
+    """Raises `BadOption` unless each listener has an address for its clients."""
+    names = [each.name for each in kafka.listeners]
+    for name, address in listeners.parse_addresses(kafka.advertised).items():
+        _check_address("kafka.advertised", address, lowest_port=1)
+        reason = ""
+        if not name and len(names) > 1:
+            reason = f"there are several listeners: write NAME=host:port, of {', '.join(names)}"
+        elif name and name not in names:
+            reason = f"no listener is called {name}; there is {', '.join(names) or 'none'}"
+        if reason:
+            raise errors.BadOption(option="kafka.advertised", value=kafka.advertised, reason=reason)
+    for each in kafka.listeners:
+        if each.host in ANY_HOST and not kafka.advertised_of(each.name):
+            raise errors.BadOption(
+                option="kafka.listen",
+                value=kafka.listen,
+                reason="clients cannot connect to this host; set kafka.advertised to one that they"
+                " can",
+            )
 
 
 def _check_address(option: str, address: str, *, lowest_port: int) -> None:

@@ -15,10 +15,11 @@ from typing import Final
 
 import msgspec
 
-from sparklog import errors, kafka_port, limits
+from sparklog import errors, kafka_port, limits, listeners
 from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
+from sparklog.listeners import Listener
 from sparklog.options import is_loopback
 from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.cluster_file import open_cluster
@@ -148,21 +149,22 @@ def of_root(
 
 def requiring_kafka(report: StatusReport) -> StatusReport:
     """Returns the report, with a reason in `unmet` if none of its Kafka listeners answers."""
-    addresses = [each.kafka_listener or each.kafka for each in report.answered if each.kafka]
-    unmet = "" if addresses else "no broker that answers has a Kafka listener"
-    if addresses:
-        with ThreadPoolExecutor(min(len(addresses), _ASKED_AT_ONCE)) as pool:
-            reasons = list(pool.map(_kafka_silence, addresses))
+    found = [
+        listener
+        for each in report.answered
+        for listener in listeners.parse(each.kafka_listeners or each.kafka)
+    ]
+    unmet = "" if found else "no broker that answers has a Kafka listener"
+    if found:
+        with ThreadPoolExecutor(min(len(found), _ASKED_AT_ONCE)) as pool:
+            reasons = list(pool.map(_kafka_silence, found))
         if all(reasons):
             unmet = "; ".join(reasons)
     return msgspec.structs.replace(report, unmet=unmet)
 
 
-def _kafka_silence(listener: str) -> str:
-    """Returns the reason why a Kafka listener does not answer; empty if it does.
-
-    `listener`: as `kafka_port.answers` has it.
-    """
+def _kafka_silence(listener: Listener) -> str:
+    """Returns the reason why a Kafka listener does not answer; empty if it does."""
     silence = f"no Kafka listener answers at {listener}"
     try:
         found = kafka_port.answers(listener, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)

@@ -50,6 +50,7 @@ from sparklog.broker.pools import Pools
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
+from sparklog.listeners import parse, text_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
 from sparklog.storage.metadata import identity
@@ -246,8 +247,11 @@ class Agent:
             self._wal = f"{kind}: {reason}"
             return chosen.kind
 
+        advertised = self.listeners.kafka_advertised
         membership = Membership(
-            kafka=self.listeners.kafka_advertised, rack=self.settings.cluster.rack
+            kafka=advertised[0].address if advertised else "",
+            listeners={each.name: each.address for each in advertised},
+            rack=self.settings.cluster.rack,
         )
         return takeover.acquire(
             self._store,
@@ -295,7 +299,8 @@ class Agent:
             if each is not None and each.state is not LeaderState.DEAD:
                 addresses.append(each.leader.flight)
                 if (heartbeat := each.leader.heartbeat) is not None:
-                    addresses += [heartbeat.kafka, heartbeat.metrics]
+                    kafka = parse(heartbeat.kafka_listeners or heartbeat.kafka)
+                    addresses += [heartbeat.metrics, *(one.address for one in kafka)]
         return {ports.port_of(address) for address in addresses if address}
 
     def _start_serving(self) -> None:
@@ -388,7 +393,7 @@ class Agent:
                 epoch=self._leadership.epoch,
                 address=self.address,
                 kafka=self.kafka_address,
-                kafka_listener=listeners.kafka_listener,
+                kafka_listeners=text_of(listeners.kafka_open),
                 metrics=self.metrics_address,
                 kind=self.kind,
                 version=VERSION,
@@ -479,8 +484,9 @@ class Agent:
 
     @property
     def kafka_address(self) -> str:
-        """The address advertised to Kafka clients; empty without a Kafka listener."""
-        return self.listeners.kafka_address
+        """The address of the first listener for Kafka clients; empty without one."""
+        found = self.listeners.kafka_open
+        return found[0].address if found else ""
 
     @property
     def metrics_address(self) -> str:
@@ -602,6 +608,7 @@ class Agent:
             monotonic_seconds=self._clock.monotonic(),
             process=this_process(),
             kafka=self.kafka_address,
+            kafka_listeners=text_of(self.listeners.kafka_open),
             metrics=self.metrics_address,
             version=VERSION,
             log=self.settings.log.file,

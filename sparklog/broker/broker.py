@@ -48,6 +48,7 @@ from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.config_rules import ConfigType, Edit
+from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import BrokerRegistration
 from sparklog.storage.metadata.store import MetadataStore
@@ -276,9 +277,12 @@ class Broker:
             kept_records=kept_records[: limits.STATUS_TOPICS],
         )
 
-    def configs(self, listener: str) -> list[ConfigEntry]:
-        """Returns the settings of this broker; `listener` is its address for Kafka clients."""
-        return described.broker_entries(self._settings, listener)
+    def configs(self, advertised: Sequence[Listener]) -> list[ConfigEntry]:
+        """Returns the settings of this broker.
+
+        `advertised`: its listeners, with the addresses that Kafka clients connect to.
+        """
+        return described.broker_entries(self._settings, advertised)
 
     def free_bytes(self) -> int | None:
         """Returns the free space under the root, or None if unknown."""

@@ -7,7 +7,7 @@ and under Kafka's; all of them are read-only, because a broker reads them when i
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ from sparklog.formats import group_config
 from sparklog.formats.config_rules import ConfigType
 from sparklog.formats.topic_config import KEYS, TopicKey
 from sparklog.formats.topic_names import MIRROR_SOURCE
+from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 
 
@@ -259,20 +260,22 @@ _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, float: ConfigTy
 _DEFAULTS: Final = BrokerSettings()
 
 
-def broker_entries(settings: BrokerSettings, listener: str) -> list[ConfigEntry]:
+def broker_entries(settings: BrokerSettings, advertised: Sequence[Listener]) -> list[ConfigEntry]:
     """Returns the keys of a broker with these settings, sorted by name.
 
     Args:
         settings: the broker's settings.
-        listener: the address advertised to Kafka clients, `host:port`.
+        advertised: the listeners, with the addresses advertised to Kafka clients.
     """
-    protocol = settings.kafka.listener.protocol
     found = [_broker_entry(name, each, settings) for name, each in _KAFKAS.items()]
+    endpoints = ",".join(f"{each.name}://{each.address}" for each in advertised)
+    protocols = ",".join(f"{each.name}:{each.protocol}" for each in advertised)
     found += [
-        _fixed(name, ConfigType.STRING, f"{protocol}://{listener}", ConfigSource.BROKER, about)
-        for name, about in (
-            ("listeners", "setting kafka.listen"),
-            ("advertised.listeners", "setting kafka.advertised"),
+        _fixed(name, ConfigType.STRING, value, ConfigSource.BROKER, f"setting {option}")
+        for name, value, option in (
+            ("listeners", endpoints, "kafka.listen"),
+            ("advertised.listeners", endpoints, "kafka.advertised"),
+            ("listener.security.protocol.map", protocols, "kafka.listen"),
         )
     ]
     found += [

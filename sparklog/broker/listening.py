@@ -24,7 +24,7 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.options import SSL
+from sparklog.listeners import SSL, Listener
 from sparklog.security.secret import Secret
 from sparklog.settings import BrokerSettings
 
@@ -57,9 +57,11 @@ class Listeners:
         self._settings = settings
         self._hooks = hooks
         self._flight_port = _port("flight.listen", settings.flight.listen)
-        self._kafka_port = _port("kafka.listen", settings.kafka.listener.address)
-        self.tls = _server_tls(settings) if settings.kafka.listener.protocol == SSL else None
-        """TLS of the Kafka listener; None if it is plaintext."""
+        self._kafka_ports = {
+            each: ports.BoundPort("kafka.listen", each.address) for each in settings.kafka.listeners
+        }
+        self.tls = _server_tls(settings) if settings.kafka.has_tls else None
+        """TLS of the Kafka listeners; None if all are plaintext."""
         self._metrics_port = _port("metrics.listen", settings.metrics.listen)
         self.flight: FlightListener | None = None
         self.kafka: KafkaListener | None = None
@@ -74,22 +76,18 @@ class Listeners:
         return _advertised(self._settings.flight.advertised, self._flight_port.address)
 
     @property
-    def kafka_advertised(self) -> str:
-        """The address for Kafka clients, even before the listener is open; empty without one."""
-        if self._kafka_port is None:
-            return ""
-        return _advertised(self._settings.kafka.advertised, self._kafka_port.address)
+    def kafka_advertised(self) -> list[Listener]:
+        """The Kafka listeners with the addresses for clients, once their ports are bound."""
+        kafka = self._settings.kafka
+        return [
+            each._replace(address=_advertised(kafka.advertised_of(each.name), port.address))
+            for each, port in self._kafka_ports.items()
+        ]
 
     @property
-    def kafka_address(self) -> str:
-        """The address advertised to Kafka clients; empty without a Kafka listener."""
-        return self.kafka.address if self.kafka is not None else ""
-
-    @property
-    def kafka_listener(self) -> str:
-        """The address advertised to Kafka clients as `PROTOCOL://host:port`; empty without one."""
-        address = self.kafka_address
-        return f"{self._settings.kafka.listener.protocol}://{address}" if address else ""
+    def kafka_open(self) -> list[Listener]:
+        """The same as `kafka_advertised` while the listeners are open; empty otherwise."""
+        return self.kafka_advertised if self.kafka is not None else []
 
     @property
     def metrics_address(self) -> str:
@@ -125,22 +123,27 @@ class Listeners:
 
     def open_kafka(self, broker: Broker, groups: Coordinator, *, patience_seconds: float) -> None:
         """Opens the Kafka listener, if there is one; it serves once it is started."""
-        if self._kafka_port is None:
+        if not self._kafka_ports:
             return
-        from sparklog.broker.kafka.listener import KafkaListener
+        from sparklog.broker.kafka.listener import Acceptor, KafkaListener
 
-        listening = self._kafka_port.listen(patience_seconds=patience_seconds)
         settings = self._settings.kafka
+        acceptors = [
+            Acceptor(
+                listener=each,
+                listening=port.listen(patience_seconds=patience_seconds),
+                tls=self.tls if each.protocol == SSL else None,
+            )
+            for each, port in zip(self.kafka_advertised, self._kafka_ports.values(), strict=True)
+        ]
         self.kafka = KafkaListener(
             broker,
             groups,
-            listening,
-            address=settings.advertised or self._kafka_port.address,
+            acceptors,
             request_max_bytes=settings.request_max_bytes,
             memory_bytes=settings.memory_bytes,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
-            tls=self.tls,
         )
 
     def open_flight(
@@ -219,7 +222,7 @@ class Listeners:
             each.close()
 
     def _ports(self) -> list[ports.BoundPort]:
-        found = (self._flight_port, self._kafka_port, self._metrics_port)
+        found = (self._flight_port, *self._kafka_ports.values(), self._metrics_port)
         return [each for each in found if each is not None]
 
 
@@ -239,15 +242,15 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
             min_version=tls.min_version,
         )
     )
-    address = settings.kafka.advertised or settings.kafka.listener.address
-    host = address.rpartition(":")[0]
-    if not covers(found.certificate, host):
-        _log.warning(
-            "Kafka clients that check host names refuse the certificate: it lacks the host that"
-            " they connect to",
-            host=host,
-            certificate=tls.certificate,
-        )
+    for each in settings.kafka.listeners:
+        advertised = each._replace(address=settings.kafka.advertised_of(each.name) or each.address)
+        if each.protocol == SSL and not covers(found.certificate, advertised.host):
+            _log.warning(
+                "Kafka clients that check host names refuse the certificate: it lacks the host that"
+                " they connect to",
+                host=advertised.host,
+                certificate=tls.certificate,
+            )
     return found
 
 
@@ -263,8 +266,7 @@ def _advertised(advertised: str, listen: str) -> str:
 
 def check_installed(settings: BrokerSettings) -> None:
     """Raises `NotInstalled` if a listener is configured and its packages are missing."""
-    has_tls = settings.kafka.listener.protocol == SSL
-    kafka_packages = (*KAFKA_PACKAGES, *(TLS_PACKAGES if has_tls else ()))
+    kafka_packages = (*KAFKA_PACKAGES, *(TLS_PACKAGES if settings.kafka.has_tls else ()))
     for what, listen, packages, without in (
         ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),

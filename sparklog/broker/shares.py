@@ -8,19 +8,16 @@ share must suffice for one request: see `_share`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from sparklog import errors, limits
-from sparklog.options import parse_listener
+from sparklog import errors, limits, listeners
 from sparklog.settings import ANY_HOST, NOT_ABOVE, BrokerSettings
 
-_LISTENERS: Final = ("flight.listen", "kafka.listen", "metrics.listen")
-_ADDRESSES: Final = (*_LISTENERS, "flight.advertised", "kafka.advertised")
 _DIVIDED: Final = (
     "flight.max_streams",
     "hot_tail.bytes",
@@ -51,10 +48,7 @@ def settings_of_each(settings: BrokerSettings, processes: int) -> list[BrokerSet
                 "id": settings.id + number,
                 "cluster.join": True,
                 "log.file": _log_file(settings.log.file, settings.id + number),
-                **{
-                    name: _moved(name, attrgetter(name)(settings), number, processes)
-                    for name in _ADDRESSES
-                },
+                **_addresses(settings, number, processes),
             },
         )
         for number in range(processes)
@@ -87,13 +81,19 @@ def _check(settings: BrokerSettings, processes: int) -> None:
     if settings.id + processes - 1 > limits.BROKER_ID_MAX:
         reason = f"{processes} processes count up from it, to {limits.BROKER_ID_MAX} at most"
         raise errors.BadOption(option="id", value=settings.id, reason=reason)
-    for name, other in itertools.combinations(_LISTENERS, 2):
-        _check_apart(settings, name, other, processes)
+    for one, two in itertools.combinations(_listening(settings), 2):
+        _check_apart(settings, one, two, processes)
 
 
-def _check_apart(settings: BrokerSettings, name: str, other: str, processes: int) -> None:
-    """Raises `BadOption` if two listeners of different processes would use the same port."""
-    hosts, ports = zip(*(_split(attrgetter(each)(settings)) for each in (name, other)), strict=True)
+def _check_apart(
+    settings: BrokerSettings, one: tuple[str, str], two: tuple[str, str], processes: int
+) -> None:
+    """Raises `BadOption` if two listeners of different processes would use the same port.
+
+    `one`, `two`: the option and the address of each.
+    """
+    (name, address), (other, other_address) = one, two
+    hosts, ports = zip(*map(_split, (address, other_address)), strict=True)
     is_one_host = hosts[0] == hosts[1] or not ANY_HOST.isdisjoint(
         each.strip("[]") for each in hosts
     )
@@ -106,21 +106,51 @@ def _check_apart(settings: BrokerSettings, name: str, other: str, processes: int
         )
 
 
-def _split(listen: str) -> tuple[str, int]:
-    """Returns the host, without a protocol, and the port; port 0 for an empty address."""
-    host, _, port = parse_listener(listen).address.rpartition(":")
+def _listening(settings: BrokerSettings) -> Iterator[tuple[str, str]]:
+    """Yields the option and the address of each listener."""
+    yield "flight.listen", settings.flight.listen
+    for each in settings.kafka.listeners:
+        yield "kafka.listen", each.address
+    yield "metrics.listen", settings.metrics.listen
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Returns the host and port; port 0 for an empty address."""
+    host, _, port = address.rpartition(":")
     return host, int(port or 0)
+
+
+def _addresses(settings: BrokerSettings, number: int, processes: int) -> dict[str, str]:
+    """Returns the addresses of one process, by option."""
+
+    def moved(option: str, address: str) -> str:
+        return _moved(option, address, number, processes)
+
+    kafka = settings.kafka
+    advertised = listeners.parse_addresses(kafka.advertised)
+    return {
+        **{
+            option: moved(option, attrgetter(option)(settings))
+            for option in ("flight.listen", "flight.advertised", "metrics.listen")
+        },
+        "kafka.listen": listeners.text_of(
+            each._replace(address=moved("kafka.listen", each.address)) for each in kafka.listeners
+        ),
+        "kafka.advertised": listeners.text_of_addresses(
+            {name: moved("kafka.advertised", each) for name, each in advertised.items()}
+        ),
+    }
 
 
 def _moved(name: str, address: str, number: int, processes: int) -> str:
     """Returns an address with its port raised by `number`, unless the port is 0 or missing."""
-    port = _split(address)[1]
+    host, port = _split(address)
     if not port:
         return address
     if port + number > _HIGHEST_PORT:
         reason = f"{processes} processes count ports up from it, to {_HIGHEST_PORT} at most"
         raise errors.BadOption(option=name, value=address, reason=reason)
-    return f"{address.removesuffix(str(port))}{port + number}"
+    return f"{host}:{port + number}"
 
 
 def _share(settings: BrokerSettings, name: str, processes: int) -> int:

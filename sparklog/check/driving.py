@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sparklog import errors, kafka_port
+from sparklog import errors, kafka_port, listeners
 from sparklog.check.history import (
     ACKED,
     FAILED,
@@ -672,7 +672,8 @@ def _probe(bootstrap: str) -> None:
             raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
         reason = "it does not answer like Kafka; is this another port of the broker?"
         try:
-            if kafka_port.answers(address, timeout_seconds=_PROBE_SECONDS):
+            (listener,) = listeners.parse(address)
+            if kafka_port.answers(listener, timeout_seconds=_PROBE_SECONDS):
                 return
         except TimeoutError:
             reason = f"silent for {_PROBE_SECONDS:g} s; it hangs, or this is not its Kafka port"

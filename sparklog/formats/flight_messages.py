@@ -160,9 +160,9 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str
     """Address of the Flight listener, `host:port`."""
     kafka: str = ""
-    """Address of the Kafka listener; empty while it is closed."""
-    kafka_listener: str = ""
-    """Protocol and address of the Kafka listener, as `SSL://host:port`; older brokers omit it."""
+    """Address of the first Kafka listener; empty while it is closed."""
+    kafka_listeners: str = ""
+    """All of them with their advertised addresses, as `sparklog.listeners` writes them."""
     metrics: str = ""
     """Address of the HTTP port for metrics; empty while it is closed."""
     kind: str = ""

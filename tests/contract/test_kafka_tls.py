@@ -23,6 +23,7 @@ from sparklog import errors, kafka_port, status
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import listener
 from sparklog.clock import SystemClock
+from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
 from sparklog.storage.objects import open_store
 from tests.support.certificates import Authority
@@ -55,6 +56,12 @@ def _agent(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
     """A broker whose Kafka listener uses TLS."""
     with Agent(settings(tmp_path_factory.mktemp("root"), authority.sign("broker"))) as found:
         yield found
+
+
+def answers(agent: Agent, protocol: str) -> bool:
+    """Returns whether the broker answers by that protocol."""
+    listener = Listener("any", protocol, agent.kafka_address)
+    return kafka_port.answers(listener, timeout_seconds=SECONDS)
 
 
 # ------------------------------------------------------------------------------ clients
@@ -199,7 +206,7 @@ def test_certificates_of_clients_are_required(tmp_path: Path, authority: Authori
             agent.kafka_address,
         )
         assert "ssl" in told.lower()
-        assert kafka_port.answers(f"SSL://{agent.kafka_address}", timeout_seconds=SECONDS)
+        assert answers(agent, "SSL")
 
 
 def test_files_that_are_wrong_keep_a_broker_from_starting(
@@ -235,7 +242,7 @@ def test_a_silent_client_is_closed(
 
     assert asyncio.run(knock()) == b""
     assert counts.counts.handshakes_failed == before + 1
-    assert kafka_port.answers(f"SSL://{agent.kafka_address}", timeout_seconds=SECONDS)
+    assert answers(agent, "SSL")
 
 
 def test_status_asks_over_tls(agent: Agent) -> None:
@@ -245,9 +252,9 @@ def test_status_asks_over_tls(agent: Agent) -> None:
         status.of_root(store, SystemClock(), waits=lambda _leader, _seconds: None)
     )
     assert report.unmet == ""
-    assert [each.kafka_listener for each in report.answered] == [f"SSL://{agent.kafka_address}"]
+    assert [each.kafka_listeners for each in report.answered] == [f"SSL://{agent.kafka_address}"]
     with pytest.raises(ConnectionAbortedError, match="TLS"):
-        kafka_port.answers(agent.kafka_address, timeout_seconds=SECONDS)
+        answers(agent, "PLAINTEXT")
 
 
 def test_a_certificate_is_replaced_under_connections(tmp_path: Path, authority: Authority) -> None:

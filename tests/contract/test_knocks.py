@@ -126,8 +126,8 @@ def test_an_early_kafka_client_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert loads.wait(SECONDS)
             with sparklog.connect(agent.address) as log:
                 assert log.topics() == []
-            host, _, port = agent.listeners.kafka_advertised.rpartition(":")
-            with socket.create_connection((host, int(port)), SECONDS) as peer:
+            (listener,) = agent.listeners.kafka_advertised
+            with socket.create_connection((listener.host, listener.port), SECONDS) as peer:
                 peer.sendall(struct.pack(">ihhih", 10, 18, 0, 1, -1))
                 assert not select.select([peer], [], [], 0.1)[0]
                 proceed.set()

@@ -113,7 +113,7 @@ def test_a_kafka_listener_may_be_required(
             report = of_address(broker.flight)
             (answering,) = report.answered
             without = msgspec.structs.replace(
-                answering, kafka=silent_address, kafka_listener=silent_address
+                answering, kafka=silent_address, kafka_listeners=silent_address
             )
             report = msgspec.structs.replace(report, answered=[without])
             assert silent_address in requiring_kafka(report).unmet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparklog import listeners
 from sparklog.broker.described import ConfigSource, broker_entries, topic_entries
 from sparklog.formats.config_rules import ConfigType
 from sparklog.formats.topic_config import KEYS
@@ -18,7 +19,7 @@ def test_every_setting_is_told_and_no_secret() -> None:
         topics=TopicSettings(default_partitions=9),
         storage={"aws_secret_access_key": "hush"},
     )
-    entries = broker_entries(settings, LISTENER)
+    entries = broker_entries(settings, listeners.parse(f"{LISTENER},OUT=SSL://h:1"))
     found = {entry.name: entry for entry in entries}
     assert len(found) == len(entries)
     assert found.keys() >= _known_keys().keys()
@@ -32,7 +33,8 @@ def test_every_setting_is_told_and_no_secret() -> None:
         "true",
         ConfigType.BOOLEAN,
     )
-    assert found["listeners"].value == f"PLAINTEXT://{LISTENER}"
+    assert found["listeners"].value == f"PLAINTEXT://{LISTENER},OUT://h:1"
+    assert found["listener.security.protocol.map"].value == "PLAINTEXT:PLAINTEXT,OUT:SSL"
     assert found["log.retention.ms"].source is ConfigSource.DEFAULT
 
 

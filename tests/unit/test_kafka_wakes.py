@@ -9,9 +9,10 @@ from typing import Any, Final, cast
 
 import pytest
 
-from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, KafkaListener
+from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, Acceptor, KafkaListener
 from sparklog.clock import Clock, ManualClock
 from sparklog.limits import MIB
+from sparklog.listeners import Listener
 
 FETCHES: Final = 5 * WOKEN_FETCHES
 SEEN: Final[Mapping[tuple[str, int], int]] = {("t", 0): 0}
@@ -48,8 +49,7 @@ class Listening:
         self.listener = KafkaListener(
             cast("Any", self.broker),
             cast("Any", None),
-            sock,
-            address="127.0.0.1:1",
+            [Acceptor(listener=Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:1"), listening=sock)],
             request_max_bytes=MIB,
             memory_bytes=MIB,
             clock=clock,

@@ -21,6 +21,7 @@ from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.clock import ManualClock
+from sparklog.listeners import Listener
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import (
     DelayedStore,
@@ -39,7 +40,7 @@ ROOT: Final = Path(__file__).parents[2]
 class Kafka:
     """A Kafka listener's figures."""
 
-    address = "127.0.0.1:9092"
+    listeners = (Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:9092"),)
     connection_count = 3
     certificate_expires_at = 1_900_000_000.0
 

@@ -252,6 +252,10 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("kafka.listen", "[::]:9092", "clients cannot connect to this host"),
         ("kafka.listen", "SSL://127.0.0.1:9092", "a listener with TLS needs tls.certificate and"),
         ("kafka.listen", "TLS://127.0.0.1:9092", "expected host:port or one of PLAINTEXT, SSL"),
+        ("kafka.listen", "h:1,h:2", "two listeners are called PLAINTEXT: write NAME=PLAINTEXT://"),
+        ("kafka.listen", "A B=PLAINTEXT://h:1", "the name 'A B' has other characters than"),
+        ("kafka.listen", "A=PLAINTEXT://h:1,B=PLAINTEXT://h:1", "kafka.listen has the same addr"),
+        ("kafka.advertised", "OUT=k:1", "no listener is called OUT; there is PLAINTEXT"),
         ("tls.certificate", "c.pem", "it has no effect: kafka.listen needs SSL://"),
         ("tls.client_auth", "required", "it has no effect: kafka.listen needs SSL://"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
@@ -270,6 +274,23 @@ def test_value_out_of_bounds_is_named_with_its_bound(key: str, value: object, re
     with pytest.raises(errors.BadOption) as caught:
         load_settings(None, {}, ROOT | {key: value})
     assert caught.value.reason.startswith(reason)
+
+
+def test_each_listener_has_an_advertised_address() -> None:
+    """By its name; one without is advertised where it listens."""
+    given = ROOT | {
+        "kafka.listen": "LOCAL=PLAINTEXT://127.0.0.1:9092,OUT=PLAINTEXT://0.0.0.0:9093",
+        "kafka.advertised": "OUT=k1:9093",
+    }
+    kafka = load_settings(None, {}, given).kafka
+    assert [each.name for each in kafka.listeners] == ["LOCAL", "OUT"]
+    assert (kafka.advertised_of("LOCAL"), kafka.advertised_of("OUT")) == ("", "k1:9093")
+    for wrong, reason in (
+        ("k1:9093", "there are several listeners: write NAME=host:port, of LOCAL, OUT"),
+        ("LOCAL=k1:9092", "clients cannot connect to this host"),
+    ):
+        with pytest.raises(errors.BadOption, match=reason):
+            load_settings(None, {}, given | {"kafka.advertised": wrong})
 
 
 def test_bad_variable_is_named_as_it_was_written() -> None:

@@ -56,6 +56,19 @@ def test_ids_and_ports_count_up() -> None:
     assert values(3, "metrics.listen", **given) == [f"127.0.0.1:{9100 + n}" for n in range(3)]
 
 
+def test_ports_of_named_listeners_count_up() -> None:
+    """Each keeps its name and protocol, where it listens and where it is advertised."""
+    given = {
+        "flight__listen": "127.0.0.1:8815",
+        "kafka__listen": "IN=PLAINTEXT://127.0.0.1:9092,OUT=PLAINTEXT://0.0.0.0:9192",
+        "kafka__advertised": "OUT=host:9500",
+    }
+    assert values(2, "kafka.listen", **given) == [
+        f"IN=PLAINTEXT://127.0.0.1:{9092 + n},OUT=PLAINTEXT://0.0.0.0:{9192 + n}" for n in range(2)
+    ]
+    assert values(2, "kafka.advertised", **given) == [f"OUT=host:{9500 + n}" for n in range(2)]
+
+
 def test_any_port_and_no_listener_stay() -> None:
     """Port 0 stays, because each broker gets a free one; so does an address that is empty."""
     given = {
@@ -155,6 +168,8 @@ def test_what_cannot_be_divided_is_named(
         ("0.0.0.0:9000", "h:9001", True),
         ("h:9000", "[::]:9002", True),
         ("h:9000", "SSL://h:9002", True),
+        ("h:9000", "A=PLAINTEXT://h:8000,B=PLAINTEXT://h:9002", True),
+        ("h:8000", "A=PLAINTEXT://h:9000,B=PLAINTEXT://h:9002", True),
         ("h:9000", "h:9003", False),
         ("h:9000", "other:9001", False),
         ("h:0", "h:0", False),
@@ -163,8 +178,9 @@ def test_what_cannot_be_divided_is_named(
 def test_ports_of_two_listeners_are_apart(flight: str, kafka: str, overlap: bool) -> None:
     """Three processes need three ports for each listener; an overlap is refused at the start."""
     tls = {"tls__certificate": "c", "tls__key": "k"} if kafka.startswith("SSL") else {}
+    advertised = "" if "=" in kafka else "public:1"
     given = settings(
-        flight__listen=flight, kafka__listen=kafka, kafka__advertised="public:1", **tls
+        flight__listen=flight, kafka__listen=kafka, kafka__advertised=advertised, **tls
     )
     if not overlap:
         settings_of_each(given, 3)

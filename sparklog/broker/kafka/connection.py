@@ -19,11 +19,12 @@ from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
-from sparklog.broker.kafka.messages import Fields, Raw, Request
+from sparklog.broker.kafka.messages import Fields, Raw, Request, Session
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import WRONG_PORT
+from sparklog.listeners import Listener
 
 _PIPELINED = 16  # replies of a connection that can be pending while it reads further requests
 _CONNECTION_BYTES = 32 * limits.MIB  # of requests per connection; a larger request is read alone
@@ -103,12 +104,14 @@ class KafkaConnection:
         stream: SocketStream,
         memory: ListenerMemory,
         *,
+        listener: Listener,
         request_max_bytes: int,
         clock: Clock,
     ) -> None:
         self._context = context
         self._stream = stream
         self._memory = memory
+        self._listener = listener
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
@@ -232,6 +235,7 @@ class KafkaConnection:
 
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
+        session = Session(host, self._listener)
         while True:
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
@@ -247,7 +251,7 @@ class KafkaConnection:
             self._grants.add(grant)
             self._incoming, self._incoming_bytes, self._late_seconds = grant, 0, 0.0
             self._incoming_since = self._clock.monotonic()
-            reply = await self._handle(await self._read_frame(size, grant), host, grant)
+            reply = await self._handle(await self._read_frame(size, grant), session, grant)
             if reply.pending is None and not self._unsent:
                 await self._write(reply.frame, grant, reply.request_bytes)
                 self._count(reply.header, reply.received_at, reply.logged_for)
@@ -288,7 +292,7 @@ class KafkaConnection:
         self._incoming = None
         return b"".join(parts)
 
-    async def _handle(self, frame: bytes, host: str, grant: MemoryGrant) -> _QueuedReply:
+    async def _handle(self, frame: bytes, session: Session, grant: MemoryGrant) -> _QueuedReply:
         received_at = self._clock.monotonic()
         arrival = self._moment()
         header = api_key, version, correlation_id = messages.read_header(frame)
@@ -313,7 +317,7 @@ class KafkaConnection:
             if not (api.is_blind or broker.metadata.has_sight):
                 await self._context.run_blocking(WorkerPool.PROOF, broker.metadata.regain_sight)
                 arrival = arrival._replace(looks=broker.metadata.looks)
-            request, items = await self._parse(api, frame, host, grant)
+            request, items = await self._parse(api, frame, session, grant)
             del frame
             if not api.is_pipelined:
                 await self._replies.join()  # it may read what an earlier request writes
@@ -343,7 +347,7 @@ class KafkaConnection:
         return _Moment(self._context.broker.metadata.looks, codes, ANYWHERE.needing_proof)
 
     async def _parse(
-        self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
+        self, api: ServedApi, frame: bytes, session: Session, grant: MemoryGrant
     ) -> tuple[Request, int]:
         """Returns the parsed request and the number of its items.
 
@@ -351,7 +355,7 @@ class KafkaConnection:
         with more than `KAFKA_QUICK_ITEMS` is parsed in a thread.
         """
         is_gone = self._disconnected.is_set
-        quick = messages.read_quickly(frame, host, grant, is_gone)
+        quick = messages.read_quickly(frame, session, grant, is_gone)
         if quick is not None:
             grant.release_request()
             return quick
@@ -363,13 +367,13 @@ class KafkaConnection:
             await grant.take_parsed(len(frame) + checked.items * _ITEM_BYTES)
         if checked.items > limits.KAFKA_QUICK_ITEMS:
             request = await self._context.run_blocking(
-                WorkerPool.LARGE_REQUEST, messages.parse_request, checked, host, grant, is_gone
+                WorkerPool.LARGE_REQUEST, messages.parse_request, checked, session, grant, is_gone
             )
         elif checked.items > limits.KAFKA_LITTLE_ITEMS:
             await self._context.scheduler.wait_turn()
-            request = messages.parse_request(checked, host, grant, is_gone)
+            request = messages.parse_request(checked, session, grant, is_gone)
         else:
-            request = messages.parse_request(checked, host, grant, is_gone)
+            request = messages.parse_request(checked, session, grant, is_gone)
             if not api.keeps_frame and len(frame) > limits.KAFKA_FREE_BYTES:
                 await grant.take_parsed(len(frame))
         if not api.keeps_frame:

@@ -19,6 +19,7 @@ from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.kafka.messages import Fields
 from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
 from sparklog.broker.kafka.topics import nodes
+from sparklog.listeners import Listener
 
 MOVE_WAIT_SECONDS = 0.25  # for which a request waits for a moving partition
 
@@ -70,13 +71,15 @@ def leader_of(broker: Broker, topic: str, number: int) -> Leader | None:
     return None
 
 
-def endpoints(context: HandlerContext, leaders: Iterable[Leader | None]) -> list[Fields]:
+def endpoints(
+    context: HandlerContext, listener: Listener, leaders: Iterable[Leader | None]
+) -> list[Fields]:
     """Returns the `node_endpoints` of a reply that names these leaders, each leader once."""
     wanted = {each.broker for each in leaders if each is not None}
     if not wanted:
         return []
     return [
         {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
-        for each in nodes(context.broker, context.host, context.port)
+        for each in nodes(context.broker, listener)
         if each.broker in wanted
     ]

@@ -16,9 +16,11 @@ import ssl
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import structlog
@@ -46,7 +48,7 @@ from sparklog.limits import (
     KAFKA_LITTLE_ITEMS,
     LISTEN_BACKLOG,
 )
-from sparklog.options import PLAINTEXT, SSL
+from sparklog.listeners import Listener
 
 if TYPE_CHECKING:
     from sparklog.broker.tls.contexts import ServerTls
@@ -85,6 +87,17 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
 _log = structlog.get_logger("sparklog.kafka")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptor:
+    """A listening socket, and how the connections through it are served."""
+
+    listener: Listener
+    """With the address that its clients connect to."""
+    listening: socket.socket
+    tls: ServerTls | None = None
+    """Encrypts the connections; None: they are plaintext."""
+
+
 class _RequestAppends(NamedTuple):
     """The pending appends of one request, and the future of their outcomes."""
 
@@ -96,8 +109,7 @@ class KafkaListener:
     """Serves `broker` to Kafka clients from `start` to `close`.
 
     Args:
-        listening: a listening socket, which the listener takes ownership of.
-        address: the `host:port` that clients connect to.
+        acceptors: one for each listener; their sockets are closed with it.
         memory_bytes: the bound on `ListenerMemory`.
         clock: None for the system clock.
     """
@@ -106,20 +118,17 @@ class KafkaListener:
         self,
         broker: Broker,
         groups: Coordinator,
-        listening: socket.socket,
+        acceptors: Sequence[Acceptor],
         *,
-        address: str,
         request_max_bytes: int,
         memory_bytes: int,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
-        tls: ServerTls | None = None,
     ) -> None:
-        """`tls`: encrypts the connections; None: they are plaintext."""
         self.broker = broker
         self.groups = groups
-        self._listening = listening
+        self._acceptors = acceptors
         self._request_max_bytes = request_max_bytes
         self._clock = clock or SystemClock()
         self._loop = uvloop.new_event_loop()
@@ -133,8 +142,6 @@ class KafkaListener:
         self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
         self._max_connections = max_connections
         self._max_connections_per_address = max_connections_per_address
-        self.protocol = PLAINTEXT if tls is None else SSL
-        self._tls = tls
         self._handshakes = Handshakes()
         self._addresses: Counter[str] = Counter()
         """The number of connections per client address."""
@@ -161,14 +168,10 @@ class KafkaListener:
         self._connections: dict[asyncio.Task[None], KafkaConnection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
-        host, _, port = address.rpartition(":")
-        self.host, self.port = host.strip("[]"), int(port)
 
     @property
-    def address(self) -> str:
-        """The `host:port` that clients connect to."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+    def listeners(self) -> Sequence[Listener]:
+        return [each.listener for each in self._acceptors]
 
     # -------------------------------------------------------------------------- starting
 
@@ -186,15 +189,14 @@ class KafkaListener:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            self._loop.create_server(
-                lambda: SocketStream(self._opened), sock=self._listening, backlog=LISTEN_BACKLOG
-            )
-        )
+        servers = [
+            self._loop.run_until_complete(self._listen(acceptor)) for acceptor in self._acceptors
+        ]
         watching = self._loop.create_task(self._watch_connections())
         measuring = self._loop.create_task(self._measure_loop())
         self._loop.run_forever()
-        server.close()
+        for server in servers:
+            server.close()
         # Connections accepted just before have no task yet, and would keep the loop open.
         self._loop.run_until_complete(_two_turns())
         tasks = [watching, measuring, *self._connections, *self._stopping]
@@ -203,6 +205,13 @@ class KafkaListener:
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+    def _listen(self, acceptor: Acceptor) -> Coroutine[Any, Any, asyncio.AbstractServer]:
+        return self._loop.create_server(
+            lambda: SocketStream(partial(self._opened, acceptor)),
+            sock=acceptor.listening,
+            backlog=LISTEN_BACKLOG,
+        )
 
     def close(self) -> None:
         """Closes all connections, and returns when all threads have ended."""
@@ -384,7 +393,7 @@ class KafkaListener:
 
     # -------------------------------------------------------------------------- connections
 
-    def _opened(self, stream: SocketStream) -> None:
+    def _opened(self, acceptor: Acceptor, stream: SocketStream) -> None:
         """Starts serving a connection, or closes it if there are too many, as Kafka does."""
         peer = stream.peer
         if (
@@ -402,18 +411,21 @@ class KafkaListener:
             self,
             stream,
             self._memory,
+            listener=acceptor.listener,
             request_max_bytes=self._request_max_bytes,
             clock=self._clock,
         )
         self._addresses[peer] += 1
         self.counts.connections_opened += 1
-        task = self._loop.create_task(self._serve_connection(stream, connection))
+        task = self._loop.create_task(self._serve_connection(stream, connection, acceptor.tls))
         self._connections[task] = connection
         task.add_done_callback(lambda task: self._ended(task, peer))
 
-    async def _serve_connection(self, stream: SocketStream, connection: KafkaConnection) -> None:
+    async def _serve_connection(
+        self, stream: SocketStream, connection: KafkaConnection, tls: ServerTls | None
+    ) -> None:
         """Serves a connection until it ends, after its handshake if connections are encrypted."""
-        if self._tls is None or await self._has_shaken_hands(stream, connection, self._tls.context):
+        if tls is None or await self._has_shaken_hands(stream, connection, tls.context):
             await connection.serve()
 
     async def _has_shaken_hands(
@@ -466,7 +478,7 @@ class KafkaListener:
     @property
     def certificate_expires_at(self) -> float | None:
         """When the certificate expires, in seconds since 1970; None without TLS."""
-        return self._tls.expires_at if self._tls is not None else None
+        return next((each.tls.expires_at for each in self._acceptors if each.tls is not None), None)
 
     @property
     def connection_count(self) -> int:

@@ -45,6 +45,7 @@ from sparklog import errors
 from sparklog.broker.kafka import fetch_codec, frame_check, produce_codec
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
+from sparklog.listeners import PLAINTEXT, Listener
 
 _T = TypeVar("_T")
 
@@ -69,6 +70,18 @@ UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
 then retries with a supported version (KIP-511)."""
 
 
+class Session(NamedTuple):
+    """A connection, as its requests know it."""
+
+    host: str
+    """The client's address in Kafka's format; empty if unknown."""
+    listener: Listener
+
+
+NO_SESSION: Final = Session("", Listener(PLAINTEXT, PLAINTEXT, ""))
+"""The session of a request that did not arrive over a connection."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A parsed request. `body` is kio's message of its version, or `fetch_codec`'s of a Fetch."""
@@ -77,13 +90,22 @@ class Request:
     version: int
     correlation_id: int
     client_id: str
-    client_host: str
-    """The client's address in Kafka's format, `/127.0.0.1`; empty if unknown."""
+    session: Session
     body: Any
     memory: ReplyMemory
     """The memory for the records of the reply, acquired before they are read."""
     is_gone: Callable[[], bool] = lambda: False
     """Returns whether the client has disconnected."""
+
+    @property
+    def client_host(self) -> str:
+        """The client's address in Kafka's format, `/127.0.0.1`; empty if unknown."""
+        return self.session.host
+
+    @property
+    def listener(self) -> Listener:
+        """The listener that the client has connected to."""
+        return self.session.listener
 
     @property
     def client(self) -> str:
@@ -142,7 +164,7 @@ def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:
 
 
 def read_quickly(
-    frame: bytes, client_host: str, memory: ReplyMemory, is_gone: Callable[[], bool]
+    frame: bytes, session: Session, memory: ReplyMemory, is_gone: Callable[[], bool]
 ) -> tuple[Request, int] | None:
     """Returns a small Fetch request and the number of its items; None for other requests."""
     api_key, version, correlation_id = read_header(frame)
@@ -154,7 +176,7 @@ def read_quickly(
         version=version,
         correlation_id=correlation_id,
         client_id=body.client_id,
-        client_host=client_host,
+        session=session,
         body=body,
         memory=memory,
         is_gone=is_gone,
@@ -169,7 +191,7 @@ def read_request(frame: bytes) -> Request:
 
 def parse_request(
     checked: CheckedFrame,
-    client_host: str = "",
+    session: Session = NO_SESSION,
     memory: ReplyMemory | None = None,
     is_gone: Callable[[], bool] = lambda: False,
 ) -> Request:
@@ -189,7 +211,7 @@ def parse_request(
         version=version,
         correlation_id=correlation_id,
         client_id=getattr(header, "client_id", None) or "",
-        client_host=client_host,
+        session=session,
         body=body,
         memory=memory or _UnlimitedMemory(),
         is_gone=is_gone,

@@ -20,6 +20,7 @@ from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.listeners import Listener
 
 _T = TypeVar("_T")
 
@@ -61,11 +62,12 @@ class HandlerContext(Protocol):
     groups: Coordinator
     sessions: FetchSessions
     counts: ListenerCounts
-    host: str
-    port: int
-    """The address that Metadata and FindCoordinator return to clients."""
-    protocol: str
-    """"PLAINTEXT" or "SSL"."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """All listeners of this broker; `Request.listener` is that of the client."""
+        ...
+
     writer_queue_lock: asyncio.Lock
     """Held by the request that waits for space in the writer's queue; others queue behind it."""
     large_reply_lock: asyncio.Lock

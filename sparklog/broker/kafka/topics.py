@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.broker import INTERNAL_TOPICS, Broker, PartitionStatus
 from sparklog.broker.kafka.messages import Fields, LazyArray
+from sparklog.listeners import Listener
 
 _PREFIX: Final = b"sparklog"
 """The first half of each UUID. sparklog's topic ids, 8 bytes long, are the second half."""
@@ -61,11 +62,17 @@ def partition_status(broker: Broker, name: str, number: int) -> PartitionStatus:
 
 
 def topic_fields(
-    broker: Broker, name: str, statuses: Sequence[PartitionStatus], *, first: int = 0
+    broker: Broker,
+    name: str,
+    statuses: Sequence[PartitionStatus],
+    listener: Listener,
+    *,
+    first: int = 0,
 ) -> Fields:
     """Returns the fields of a topic in Metadata and DescribeTopicPartitions.
 
     Args:
+        listener: the listener of the client: a leader without one of that name is not available.
         statuses: those of the partitions from `first` on.
     """
 
@@ -73,11 +80,18 @@ def topic_fields(
 
     def partition(index: int) -> Fields:
         status = statuses[index]
-        is_up = status.leader in members
+        leader = members.get(status.leader)
+        is_up = leader is not None
+        if leader is None:
+            code = ErrorCode.leader_not_available
+        elif status.leader == broker.broker_id or leader.kafka_at(listener.name):
+            code = ErrorCode.none
+        else:
+            code = ErrorCode.listener_not_found
         return {
-            "error_code": ErrorCode.none if is_up else ErrorCode.leader_not_available,
+            "error_code": code,
             "partition_index": first + index,
-            "leader_id": status.leader if is_up else -1,
+            "leader_id": status.leader if code is ErrorCode.none else -1,
             "leader_epoch": status.leader_epoch,
             "replica_nodes": (status.leader,),
             "isr_nodes": (status.leader,),
@@ -113,16 +127,19 @@ class Node(NamedTuple):
     rack: str | None
 
 
-def nodes(broker: Broker, host: str, port: int, *, with_gone: bool = False) -> list[Node]:
-    """Returns the brokers that serve Kafka clients; `host` and `port` are this broker's.
+def nodes(broker: Broker, listener: Listener, *, with_gone: bool = False) -> list[Node]:
+    """Returns the brokers that have a listener of that name, and its address.
 
-    `with_gone` includes brokers that did so until a moment ago.
+    `listener`: the one that the client has connected to, at this broker. `with_gone` includes
+    brokers that were up until a moment ago.
     """
     found = []
     members = broker.members.up_or_just_gone() if with_gone else broker.members.up()
     for number, known in members.items():
-        address = f"{host}:{port}" if number == broker.broker_id else known.kafka
-        its_host, _, its_port = address.rpartition(":")
-        if its_host:
-            found.append(Node(number, its_host.strip("[]"), int(its_port), known.rack or None))
+        rack = known.rack or None
+        if number == broker.broker_id:
+            found.append(Node(number, listener.host, listener.port, rack))
+        elif address := known.kafka_at(listener.name):
+            host, _, port = address.rpartition(":")
+            found.append(Node(number, host.strip("[]"), int(port), rack))
     return found

@@ -81,11 +81,13 @@ from sparklog.storage.metadata.model import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
+    Membership,
 )
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import WalKind
 
+_LISTENERS_LEVEL: Final = 2
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
 """Brokers that programs start for themselves; those programs can use another broker instead."""
@@ -185,9 +187,9 @@ def acquire(
                     each.poll(metadata)  # so that the silence of all of them counts from now on
             for each in watches:
                 _check_leader(store, each, metadata, broker, registration.kind, clock, tried)
-        registered = register(metadata, broker, registration, log)
-        if not metadata.version:
-            registered = msgspec.structs.replace(registered, level=level_of_new(cluster))
+        level = metadata.level if metadata.version else level_of_new(cluster)
+        registered = register(metadata, broker, _at_level(registration, level), log)
+        registered = msgspec.structs.replace(registered, level=level)
         tried.append(registered.brokers[broker])
         if is_member and _has_controller(metadata, broker):
             return registered
@@ -196,6 +198,25 @@ def acquire(
     metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
     return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log, is_member=is_member)
+
+
+def _at_level(registration: BrokerRegistration, level: int) -> BrokerRegistration:
+    """Returns the registration that a root of this level may contain.
+
+    Raises `NeedsFeatureLevel` for a member with several listeners, which others have to know.
+    """
+    membership = registration.membership
+    if level >= _LISTENERS_LEVEL or not isinstance(membership, Membership):
+        return registration
+    if len(membership.listeners) > 1:
+        raise errors.NeedsFeatureLevel(
+            what="a member of a cluster with several Kafka listeners",
+            needed=_LISTENERS_LEVEL,
+            level=level,
+        )
+    return msgspec.structs.replace(
+        registration, membership=msgspec.structs.replace(membership, listeners={})
+    )
 
 
 def _lone_leader(metadata: ClusterMetadata) -> list[int]:

@@ -34,6 +34,7 @@ from sparklog.broker.metrics import elsewhere
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
+from sparklog.listeners import Listener
 from sparklog.storage import wal
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -53,7 +54,7 @@ class KafkaFigures(Protocol):
     counts: ListenerCounts
 
     @property
-    def address(self) -> str: ...
+    def listeners(self) -> Sequence[Listener]: ...
 
     @property
     def connection_count(self) -> int: ...

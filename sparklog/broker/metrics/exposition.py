@@ -329,7 +329,8 @@ def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Se
     replicas, controller = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
     broker = sources.broker
     info = broker.cluster().brokers[0]
-    address = sources.kafka.address if sources.kafka is not None else info.address
+    kafka = sources.kafka.listeners if sources.kafka is not None else ()
+    address = kafka[0].address if kafka else info.address
     plain = {
         f"{replicas}_leadercount": partitions,
         f"{replicas}_partitioncount": partitions,

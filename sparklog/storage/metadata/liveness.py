@@ -63,7 +63,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The time of the heartbeat on the monotonic clock of `process.machine`."""
     process: Process = Process()
     kafka: str = ""
-    """Address of the Kafka listener; empty if it is closed."""
+    """Address of the first Kafka listener; empty if it is closed."""
+    kafka_listeners: str = ""
+    """All of them with their advertised addresses, as `sparklog.listeners` writes them."""
     metrics: str = ""
     """Address of the HTTP port for metrics; empty if it is closed."""
     version: str = ""

@@ -30,7 +30,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Address and rack of a member of a cluster, for clients and for the other members."""
 
     kafka: str = ""
-    """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
+    """The `host:port` of the first Kafka listener; empty without one."""
+    listeners: dict[str, str] = {}
+    """The `host:port` of each Kafka listener by its name, from feature level 2 on."""
     rack: str = ""
     """Its failure domain, from `cluster.rack`; empty if that is unset."""
 
@@ -64,8 +66,18 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kafka(self) -> str:
-        """The `host:port` of a member for Kafka clients; empty if it has none."""
+        """The `host:port` of a member's first Kafka listener; empty if it has none."""
         return self.membership.kafka if isinstance(self.membership, Membership) else ""
+
+    def kafka_at(self, listener: str) -> str:
+        """Returns the `host:port` of a member's Kafka listener of that name; empty without one.
+
+        A member that registered at feature level 1 has one listener, whose name is unknown.
+        """
+        if not isinstance(self.membership, Membership):
+            return ""
+        listeners = self.membership.listeners
+        return listeners.get(listener, "") if listeners else self.membership.kafka
 
     @property
     def rack(self) -> str:

@@ -41,7 +41,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             "rack": each.rack,
             "is_fenced": False,
         }
-        for each in nodes(context.broker, context.host, context.port)
+        for each in nodes(context.broker, request.listener)
     ]
     return {
         "throttle_time": NO_TIME,

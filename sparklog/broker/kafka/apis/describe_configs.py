@@ -70,7 +70,7 @@ def _entries(context: HandlerContext, kind: int, name: str) -> list[ConfigEntry]
         case ResourceType.BROKER:
             # There are no cluster-wide settings: the resource of all brokers is empty.
             is_this = is_this_broker(context.broker, name)
-            return context.broker.configs(f"{context.host}:{context.port}") if is_this else []
+            return context.broker.configs(context.listeners) if is_this else []
         case ResourceType.BROKER_LOGGER:
             check_has_loggers(context.broker, name)
             return described.logger_entries(logging.level())

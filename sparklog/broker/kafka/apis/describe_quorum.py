@@ -27,7 +27,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         each.partition_index for each in topics[0].partitions[:2]
     ] == [0]
     quorum = _quorum(context.broker) if is_known else _NO_QUORUM
-    listeners = nodes(context.broker, context.host, context.port) if is_known else ()
+    listeners = nodes(context.broker, request.listener) if is_known else ()
     return {
         "error_code": ErrorCode.none,
         "error_message": None,
@@ -44,7 +44,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "nodes": [
             {
                 "node_id": each.broker,
-                "listeners": ({"name": context.protocol, "host": each.host, "port": each.port},),
+                "listeners": (
+                    {"name": request.listener.name, "host": each.host, "port": each.port},
+                ),
             }
             for each in listeners
         ],

@@ -45,7 +45,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
                 topics.append(_error_fields(name, code_of(error)))
             continue
         page = statuses[first : first + left]
-        topic = topic_fields(context.broker, name, page, first=first)
+        topic = topic_fields(context.broker, name, page, request.listener, first=first)
         topics.append({**topic, "topic_authorized_operations": ON_TOPIC})
         if first + left < len(statuses):
             return _reply(topics, (name, first + left))

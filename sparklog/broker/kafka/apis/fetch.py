@@ -116,10 +116,10 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         if partition.code:
             context.counts.errors[1, partition.code.name] += 1
     if session is not None:
-        return await _reply(context, await _changed(context, session), session, body)
+        return await _reply(context, await _changed(context, session), session, request)
     if epoch == _NEW_SESSION:
         session = context.sessions.open(partitions)
-    return await _reply(context, list(partitions.values()), session, body)
+    return await _reply(context, list(partitions.values()), session, request)
 
 
 async def _requested_partitions(context: HandlerContext, body: Any) -> dict[Key, _FetchPartition]:
@@ -491,9 +491,9 @@ async def _reply(
     context: HandlerContext,
     partitions: Sequence[_FetchPartition],
     session: FetchSession | None,
-    body: Any,
+    request: Request,
 ) -> Fields:
-    make = partial(_partition_fields, body.isolation_level == _READ_COMMITTED)
+    make = partial(_partition_fields, request.body.isolation_level == _READ_COMMITTED)
     topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_SentPartition]]] = {}
     others: list[Leader | None] = []
     async for each in context.scheduler.iterate(partitions):
@@ -511,7 +511,7 @@ async def _reply(
         session.session_id if session is not None else 0,
         [{**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()],
         len(topics) + len(partitions),
-        leaders.endpoints(context, others),
+        leaders.endpoints(context, request.listener, others),
     )
 
 

@@ -27,7 +27,7 @@ _TRANSACTION: Final = 1
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     failure = await _failure(context, getattr(body, "key_type", _GROUP))
-    known = {each.broker: each for each in nodes(context.broker, context.host, context.port)}
+    known = {each.broker: each for each in nodes(context.broker, request.listener)}
 
     def coordinator(group: str) -> Fields:
         if failure is not None:

@@ -34,13 +34,13 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "throttle_time": NO_TIME,
         "brokers": [
             {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
-            for each in nodes(context.broker, context.host, context.port, with_gone=True)
+            for each in nodes(context.broker, request.listener, with_gone=True)
         ],
         "cluster_id": cluster.cluster_id,
         # Any broker serves administrative requests, and this client can reach this one.
         # librdkafka does not ask for the controller again after losing the one it knows.
         "controller_id": context.broker.broker_id,
-        "topics": LazyArray(partial(_topic, context, body, created), topics),
+        "topics": LazyArray(partial(_topic, context, request, created), topics),
         "cluster_authorized_operations": (
             ON_CLUSTER
             if getattr(body, "include_cluster_authorized_operations", False)
@@ -96,7 +96,7 @@ async def _create(context: HandlerContext, topics: Sequence[Any], request: Reque
     return _Created(refused, are_all=True)
 
 
-def _topic(context: HandlerContext, body: Any, created: _Created, topics: Any) -> Fields:
+def _topic(context: HandlerContext, request: Request, created: _Created, topics: Any) -> Fields:
     name = topics if isinstance(topics, str) else getattr(topics, "name", None)
     topic_id = None if isinstance(topics, str) else getattr(topics, "topic_id", None)
     try:
@@ -105,8 +105,7 @@ def _topic(context: HandlerContext, body: Any, created: _Created, topics: Any) -
             if name is not None
             else topic_name_of_id(context.broker, topic_id)
         )
-        with_operations = getattr(body, "include_topic_authorized_operations", False)
-        return _known_topic_fields(context, known_name, with_operations=with_operations)
+        return _known_topic_fields(context, request, known_name)
     except errors.SparklogError as error:
         code = code_of(error)
         if isinstance(error, errors.UnknownTopic):
@@ -120,10 +119,11 @@ def _topic(context: HandlerContext, body: Any, created: _Created, topics: Any) -
         }
 
 
-def _known_topic_fields(context: HandlerContext, name: str, *, with_operations: bool) -> Fields:
+def _known_topic_fields(context: HandlerContext, request: Request, name: str) -> Fields:
     """Returns the topic's fields, and its authorized operations if they are requested."""
-    operations = {"topic_authorized_operations": ON_TOPIC if with_operations else NOT_REQUESTED}
+    wanted = getattr(request.body, "include_topic_authorized_operations", False)
+    statuses = context.broker.partitions.statuses(name)
     return {
-        **topic_fields(context.broker, name, context.broker.partitions.statuses(name)),
-        **operations,
+        **topic_fields(context.broker, name, statuses, request.listener),
+        "topic_authorized_operations": ON_TOPIC if wanted else NOT_REQUESTED,
     }

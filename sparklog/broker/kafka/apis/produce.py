@@ -33,6 +33,7 @@ from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import identity_fields, topic_name
 from sparklog.formats.record import LOG_APPEND_TIME
 from sparklog.limits import KAFKA_LITTLE_ITEMS
+from sparklog.listeners import Listener
 
 _Prepared = tuple[int, Append | errors.SparklogError]
 """A partition, and its checked batch or the error with which it is rejected."""
@@ -62,7 +63,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitabl
     if body.acks == 0:
         _check_all_queued(queued)
         return None
-    return _reply(context, queued, durable)
+    return _reply(context, request.listener, queued, durable)
 
 
 def _check_all_queued(queued: _QueuedTopics) -> None:
@@ -190,7 +191,10 @@ async def _submit(
 
 
 async def _reply(
-    context: HandlerContext, queued: _QueuedTopics, durable: asyncio.Future[list[Outcome]]
+    context: HandlerContext,
+    listener: Listener,
+    queued: _QueuedTopics,
+    durable: asyncio.Future[list[Outcome]],
 ) -> Reply:
     outcomes = iter(await durable)
     ended: list[tuple[Any, list[tuple[int, Outcome]]]] = []
@@ -221,7 +225,7 @@ async def _reply(
         for topic, results in ended
     ]
     fields = {"responses": responses, "throttle_time": NO_TIME}
-    if named := leaders.endpoints(context, found.values()):
+    if named := leaders.endpoints(context, listener, found.values()):
         fields["node_endpoints"] = named
     return PlainProduceReply(fields) if is_plain and items <= KAFKA_LITTLE_ITEMS else fields
 

@@ -1,0 +1,78 @@
+"""Listeners for Kafka clients, as settings and messages name them.
+
+A listener is `host:port`, `PROTOCOL://host:port` or `NAME=PROTOCOL://host:port`; several are
+separated by commas. The protocol is PLAINTEXT if none is given, and the name is that of the
+protocol. A client gets the addresses of all brokers' listeners with the name of the one that it has
+connected to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+PLAINTEXT: Final = "PLAINTEXT"
+SSL: Final = "SSL"
+"""TLS, by Kafka's name for it."""
+PROTOCOLS: Final = (PLAINTEXT, SSL)
+"""By the names of Kafka's `security.protocol`."""
+
+
+class Listener(NamedTuple):
+    """The name, the protocol and the address of a listener."""
+
+    name: str
+    protocol: str
+    """One of `PROTOCOLS`, once it is checked."""
+    address: str
+    """`host:port`."""
+
+    @property
+    def host(self) -> str:
+        """The host; an IPv6 address without its brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def is_served_by(self, other: Listener) -> bool:
+        """Returns whether `other` is what this one asks for; port 0 asks for any address."""
+        is_alike = self[:2] == other[:2]
+        return is_alike and (self.address == other.address or self.address.endswith(":0"))
+
+    def __str__(self) -> str:
+        if self.name != self.protocol:
+            return f"{self.name}={self.protocol}://{self.address}"
+        return self.address if self.protocol == PLAINTEXT else f"{self.protocol}://{self.address}"
+
+
+def parse(text: str) -> tuple[Listener, ...]:
+    """Returns the listeners in the text, unchecked; none if it is empty."""
+    return tuple(map(_parse_one, text.split(","))) if text else ()
+
+
+def _parse_one(text: str) -> Listener:
+    name, has_name, rest = text.strip().rpartition("=")
+    protocol, has_protocol, address = rest.rpartition("://")
+    protocol = protocol if has_protocol else PLAINTEXT
+    return Listener(name if has_name else protocol, protocol, address)
+
+
+def text_of(listeners: Iterable[Listener]) -> str:
+    """Returns the text that `parse` reads."""
+    return ",".join(map(str, listeners))
+
+
+def parse_addresses(text: str) -> dict[str, str]:
+    """Returns the address of each name in `NAME=host:port,…`; the name is "" if there is none."""
+    found = {}
+    for each in text.split(",") if text else ():
+        name, _, address = each.strip().rpartition("=")
+        found[name] = address
+    return found
+
+
+def text_of_addresses(addresses: Mapping[str, str]) -> str:
+    """Returns the text that `parse_addresses` reads."""
+    return ",".join(f"{name}={each}" if name else each for name, each in addresses.items())
