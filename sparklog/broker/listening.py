@@ -86,7 +86,7 @@ class Listeners:
 
     @property
     def kafka_open(self) -> list[Listener]:
-        """The same as `kafka_advertised` while the listeners are open; empty otherwise."""
+        """Returns `kafka_advertised` while the listeners are open, and nothing before."""
         return self.kafka_advertised if self.kafka is not None else []
 
     @property

@@ -163,11 +163,15 @@ class _Served:
 class Siege:
     """A broker and a bystander that hostile clients attack."""
 
-    def __init__(self, root: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, settings: Mapping[str, str] | None = None, *, beside: str = ""
+    ) -> None:
+        """`beside`: another listener of the broker, which the bystander does not use."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address: Address = ("127.0.0.1", probe.getsockname()[1])
         kafka = f"127.0.0.1:{self.address[1]}"
-        self._broker = BrokerProcess(root, {**SETTINGS, **(settings or {})}, kafka=kafka)
+        listen = f"{kafka},{beside}" if beside else kafka
+        self._broker = BrokerProcess(root, {**SETTINGS, **(settings or {})}, kafka=listen)
         self._bystander: subprocess.Popen[str] | None = None
         self._idle_bytes = 0
 
