@@ -29,8 +29,9 @@ from typing import Final
 
 import numpy as np
 
-from sparklog import errors, limits, status
+from sparklog import errors, kafka_port, limits, listeners, status
 from sparklog.clock import Clock, SystemClock
+from sparklog.listeners import Listener
 from sparklog.storage.metadata import cluster_file as cluster
 from sparklog.storage.metadata.liveness import age
 from sparklog.storage.objects import (
@@ -428,6 +429,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
             yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
             if report.reason:
                 yield _warn("broker", "another one is alive but does not answer", report.reason)
+            yield from check_certificates(report, clock)
         case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; check its log: {(broker and broker.log) or 'its stderr'}"
             yield _warn("broker", f"{who} is alive but does not answer", advice)
@@ -441,6 +443,42 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
     for kept in report.kept_records:
         advice = "its records take up space: unset the property, or have the topic retain them"
         yield _warn("deletions refused", f"{kept.topic}: {kept.reason}", advice)
+
+
+def check_certificates(report: status.StatusReport, clock: Clock) -> Iterator[CheckResult]:
+    """Reports on the certificate of each listener with TLS."""
+    for broker in report.answered:
+        for listener in listeners.parse(broker.kafka_listeners):
+            if listener.protocol == listeners.SSL:
+                yield check_certificate(listener, clock)
+
+
+def check_certificate(listener: Listener, clock: Clock) -> CheckResult:
+    """Reports whether clients accept the certificate of a listener, and for how long."""
+    try:
+        from cryptography import x509
+    except ModuleNotFoundError:
+        return _ok("certificate", "not checked: pip install 'sparklog[broker]' installs the check")
+    from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS, covers
+
+    try:
+        data = kafka_port.certificate(listener, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
+        found = x509.load_der_x509_certificate(data)
+    except (OSError, ValueError) as error:
+        return _warn(
+            "certificate", f"cannot get that of {listener}: {error}", "see the broker's log"
+        )
+    expires = found.not_valid_after_utc
+    left_seconds = expires.timestamp() - clock.now_us() / 1e6
+    until = f"the one of {listener} expires on {expires:%Y-%m-%d}"
+    if left_seconds <= 0:
+        return _fail("certificate", f"the one of {listener} has expired", "replace its files")
+    if not covers(found, listener.host):
+        advice = "clients refuse it: connect by another name, or add this one to it"
+        return _fail("certificate", f"the one of {listener} is not for {listener.host}", advice)
+    if left_seconds < EXPIRY_NOTICE_SECONDS:
+        return _warn("certificate", until, "replace its files; the broker needs no restart")
+    return _ok("certificate", until)
 
 
 def check_empty(store: Store) -> CheckResult:

@@ -30,17 +30,33 @@ def answers(listener: Listener, *, timeout_seconds: float) -> bool:
 
     Raises OSError if the connection is refused or closed, and TimeoutError if the port is silent.
     """
-    place = listener.host, listener.port
-    with socket.create_connection(place, timeout_seconds) as peer:
+    with socket.create_connection((listener.host, listener.port), timeout_seconds) as peer:
         if listener.protocol == PLAINTEXT:
             return _answers(peer)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
-            with context.wrap_socket(peer, server_hostname=place[0]) as encrypted:
+            with _trusting().wrap_socket(peer, server_hostname=listener.host) as encrypted:
                 return _answers(encrypted)
         except ssl.SSLError as error:
             return (error.reason or "").endswith(_WANTS_CERTIFICATE)
+
+
+def certificate(listener: Listener, *, timeout_seconds: float) -> bytes:
+    """Returns the certificate of a listener with TLS, in DER, whether it is valid or not.
+
+    Raises OSError if the connection or the handshake fails, and TimeoutError.
+    """
+    with (
+        socket.create_connection((listener.host, listener.port), timeout_seconds) as peer,
+        _trusting().wrap_socket(peer, server_hostname=listener.host) as encrypted,
+    ):
+        return encrypted.getpeercert(binary_form=True) or b""
+
+
+def _trusting() -> ssl.SSLContext:
+    """Returns the context of a client that accepts any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _answers(peer: socket.socket) -> bool:

@@ -228,7 +228,8 @@ class Listeners:
 
 def _server_tls(settings: BrokerSettings) -> ServerTls:
     """Returns the TLS of the listeners. Raises `BadOption` if its files are not valid."""
-    from sparklog.broker.tls.contexts import ServerTls, TlsFiles, covers
+    from sparklog.broker.tls.contexts import ServerTls, TlsFiles
+    from sparklog.security.certificates import covers
 
     tls = settings.tls
     password = tls.key_password_file

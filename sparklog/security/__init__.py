@@ -1,1 +1,1 @@
-"""Security: credentials that are not printed, encoded or pickled."""
+"""Security: credentials that are not printed, encoded or pickled, and certificates."""

@@ -23,6 +23,7 @@ from sparklog import errors, kafka_port, status
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import listener
 from sparklog.clock import SystemClock
+from sparklog.doctor import CheckState, check_broker
 from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
 from sparklog.storage.objects import open_store
@@ -287,3 +288,31 @@ def test_a_certificate_is_replaced_under_connections(tmp_path: Path, authority: 
         producer.produce("t", b"after")
         assert producer.flush(SECONDS) == 0
         assert counts.counts.connections_opened == opened  # over the connection of before
+
+
+@pytest.mark.parametrize(
+    ("days", "hosts", "state", "found"),
+    [
+        (90, ("127.0.0.1",), CheckState.OK, "expires on"),
+        (5, ("127.0.0.1",), CheckState.WARN, "expires on"),
+        (-1, ("127.0.0.1",), CheckState.FAIL, "has expired"),
+        (90, ("k1",), CheckState.FAIL, "is not for 127.0.0.1"),
+    ],
+)
+def test_the_doctor_looks_at_certificates(
+    tmp_path: Path,
+    authority: Authority,
+    days: float,
+    hosts: tuple[str, ...],
+    state: CheckState,
+    found: str,
+) -> None:
+    """As the listener presents them, so that a file that is not loaded does not count."""
+    files = authority.sign("checked", days=days, hosts=hosts)
+    with Agent(settings(tmp_path, files)) as agent:
+        (line,) = (
+            each
+            for each in check_broker(open_store(agent.settings.root), SystemClock())
+            if each.check == "certificate"
+        )
+    assert (line.state, found in line.found) == (state, True)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from sparklog import errors
 from sparklog.broker.tls import contexts
-from sparklog.broker.tls.contexts import ServerTls, TlsFiles, covers, server_context
+from sparklog.broker.tls.contexts import ServerTls, TlsFiles, server_context
 from sparklog.broker.tls.engine import STEP_BYTES, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import ManualClock
+from sparklog.security.certificates import covers
 from sparklog.security.secret import Secret
 from tests.support.certificates import Authority
 

@@ -6,7 +6,6 @@ client whose certificate was revoked could come back. Renegotiation and compress
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from cryptography import x509
 
 from sparklog import errors
 from sparklog.clock import Clock, SystemClock
+from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS
 from sparklog.security.secret import Secret
 
-EXPIRY_NOTICE_SECONDS = 14 * 86_400.0  # before a certificate expires, the log begins to say so
 _DAY_SECONDS: Final = 86_400.0
 _log = structlog.get_logger("sparklog.tls")
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -146,28 +145,6 @@ class ServerTls:
                 "the certificate has expired: clients refuse it; replace tls.certificate",
                 expires=expires,
             )
-
-
-def covers(certificate: x509.Certificate, host: str) -> bool:
-    """Returns whether clients that connect to `host`, a name or an address, accept the certificate.
-
-    As RFC 9525 has it: only alternative names count, and a wildcard is a whole first label.
-    """
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return False
-    host = host.strip("[]")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        pass
-    else:
-        return address in names.get_values_for_type(x509.IPAddress)
-    host = host.lower().rstrip(".")
-    _, _, parent = host.partition(".")
-    found = {each.lower() for each in names.get_values_for_type(x509.DNSName)}
-    return host in found or (bool(parent) and f"*.{parent}" in found)
 
 
 def _first_certificate(path: str) -> x509.Certificate:
