@@ -9,7 +9,9 @@ import pytest
 
 import sparklog
 from benchmarks import jars
+from sparklog.settings import KafkaSettings, TlsSettings
 from tests.support import spark_programs
+from tests.support.certificates import Authority
 from tests.support.kafkas import broker
 
 pytestmark = [
@@ -21,14 +23,21 @@ pytestmark = [
 
 
 def test_real_time_mode_reads_and_writes_by_the_kafka_listener(tmp_path: Path) -> None:
-    """Records pass one by one, long before the batch ends; `format("sparklog")` is refused."""
+    """Records pass one by one, long before the batch ends; `format("sparklog")` is refused.
+
+    The connector uses TLS, with the properties in docs/security.md.
+    """
     found = jars.find()
     assert found.connector, found.missing
-    with broker(tmp_path / "root") as agent:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    tls = TlsSettings(certificate=certificate, key=key)
+    kafka = KafkaSettings(listen="SSL://127.0.0.1:0")
+    with broker(tmp_path / "root", kafka=kafka, tls=tls) as agent:
         with sparklog.connect(agent.address) as log:
             for topic in ("t", "u"):
                 log.create_topic(topic, partitions=1)
-        addresses = (agent.address, agent.kafka_address)
+        addresses = (agent.address, agent.kafka_address, authority.path)
         result = spark_programs.run(
             "real_time",
             *(*addresses, str(tmp_path / "checkpoint"), ",".join(found.connector)),

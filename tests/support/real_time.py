@@ -1,7 +1,7 @@
 """A query in real-time mode from topic `t` to topic `u`, through Spark's Kafka connector.
 
-Arguments: addresses of the broker's listeners, Flight's and Kafka's, a folder for the checkpoint,
-and the connector's jars, separated by commas.
+Arguments: addresses of the broker's listeners, Flight's and Kafka's, the file of the CA, a folder
+for the checkpoint, and the connector's jars, separated by commas.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ BATCH_SECONDS: Final = 300
 RECORDS: Final = 20
 
 
-def real_time(frame: DataFrame, address: str, checkpoint: str) -> StreamingQuery:
+Options = dict[str, str]
+"""Options of the connector's Kafka client."""
+
+
+def real_time(frame: DataFrame, kafka: Options, checkpoint: str) -> StreamingQuery:
     """Starts the query, from `frame` to `u`."""
     trigger: Any = {"realTime": f"{BATCH_SECONDS} seconds"}  # pyspark's types lack it
     return (
         frame.selectExpr("key", "upper(cast(value as string)) as value")
         .writeStream.format("kafka")
-        .option("kafka.bootstrap.servers", address)
+        .options(**kafka)
         .option("topic", "u")
         .option("checkpointLocation", checkpoint)
         .outputMode("update")
@@ -40,11 +44,11 @@ def real_time(frame: DataFrame, address: str, checkpoint: str) -> StreamingQuery
     )
 
 
-def refusal(frame: DataFrame, address: str, checkpoint: str) -> str:
+def refusal(frame: DataFrame, kafka: Options, checkpoint: str) -> str:
     """Returns the error of a real-time query from `frame`."""
     query = None
     try:
-        query = real_time(frame, address, checkpoint)
+        query = real_time(frame, kafka, checkpoint)
         query.awaitTermination(60)
     except PySparkException as error:
         return str(error)
@@ -69,13 +73,19 @@ def delays(log: Log, query: StreamingQuery) -> list[float]:
     return found
 
 
-def main(flight: str, kafka: str, checkpoint: str, jars: str) -> dict[str, Any]:
+def main(flight: str, address: str, ca: str, checkpoint: str, jars: str) -> dict[str, Any]:
     """Returns the results of both sources."""
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
     spark = builder.config("spark.log.level", "ERROR").getOrCreate()
     ours = spark.readStream.format("sparklog").options(bootstrap=flight, subscribe="t").load()
+    kafka = {
+        "kafka.bootstrap.servers": address,
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": ca,
+    }
     refused = refusal(ours, kafka, f"{checkpoint}/ours")
-    given = {"kafka.bootstrap.servers": kafka, "subscribe": "t", "startingOffsets": "earliest"}
+    given = kafka | {"subscribe": "t", "startingOffsets": "earliest"}
     theirs = spark.readStream.format("kafka").options(**given).load()
     query = real_time(theirs, kafka, f"{checkpoint}/kafka")
     try:
