@@ -25,7 +25,6 @@ from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.listeners import SSL, Listener
-from sparklog.security.secret import Secret
 from sparklog.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -50,7 +49,8 @@ class Listeners:
     """The ports for Flight, Kafka and metrics, and their servers."""
 
     def __init__(self, settings: BrokerSettings, *, hooks: RequestHooks | None = None) -> None:
-        """Raises `BadOption` if the files of `settings.tls` are needed and not valid.
+        """Raises `BadOption` if the files of `settings.tls` are needed and not valid, and
+        `NotInstalled` without the package that reads them.
 
         `hooks`: called for each request from a Flight client; for tests.
         """
@@ -227,17 +227,17 @@ class Listeners:
 
 
 def _server_tls(settings: BrokerSettings) -> ServerTls:
-    """Returns the TLS of the listeners. Raises `BadOption` if its files are not valid."""
+    """Returns the TLS of the listeners. Raises what `Listeners` raises."""
+    check_installed(settings)
     from sparklog.broker.tls.contexts import ServerTls, TlsFiles
     from sparklog.security.certificates import covers
 
     tls = settings.tls
-    password = tls.key_password_file
     found = ServerTls(
         TlsFiles(
             certificate=tls.certificate,
             key=tls.key,
-            key_password=Secret.from_file(password) if password else None,
+            key_password_file=tls.key_password_file,
             ca=tls.ca,
             client_auth=tls.client_auth,
             min_version=tls.min_version,

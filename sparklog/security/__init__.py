@@ -1,1 +1,1 @@
-"""Security: credentials that are not printed, encoded or pickled, and certificates."""
+"""Certificates: the hosts that they are valid for, and when they expire."""

@@ -37,9 +37,9 @@ def test_hosts_and_ports() -> None:
 def test_addresses_by_name() -> None:
     """As `kafka.advertised` has them."""
     for text, expected in (
-        ("", {}),
-        ("k:1", {"": "k:1"}),
-        ("A=k:1,B=[::1]:2", {"A": "k:1", "B": "[::1]:2"}),
+        ("", []),
+        ("k:1", [("", "k:1")]),
+        ("A=k:1,B=[::1]:2", [("A", "k:1"), ("B", "[::1]:2")]),
     ):
         found = listeners.parse_addresses(text)
         assert found == expected

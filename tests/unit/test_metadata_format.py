@@ -262,8 +262,14 @@ def test_older_releases_stop_at_level_2() -> None:
         old.decode(encode_delta(delta))
     snapshot = pa.py_buffer(encode_snapshot(risen, content_of(risen)))
     assert decode_snapshot(6, snapshot) == risen
-    with pytest.raises(ValueError, match="not a snapshot"):
-        packed.unpack(b"SLM1", snapshot, what="a snapshot")
+    assert snapshot.to_pybytes()[:4] == b"SLM2"  # which they do not know
+
+
+def test_a_snapshot_of_a_newer_release_is_not_called_damaged() -> None:
+    """This release in turn says that it is to be updated, and never to delete the file."""
+    data = encode_snapshot(BEFORE, content_of(BEFORE)).replace(b"SLM1", b"SLM9", 1)
+    with pytest.raises(packed.NewerFormat, match="update this program"):
+        decode_snapshot(4, pa.py_buffer(data))
 
 
 def test_a_newer_level_is_refused_by_every_reader() -> None:
@@ -278,6 +284,11 @@ def test_a_newer_level_is_refused_by_every_reader() -> None:
         writer.current, version=3, change_id="three", level=limits.LEVEL + 1
     )
     store.put(f"meta/{3:020d}.json", encode_delta(delta_of(writer.current, newer)))
+    # A later version has a change that this release does not know either.
+    unknown = encode_delta(Delta(version=4, change_id="four", previous="three", topics=())).replace(
+        b'"topics":[]', b'"topics":[["new",1]]'
+    )
+    store.put(f"meta/{4:020d}.json", unknown)
     for each in (reader, MetadataStore(store, clock=clock)):
         with pytest.raises(errors.FormatTooNew, match=f"feature level {limits.LEVEL + 1}"):
             each.refresh()

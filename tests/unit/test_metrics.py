@@ -43,6 +43,7 @@ class Kafka:
     listeners = (Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:9092"),)
     connection_count = 3
     certificate_expires_at = 1_900_000_000.0
+    certificate_failed = True
 
     def __init__(self) -> None:
         self.counts = ListenerCounts({0: "Produce", 1: "Fetch"})
@@ -381,6 +382,7 @@ def test_requests_of_kafka_clients(bench: Bench) -> None:
     name = "kafka_server_socket_server_metrics_connection_count"
     assert found[at(name, **connections)] == 3
     assert found[at("sparklog_certificate_expiry_timestamp_seconds")] == 1_900_000_000
+    assert found[at("sparklog_certificate_load_failed")] == 1
 
 
 def test_requests_to_the_store_and_memory(bench: Bench) -> None:

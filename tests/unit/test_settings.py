@@ -255,6 +255,8 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("kafka.listen", "h:1,h:2", "two listeners are called PLAINTEXT: write NAME=PLAINTEXT://"),
         ("kafka.listen", "A B=PLAINTEXT://h:1", "the name 'A B' has other characters than"),
         ("kafka.listen", "A=PLAINTEXT://h:1,B=PLAINTEXT://h:1", "kafka.listen has the same addr"),
+        ("kafka.listen", "h:1,", "expected host:port; there is nothing after a comma"),
+        ("kafka.advertised", "k:1,k:2", "it has several addresses for a listener"),
         ("kafka.advertised", "OUT=k:1", "no listener is called OUT; there is PLAINTEXT"),
         ("tls.certificate", "c.pem", "it has no effect: kafka.listen needs SSL://"),
         ("tls.client_auth", "required", "it has no effect: kafka.listen needs SSL://"),

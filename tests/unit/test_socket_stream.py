@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import uvloop
 
 from sparklog.broker.kafka.socket_stream import READ_BYTES, SocketStream
 from sparklog.broker.tls.contexts import TlsFiles, server_context
-from sparklog.broker.tls.engine import TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import STEP_BYTES, TlsEngine, TlsFailed
 from tests.support.certificates import Authority
 
 _PATIENCE_SECONDS = 30
@@ -163,3 +164,80 @@ def test_a_damaged_record_ends_the_connection(tmp_path: Path) -> None:
                 await reading
 
     run(test)
+
+
+def test_requests_right_after_the_handshake_are_read(tmp_path: Path) -> None:
+    """A client may send them with the last message of its handshake, more than fits."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    server = server_context(TlsFiles(certificate=certificate, key=key))
+    client = TlsEngine(
+        ssl.create_default_context(cafile=authority.path), is_server=False, host="localhost"
+    )
+    sent = pattern(150_000)
+
+    async def test() -> None:
+        async with connected(None) as (stream, reader, writer):
+            starting = asyncio.get_running_loop().create_task(
+                stream.start_tls(TlsEngine(server, is_server=True), in_thread)
+            )
+            client.handshake()
+            writer.write(client.take_outgoing())
+            while not client.handshake(await reader.read(9_999)):
+                pass
+            last = client.take_outgoing()
+            writer.write(last + b"".join(client.encrypt([sent])))
+            await starting
+            found = [await stream.read(1_000) for _ in range(150)]
+            assert b"".join(found) == sent
+
+    run(test)
+
+
+def test_nothing_is_kept_after_the_end(tmp_path: Path) -> None:
+    """Promise: a client cannot fill memory with ciphertext that nothing will decrypt."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    server = server_context(TlsFiles(certificate=certificate, key=key))
+    client = TlsEngine(
+        ssl.create_default_context(cafile=authority.path), is_server=False, host="localhost"
+    )
+
+    async def test() -> None:
+        async with connected(None) as (stream, reader, writer):
+            engine = TlsEngine(server, is_server=True)
+            starting = asyncio.get_running_loop().create_task(stream.start_tls(engine, in_thread))
+            client.handshake()
+            writer.write(client.take_outgoing())
+            while not client.handshake(await reader.read(9_999)):
+                pass
+            writer.write(client.take_outgoing() + client.close())
+            await starting
+            with pytest.raises(ConnectionResetError):
+                await stream.read(1)
+            before = stream.read_bytes
+            writer.write(b"\x17\x03\x03\x40\x00" * 1_000_000)
+            await writer.drain()
+            assert stream.read_bytes == before  # nor does it count as progress
+            assert len(engine._received) < STEP_BYTES
+
+    run(test)
+
+
+def test_loops_do_not_share_a_buffer(tmp_path: Path) -> None:
+    """Two brokers of one process receive at the same time, each in a thread of its own."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    server = server_context(TlsFiles(certificate=certificate, key=key))
+    client = ssl.create_default_context(cafile=authority.path)
+    sent = pattern(10_000_000)
+
+    async def transfer() -> None:
+        async with connected((server, client)) as (stream, _, writer):
+            writer.write(sent)
+            parts = [await stream.read(100_000) for _ in range(100)]
+            assert b"".join(parts) == sent
+
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(run, transfer) for _ in range(2)]:
+            each.result()

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,16 @@ from hypothesis import strategies as st
 from sparklog import errors
 from sparklog.broker.tls import contexts
 from sparklog.broker.tls.contexts import ServerTls, TlsFiles, server_context
-from sparklog.broker.tls.engine import STEP_BYTES, TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import (
+    HANDSHAKE_RECORDS,
+    IDLE_RECORDS,
+    STEP_BYTES,
+    TlsEngine,
+    TlsFailed,
+)
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import ManualClock
 from sparklog.security.certificates import covers
-from sparklog.security.secret import Secret
 from tests.support.certificates import Authority
 
 
@@ -102,7 +108,7 @@ def test_an_end_is_noticed(authority: Authority, server: ssl.SSLContext) -> None
     [
         (b"\0\0\0\x10\0\x12\0\x03" + bytes(20), "security.protocol=SSL"),
         (b"GET / HTTP/1.1\r\n\r\n", "security.protocol=SSL"),
-        (b"\x16\x03\x01\xff\xff" + b"\xff" * 50, "handshake failed|TLS"),
+        (b"\x16\x03\x01\xff\xff" + b"\xff" * 50, "is not TLS"),
     ],
 )
 def test_a_client_without_tls_is_named(server: ssl.SSLContext, sent: bytes, cause: str) -> None:
@@ -141,18 +147,21 @@ def test_certificates_that_clients_refuse(tmp_path: Path, authority: Authority) 
 
 
 def test_certificates_of_clients(tmp_path: Path, authority: Authority) -> None:
-    """Required: a client needs one of this CA, for clients; the server sees it."""
+    """Required: a client needs one of this CA, for clients."""
     files = files_of(authority.sign("mtls"), ca=authority.path, client_auth="required")
     server = server_context(files)
     certificate, key = authority.sign("alice", is_client=True)
     client = client_of(authority)
     client.load_cert_chain(certificate, key)
-    at, _ = connect(server, client)
-    assert at.peer_certificate is not None
-    for wrong in (authority.sign("server"), Authority(tmp_path).sign("mallory", is_client=True)):
+    connect(server, client)
+    for wrong, cause in (
+        (authority.sign("server"), "certificate purpose"),
+        (authority.sign("old", is_client=True, days=-1), "expired"),
+        (Authority(tmp_path, "other").sign("mallory", is_client=True), "issuer"),
+    ):
         client = client_of(authority)
         client.load_cert_chain(*wrong)
-        with pytest.raises(TlsFailed):
+        with pytest.raises(TlsFailed, match=f"the client's certificate is refused.*{cause}"):
             connect(server, client)
     with pytest.raises(TlsFailed, match="no certificate"):
         connect(server, client_of(authority))
@@ -179,14 +188,19 @@ def test_files_that_do_not_fit(tmp_path: Path, authority: Authority) -> None:
     _, locked = authority.sign("three", password="secret")
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("garbage")
+    long = tmp_path / "long"
+    long.write_text("x" * 2_000)
+
+    def locked_by(password: Path) -> TlsFiles:
+        return TlsFiles(certificate=certificate, key=locked, key_password_file=str(password))
+
     for files, reason in (
         (TlsFiles(certificate=certificate, key=other_key), "tls.key.*not the key of"),
         (TlsFiles(certificate=certificate, key=str(tmp_path / "no")), "tls.key.*cannot be read"),
         (TlsFiles(certificate=str(garbage), key=key), "not PEM"),
-        (
-            TlsFiles(certificate=certificate, key=locked, key_password=Secret("wrong")),
-            "does not contain its password",
-        ),
+        (locked_by(garbage), "does not contain its password"),
+        (locked_by(tmp_path / "no"), "tls.key_password_file.*cannot be read"),
+        (locked_by(long), "tls.key_password_file"),
         (
             TlsFiles(certificate=certificate, key=key, ca=str(garbage), client_auth="required"),
             "tls.ca.*not PEM",
@@ -198,13 +212,63 @@ def test_files_that_do_not_fit(tmp_path: Path, authority: Authority) -> None:
             server_context(files)
 
 
-def test_a_key_with_a_password(authority: Authority) -> None:
-    """The password is revealed only when the key is loaded."""
-    certificate, key = authority.sign("locked", password="secret")
-    context = server_context(
-        TlsFiles(certificate=certificate, key=key, key_password=Secret("secret"))
-    )
-    connect(context, client_of(authority))
+def test_a_key_with_a_password(tmp_path: Path, authority: Authority) -> None:
+    """Which is in a file, with or without a newline at its end."""
+    for end in ("", "\n", "\r\n"):
+        (tmp_path / "password").write_bytes(b"secret" + end.encode())
+        files = files_of(
+            authority.sign("locked", password="secret"),
+            key_password_file=str(tmp_path / "password"),
+        )
+        connect(server_context(files), client_of(authority))
+
+
+def test_records_without_data_are_few(authority: Authority) -> None:
+    """Promise: what costs work and carries nothing, such as a flood of key updates, is cut short.
+
+    Session tickets are such records, of a server that sends more of them than it should.
+    """
+    certificate, key = authority.sign("tickets")
+    for tickets, is_accepted in ((IDLE_RECORDS, True), (IDLE_RECORDS + 1, False)):
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(certificate, key)
+        server.num_tickets = tickets
+        at = TlsEngine(server, is_server=True)
+        other = TlsEngine(client_of(authority), is_server=False, host="localhost")
+        other.handshake()
+        at.handshake(other.take_outgoing())
+        assert other.handshake(at.take_outgoing())
+        assert at.handshake(other.take_outgoing())
+        other.receive(at.take_outgoing())
+        other.receive(b"".join(at.encrypt([b"data"])))
+        buffer = memoryview(bytearray(9))
+        if is_accepted:
+            assert bytes(buffer[: other.read_into(buffer)]) == b"data"
+        else:
+            with pytest.raises(TlsFailed, match="records without data"):
+                other.read_into(buffer)
+
+
+def test_a_handshake_of_tiny_records_ends(server: ssl.SSLContext) -> None:
+    """Each fragment costs a call: a certificate of a hundred kilobytes would take as many."""
+    at = TlsEngine(server, is_server=True)
+    with pytest.raises(TlsFailed, match="records without data"):
+        at.handshake(b"\x16\x03\x01\0\4\1\1\0\0" + b"\x16\x03\x01\0\1x" * (HANDSHAKE_RECORDS + 1))
+    with pytest.raises(TlsFailed, match="is not TLS"):
+        TlsEngine(server, is_server=True).handshake(b"\x16\x03\x01\xff\xff")
+
+
+def test_nothing_is_written_after_a_damaged_record(
+    authority: Authority, server: ssl.SSLContext
+) -> None:
+    """It is the same error that the reader gets, so that it is logged as one."""
+    at, other = connect(server, client_of(authority))
+    (ciphertext,) = other.encrypt([b"x" * 100])
+    at.receive(ciphertext[:-1] + bytes([ciphertext[-1] ^ 1]))
+    with pytest.raises(TlsFailed):
+        at.read_into(memoryview(bytearray(200)))
+    with pytest.raises(TlsFailed):
+        list(at.encrypt([b"reply"]))
 
 
 class Log:
@@ -250,6 +314,10 @@ def test_new_files_are_loaded_only_if_they_are_valid(
     assert "keeping the old certificate" in log.take()
     tls.refresh()
     assert log.take() == ""  # said once
+    with monkeypatch.context() as patched:  # no file descriptor is free
+        patched.setattr(contexts, "_content", mock.Mock(side_effect=OSError(24, "EMFILE")))
+        tls.refresh()
+    assert "EMFILE" in log.take()
     copy(1, key)
     tls.refresh()
     assert tls.context is not first

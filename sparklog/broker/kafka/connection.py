@@ -19,9 +19,10 @@ from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
-from sparklog.broker.kafka.messages import Fields, Raw, Request, Session
+from sparklog.broker.kafka.messages import Fields, Origin, Raw, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.tls.engine import TlsFailed
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import WRONG_PORT
 from sparklog.listeners import Listener
@@ -145,6 +146,8 @@ class KafkaConnection:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_without_frames(self._receive))
                 both.create_task(_without_frames(self._send))
+        except* TlsFailed as group:
+            self._log_closed(str(group.exceptions[0]))
         except* ConnectionError:
             pass  # the client has left
         except* asyncio.CancelledError:
@@ -235,7 +238,7 @@ class KafkaConnection:
 
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
-        session = Session(host, self._listener)
+        origin = Origin(host, self._listener)
         while True:
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
@@ -251,7 +254,7 @@ class KafkaConnection:
             self._grants.add(grant)
             self._incoming, self._incoming_bytes, self._late_seconds = grant, 0, 0.0
             self._incoming_since = self._clock.monotonic()
-            reply = await self._handle(await self._read_frame(size, grant), session, grant)
+            reply = await self._handle(await self._read_frame(size, grant), origin, grant)
             if reply.pending is None and not self._unsent:
                 await self._write(reply.frame, grant, reply.request_bytes)
                 self._count(reply.header, reply.received_at, reply.logged_for)
@@ -292,7 +295,7 @@ class KafkaConnection:
         self._incoming = None
         return b"".join(parts)
 
-    async def _handle(self, frame: bytes, session: Session, grant: MemoryGrant) -> _QueuedReply:
+    async def _handle(self, frame: bytes, origin: Origin, grant: MemoryGrant) -> _QueuedReply:
         received_at = self._clock.monotonic()
         arrival = self._moment()
         header = api_key, version, correlation_id = messages.read_header(frame)
@@ -317,7 +320,7 @@ class KafkaConnection:
             if not (api.is_blind or broker.metadata.has_sight):
                 await self._context.run_blocking(WorkerPool.PROOF, broker.metadata.regain_sight)
                 arrival = arrival._replace(looks=broker.metadata.looks)
-            request, items = await self._parse(api, frame, session, grant)
+            request, items = await self._parse(api, frame, origin, grant)
             del frame
             if not api.is_pipelined:
                 await self._replies.join()  # it may read what an earlier request writes
@@ -347,7 +350,7 @@ class KafkaConnection:
         return _Moment(self._context.broker.metadata.looks, codes, ANYWHERE.needing_proof)
 
     async def _parse(
-        self, api: ServedApi, frame: bytes, session: Session, grant: MemoryGrant
+        self, api: ServedApi, frame: bytes, origin: Origin, grant: MemoryGrant
     ) -> tuple[Request, int]:
         """Returns the parsed request and the number of its items.
 
@@ -355,7 +358,7 @@ class KafkaConnection:
         with more than `KAFKA_QUICK_ITEMS` is parsed in a thread.
         """
         is_gone = self._disconnected.is_set
-        quick = messages.read_quickly(frame, session, grant, is_gone)
+        quick = messages.read_quickly(frame, origin, grant, is_gone)
         if quick is not None:
             grant.release_request()
             return quick
@@ -367,13 +370,13 @@ class KafkaConnection:
             await grant.take_parsed(len(frame) + checked.items * _ITEM_BYTES)
         if checked.items > limits.KAFKA_QUICK_ITEMS:
             request = await self._context.run_blocking(
-                WorkerPool.LARGE_REQUEST, messages.parse_request, checked, session, grant, is_gone
+                WorkerPool.LARGE_REQUEST, messages.parse_request, checked, origin, grant, is_gone
             )
         elif checked.items > limits.KAFKA_LITTLE_ITEMS:
             await self._context.scheduler.wait_turn()
-            request = messages.parse_request(checked, session, grant, is_gone)
+            request = messages.parse_request(checked, origin, grant, is_gone)
         else:
-            request = messages.parse_request(checked, session, grant, is_gone)
+            request = messages.parse_request(checked, origin, grant, is_gone)
             if not api.keeps_frame and len(frame) > limits.KAFKA_FREE_BYTES:
                 await grant.take_parsed(len(frame))
         if not api.keeps_frame:

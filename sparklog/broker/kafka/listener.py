@@ -53,7 +53,7 @@ from sparklog.listeners import Listener
 if TYPE_CHECKING:
     from sparklog.broker.tls.contexts import ServerTls
 
-HANDSHAKE_SECONDS = 10  # for a TLS handshake, as for all that precedes the first request
+HANDSHAKE_SECONDS = 10  # for a TLS handshake
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
 _CHANGE_THREADS = 2
@@ -447,6 +447,9 @@ class KafkaListener:
             reason = str(error)
         except ConnectionError:
             reason = ""  # the client has left
+        except asyncio.CancelledError:
+            stream.transport.abort()
+            raise
         except TimeoutError:
             reason = f"no TLS handshake within {HANDSHAKE_SECONDS} s"
         else:
@@ -479,6 +482,11 @@ class KafkaListener:
     def certificate_expires_at(self) -> float | None:
         """When the certificate expires, in seconds since 1970; None without TLS."""
         return next((each.tls.expires_at for each in self._acceptors if each.tls is not None), None)
+
+    @property
+    def certificate_failed(self) -> bool:
+        """True while the files of the certificate cannot be loaded as they are now."""
+        return any(each.tls is not None and bool(each.tls.failure) for each in self._acceptors)
 
     @property
     def connection_count(self) -> int:

@@ -70,16 +70,16 @@ UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
 then retries with a supported version (KIP-511)."""
 
 
-class Session(NamedTuple):
-    """A connection, as its requests know it."""
+class Origin(NamedTuple):
+    """The client and the listener that a request came from."""
 
     host: str
     """The client's address in Kafka's format; empty if unknown."""
     listener: Listener
 
 
-NO_SESSION: Final = Session("", Listener(PLAINTEXT, PLAINTEXT, ""))
-"""The session of a request that did not arrive over a connection."""
+NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""))
+"""The origin of a request that did not arrive over a connection."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Request:
     version: int
     correlation_id: int
     client_id: str
-    session: Session
+    origin: Origin
     body: Any
     memory: ReplyMemory
     """The memory for the records of the reply, acquired before they are read."""
@@ -100,12 +100,12 @@ class Request:
     @property
     def client_host(self) -> str:
         """The client's address in Kafka's format, `/127.0.0.1`; empty if unknown."""
-        return self.session.host
+        return self.origin.host
 
     @property
     def listener(self) -> Listener:
         """The listener that the client has connected to."""
-        return self.session.listener
+        return self.origin.listener
 
     @property
     def client(self) -> str:
@@ -164,7 +164,7 @@ def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:
 
 
 def read_quickly(
-    frame: bytes, session: Session, memory: ReplyMemory, is_gone: Callable[[], bool]
+    frame: bytes, origin: Origin, memory: ReplyMemory, is_gone: Callable[[], bool]
 ) -> tuple[Request, int] | None:
     """Returns a small Fetch request and the number of its items; None for other requests."""
     api_key, version, correlation_id = read_header(frame)
@@ -176,7 +176,7 @@ def read_quickly(
         version=version,
         correlation_id=correlation_id,
         client_id=body.client_id,
-        session=session,
+        origin=origin,
         body=body,
         memory=memory,
         is_gone=is_gone,
@@ -191,7 +191,7 @@ def read_request(frame: bytes) -> Request:
 
 def parse_request(
     checked: CheckedFrame,
-    session: Session = NO_SESSION,
+    origin: Origin = NO_ORIGIN,
     memory: ReplyMemory | None = None,
     is_gone: Callable[[], bool] = lambda: False,
 ) -> Request:
@@ -211,7 +211,7 @@ def parse_request(
         version=version,
         correlation_id=correlation_id,
         client_id=getattr(header, "client_id", None) or "",
-        session=session,
+        origin=origin,
         body=body,
         memory=memory or _UnlimitedMemory(),
         is_gone=is_gone,

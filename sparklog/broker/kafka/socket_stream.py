@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
@@ -22,6 +22,8 @@ from sparklog.broker.kafka.messages import Raw
 from sparklog.broker.tls.engine import STEP_BYTES, TlsEngine, TlsFailed
 
 READ_BYTES = 32 * limits.KIB  # the maximum read ahead from a connection
+_UNREAD_BYTES = 4 * STEP_BYTES
+"""More than this is unread only if a client causes answers of TLS itself and does not read them."""
 
 
 class SocketStream(asyncio.BufferedProtocol):
@@ -65,15 +67,20 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        return self._room() if self._tls is None else _ciphertext()
+        return self._room() if self._tls is None else _of_loop.ciphertext
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._is_over:
+            return  # after the end of the client's data, or a record that was not valid
         self.read_bytes += nbytes
         if self._tls is None:
             self._add(nbytes)
         else:
-            self._tls.receive(_ciphertext()[:nbytes])
+            self._tls.receive(_of_loop.ciphertext[:nbytes])
             self._decrypt()
+        self._pause_if_filled()
+
+    def _pause_if_filled(self) -> None:
         if self._is_filled and not self._is_paused:
             self._is_paused = True
             self.transport.pause_reading()
@@ -220,11 +227,16 @@ class SocketStream(asyncio.BufferedProtocol):
         self._tls = engine
         engine.receive(self._take_buffered())  # arrived during the last step
         self._decrypt()
+        self._pause_if_filled()
         self._resume_reading()
 
     def _send_outgoing(self, engine: TlsEngine) -> None:
-        if not self.transport.is_closing() and (outgoing := engine.take_outgoing()):
-            self.transport.write(outgoing)
+        """Sends what TLS itself has to say, unless the client does not read it."""
+        if self.transport.is_closing() or not (outgoing := engine.take_outgoing()):
+            return
+        self.transport.write(outgoing)
+        if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
+            self.transport.abort()
 
     def _take_buffered(self) -> bytes:
         data = bytes(memoryview(self._buffer)[self._first : self._last])
@@ -289,7 +301,11 @@ class SocketStream(asyncio.BufferedProtocol):
                 self._draining = None
 
 
-@functools.cache
-def _ciphertext() -> memoryview:
-    """Returns the buffer for received ciphertext. The loop fills it and hands it over at once."""
-    return memoryview(bytearray(STEP_BYTES))
+class _OfLoop(threading.local):
+    """The buffer for received ciphertext of each event loop, which has a thread of its own."""
+
+    def __init__(self) -> None:
+        self.ciphertext = memoryview(bytearray(STEP_BYTES))
+
+
+_of_loop = _OfLoop()

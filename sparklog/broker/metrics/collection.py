@@ -63,6 +63,10 @@ class KafkaFigures(Protocol):
     def certificate_expires_at(self) -> float | None:
         """When the certificate expires, in seconds since 1970; None without TLS."""
 
+    @property
+    def certificate_failed(self) -> bool:
+        """True while the files of the certificate cannot be loaded as they are now."""
+
 
 class FlightFigures(Protocol):
     """The part of the Flight listener that metrics are collected from."""

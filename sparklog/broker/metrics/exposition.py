@@ -439,6 +439,7 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     yield failed, [(listener, counts.handshakes_failed)]
     if (expires_at := kafka.certificate_expires_at) is not None:
         yield "sparklog_certificate_expiry_timestamp_seconds", [({}, expires_at)]
+        yield "sparklog_certificate_load_failed", [({}, int(kafka.certificate_failed))]
     idle: list[_Sample] = [({}, counts.idle_share)]
     yield "kafka_network_socketserver_networkprocessoravgidle_percent", idle
     yield "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", idle

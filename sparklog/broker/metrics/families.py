@@ -139,6 +139,9 @@ _GAUGES: Final = {
         "When the certificate of the Kafka listener expires, in seconds since 1970; absent without"
         " TLS."
     ),
+    "sparklog_certificate_load_failed": (
+        "1 while the files of the certificate cannot be loaded, so that the old one stays in use."
+    ),
     "sparklog_flight_streams": "Open streams from native clients.",
     "sparklog_lag_seconds_unresolved": (
         "Partitions of groups whose lag in seconds could not be read in time for this scrape."

@@ -1,7 +1,8 @@
 """The TLS context of the listeners, made from PEM files and renewed when they change.
 
-There are no session tickets: a resumed session skips the check of the client's certificate, so a
-client whose certificate was revoked could come back. Renegotiation and compression are off.
+Sessions are not resumed with TLS 1.3, because a resumed session skips the check of the client's
+certificate. With TLS 1.2 OpenSSL resumes those of the same context, which Python cannot turn off; a
+new CA makes a new context. Renegotiation and compression are off.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from cryptography import x509
 from sparklog import errors
 from sparklog.clock import Clock, SystemClock
 from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS
-from sparklog.security.secret import Secret
 
 _DAY_SECONDS: Final = 86_400.0
 _log = structlog.get_logger("sparklog.tls")
@@ -32,7 +32,8 @@ class TlsFiles:
     certificate: str
     """The server's certificate, followed by those that lead to its CA."""
     key: str
-    key_password: Secret | None = None
+    key_password_file: str = ""
+    """Empty if the key has no password."""
     ca: str = ""
     """Certificates that sign those of clients; empty: clients need none."""
     client_auth: Literal["none", "requested", "required"] = "none"
@@ -52,12 +53,16 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.set_ciphers(_CIPHERS)
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.set_alpn_protocols([])
     _pem("tls.certificate", files.certificate)
     is_locked = b"ENCRYPTED" in _pem("tls.key", files.key)
-    password = files.key_password.reveal() if files.key_password is not None else ""
+    password = _password(files.key_password_file) if files.key_password_file else b""
     try:
         context.load_cert_chain(files.certificate, files.key, password=lambda: password)
+    except ValueError as error:
+        path = files.key_password_file
+        raise errors.BadOption(
+            option="tls.key_password_file", value=path, reason=str(error)
+        ) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             option, path, reason = "tls.key", files.key, "it is not the key of tls.certificate"
@@ -107,24 +112,33 @@ class ServerTls:
         self._told_at = float("-inf")
 
     def refresh(self) -> None:
-        """Loads the files if they have changed, and logs once a day that they will expire."""
-        if (found := _signature(self.files)) != self._seen:
+        """Loads the files if they have changed, and logs once a day that they will expire.
+
+        Files that could not be loaded are tried again each time: the reason may have been a lack of
+        file descriptors, or a file that was just being replaced.
+        """
+        found = _signature(self.files)
+        if found != self._seen or self.failure:
+            self._load()
             self._seen = found
-            try:
-                context = server_context(self.files)
-                certificate = _first_certificate(self.files.certificate)
-            except errors.BadOption as error:
-                self.failure = str(error)
-                _log.error("keeping the old certificate: the new files are not valid: %s", error)
-            else:
-                self.context, self.certificate, self.failure = context, certificate, ""
-                self._told_at = float("-inf")
-                _log.info(
-                    "loaded a new certificate",
-                    file=self.files.certificate,
-                    expires=self.certificate.not_valid_after_utc.isoformat(),
-                )
         self._tell_of_expiry()
+
+    def _load(self) -> None:
+        try:
+            context = server_context(self.files)
+            certificate = _first_certificate(self.files.certificate)
+        except (errors.BadOption, OSError) as error:
+            if str(error) != self.failure:
+                _log.error("keeping the old certificate: the new files are not valid: %s", error)
+            self.failure = str(error)
+            return
+        self.context, self.certificate, self.failure = context, certificate, ""
+        self._told_at = float("-inf")
+        _log.info(
+            "loaded a new certificate",
+            file=self.files.certificate,
+            expires=certificate.not_valid_after_utc.isoformat(),
+        )
 
     @property
     def expires_at(self) -> float:
@@ -158,7 +172,7 @@ def _first_certificate(path: str) -> x509.Certificate:
 def _signature(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     """Returns what changes when a file is replaced or written to."""
     found: list[tuple[int, int, int] | None] = []
-    for path in (files.certificate, files.key, files.ca):
+    for path in (files.certificate, files.key, files.key_password_file, files.ca):
         try:
             stat = Path(path).stat()
         except OSError:
@@ -168,13 +182,21 @@ def _signature(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     return found
 
 
-def _pem(option: str, path: str) -> bytes:
-    """Returns the content of a PEM file."""
+def _password(path: str) -> bytes:
+    return _content("tls.key_password_file", path).removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _content(option: str, path: str) -> bytes:
     try:
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         reason = f"the file cannot be read: {error.strerror or error}"
         raise errors.BadOption(option=option, value=path, reason=reason) from None
+
+
+def _pem(option: str, path: str) -> bytes:
+    """Returns the content of a PEM file."""
+    content = _content(option, path)
     if b"-----BEGIN " not in content:
         raise errors.BadOption(option=option, value=path, reason="the file is not PEM")
     return content

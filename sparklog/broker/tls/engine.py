@@ -1,9 +1,11 @@
 """TLS in memory: ciphertext in, plaintext out, and the reverse. Owns no socket and no thread.
 
-Both listeners use it over their own sockets. The event loop's TLS retains up to 1.7 MiB for each
-connection, and an `SSLSocket` that is read and written by two threads crashes CPython. OpenSSL's
-memory buffers retain their largest size too, so ciphertext and plaintext pass through them in steps
-of `STEP_BYTES`.
+The Kafka listener uses it over its own sockets. The event loop's TLS retains up to 1.7 MiB for each
+connection. OpenSSL's memory buffers retain their largest size too, so it gets one record at a time,
+and plaintext in steps of `STEP_BYTES`.
+
+A record without data, such as a key update, costs processor time and may cause an answer. So a
+client may send only a few of them in succession.
 """
 
 from __future__ import annotations
@@ -14,11 +16,19 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 STEP_BYTES: Final = 64 * 1024
+IDLE_RECORDS: Final = 32
+"""The maximum number of records without data between two with data."""
+HANDSHAKE_RECORDS: Final = 128
+"""The maximum number of records in a handshake; a chain of certificates takes a few."""
+_RECORD_TYPES: Final = range(20, 24)
+_HEAD_BYTES: Final = 5
+_RECORD_BYTES: Final = _HEAD_BYTES + 16_384 + 2_048
+"""The maximum size of a record (RFC 5246, 6.2.3; RFC 8446 allows less)."""
 NO_TLS: Final = "the client does not use TLS: it needs security.protocol=SSL"
 _CAUSES: Final = {
     "HTTP_REQUEST": NO_TLS,
     "WRONG_VERSION_NUMBER": NO_TLS,
-    "UNSUPPORTED_PROTOCOL": "the client only supports TLS versions below 1.2",
+    "UNSUPPORTED_PROTOCOL": "the client supports no TLS version that tls.min_version allows",
     "NO_SHARED_CIPHER": "the client supports no cipher with forward secrecy",
     "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust the broker's certificate: it needs the CA",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client rejects the broker's certificate: it needs the"
@@ -50,6 +60,11 @@ class TlsEngine:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=host
         )
+        self._received = b""
+        """Ciphertext that OpenSSL does not have yet: at most a record when more is accepted."""
+        self._has_ended = False
+        self._idle_records = 0
+        """Records without data since the last one with data, or during the handshake."""
         self.is_over = False
         """True once the other side has ended its data."""
 
@@ -59,44 +74,74 @@ class TlsEngine:
         May take milliseconds of processor time: call it in a thread. `take_outgoing` afterwards
         returns the bytes that have to be sent, even if this has raised.
         """
-        self._incoming.write(received)
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        except ssl.SSLError as error:
-            raise TlsFailed(_cause(error)) from None
-        return True
+        self._received += received
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                if not self._feed(HANDSHAKE_RECORDS):
+                    return False
+            except ssl.SSLError as error:
+                raise TlsFailed(_cause(error)) from None
+            else:
+                self._idle_records = 0
+                return True
 
     def receive(self, ciphertext: bytes | bytearray | memoryview) -> None:
-        """Accepts at most `STEP_BYTES`; `read_into` must return all of it before the next call."""
-        assert len(ciphertext) <= STEP_BYTES, "the buffer would retain this size"
-        self._incoming.write(ciphertext)
+        """Accepts ciphertext; `read_into` must return all its plaintext before the next call."""
+        self._received += ciphertext
 
     def end(self) -> None:
         """Notes that the connection has ended: nothing more is received."""
-        self._incoming.write_eof()
+        self._has_ended = True
 
     def read_into(self, plaintext: memoryview) -> int:
         """Decrypts into `plaintext`, and returns the number of bytes; 0 if more must be received.
 
         After that, `take_outgoing` may return bytes, such as an answer to a key update.
         """
-        if not len(plaintext) or self.is_over:
-            return 0
-        try:
-            size = self._tls.read(len(plaintext), plaintext)
-        except ssl.SSLWantReadError:
-            return 0
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self.is_over = True
-            return 0
-        except ssl.SSLError as error:
-            raise TlsFailed(_cause(error)) from None
+        size = 0
+        while len(plaintext) and not self.is_over and not size:
+            if not self._tls.pending() and not self._feed(IDLE_RECORDS):
+                self.is_over = self._has_ended
+                break
+            try:
+                size = self._read(plaintext)
+            except ssl.SSLWantReadError:
+                continue  # a record without data
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                self.is_over = True
+            except ssl.SSLError as error:
+                raise TlsFailed(_cause(error)) from None
+            else:
+                self._idle_records = 0
+        return size
+
+    def _read(self, plaintext: memoryview) -> int:
+        size = self._tls.read(len(plaintext), plaintext)
         assert isinstance(size, int)
         if not size:
             self.is_over = True
         return size
+
+    def _feed(self, most_idle: int) -> bool:
+        """Passes the next whole record to OpenSSL; returns False if there is none."""
+        head = self._received[:_HEAD_BYTES]
+        if head and head[0] not in _RECORD_TYPES:
+            raise TlsFailed(NO_TLS)
+        if len(head) < _HEAD_BYTES:
+            return False
+        size = _HEAD_BYTES + int.from_bytes(head[3:], "big")
+        if size > _RECORD_BYTES:
+            raise TlsFailed(f"a record of {size} bytes is not TLS")
+        if len(self._received) < size:
+            return False
+        self._idle_records += 1
+        if self._idle_records > most_idle + 1:  # this one may have data
+            raise TlsFailed("the client sends records without data")
+        self._incoming.write(self._received[:size])
+        self._received = self._received[size:]
+        return True
 
     def encrypt(self, chunks: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
         """Yields the ciphertext of the chunks, at most about `STEP_BYTES` at a time."""
@@ -104,7 +149,10 @@ class TlsEngine:
             view = memoryview(chunk).cast("B")
             for first in range(0, len(view), STEP_BYTES):
                 part = view[first : first + STEP_BYTES]
-                written = self._tls.write(part)
+                try:
+                    written = self._tls.write(part)
+                except ssl.SSLError as error:  # after a record that was not valid
+                    raise TlsFailed(_cause(error)) from None
                 assert written == len(part), "memory has room for all of it"
                 yield self._outgoing.read()
 
@@ -119,13 +167,10 @@ class TlsEngine:
             self._tls.unwrap()
         return self.take_outgoing()
 
-    @property
-    def peer_certificate(self) -> bytes | None:
-        """The certificate of the other side in DER; None if it has presented none."""
-        return self._tls.getpeercert(binary_form=True)
-
 
 def _cause(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is refused: {error.verify_message}"
     reason = error.reason or ""
     shown = reason.replace("_", " ").lower() or str(error)
     return _CAUSES.get(reason, f"the TLS handshake failed: {shown}")
