@@ -14,18 +14,26 @@ _LARGEST_BYTES: Final = 1 << 30
 """The maximum size of the content; the metadata of a million partitions needs about 10 MB."""
 
 
+class NewerFormat(ValueError):
+    """The content is of a newer release: nothing is damaged."""
+
+
 def pack(magic: bytes, content: bytes) -> bytes:
     """Returns the content with a header that begins with `magic`, four bytes."""
+    assert len(content) <= _LARGEST_BYTES, "no reader would accept it"
     packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
     return _HEADER.pack(magic, zlib.crc32(content), len(content)) + packed
 
 
 def unpack(magic: bytes | tuple[bytes, ...], data: pa.Buffer, *, what: str) -> bytes:
-    """Returns the content. Raises ValueError if `data` is not `what`, or is damaged."""
+    """Returns the content. Raises `NewerFormat`, and ValueError for anything but `what`, whole."""
     if data.size < _HEADER.size:
         raise ValueError("it is truncated")
     found, crc, length = _HEADER.unpack(data[: _HEADER.size])
-    if found not in (magic if isinstance(magic, tuple) else (magic,)) or length > _LARGEST_BYTES:
+    known = magic if isinstance(magic, tuple) else (magic,)
+    if found not in known and found[:3] == known[0][:3]:
+        raise NewerFormat("a newer release has put it: update this program, and leave the file")
+    if found not in known or length > _LARGEST_BYTES:
         raise ValueError(f"it is not {what}")
     try:
         content: bytes = pa.decompress(

@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.clock import NEVER, Clock, Moment
+from sparklog.storage import packed
 from sparklog.storage.objects import (
     ObjectExists,
     ObjectMissing,
@@ -215,8 +216,7 @@ class VersionChain(Generic[_State, _Delta]):
         )
 
     def _adopt(self, look: _Look[_State]) -> _State:
-        """Stores the result of `look`, unless another thread's is newer. Raises like `_check`."""
-        self._check(look.newest)
+        """Stores the result of `look`, unless another thread's is newer."""
         with self._lock:
             if self._look.precedes(look):
                 self._look = look
@@ -262,8 +262,9 @@ class VersionChain(Generic[_State, _Delta]):
         if wanted and len(wanted) != wanted[-1] - base.version:
             return None
         known: _State | None = base
-        for change in in_parallel(self._store, self._read, wanted):
-            known = known and self._next(known, change)
+        # Each is decoded after the one before has been checked: a newer release may have put it.
+        for version, data in zip(wanted, in_parallel(self._store, self._get, wanted), strict=True):
+            known = known and self._next(known, self._decoded(version, data))
         return known and self._probe(known)
 
     def _probe(self, known: _State) -> _State | None:
@@ -286,26 +287,36 @@ class VersionChain(Generic[_State, _Delta]):
         if delta.previous != known.change_id:
             return None
         try:
-            return self._form.apply(known, delta)
+            following = self._form.apply(known, delta)
         except ValueError as error:
             raise errors.CorruptObject(path=self._path(delta.version), check=str(error)) from error
+        self._check(following)
+        return following
+
+    def _get(self, version: int) -> pa.Buffer:
+        return self._store.get(self._path(version))
 
     def _read(self, version: int) -> _Delta | _State:
-        path = self._path(version)
-        data = self._store.get(path)
+        return self._decoded(version, self._get(version))
+
+    def _decoded(self, version: int, data: pa.Buffer) -> _Delta | _State:
         try:
             return self._form.decode_version(version, data)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise errors.CorruptObject(path=path, check=str(error)) from error
+            raise errors.CorruptObject(path=self._path(version), check=str(error)) from error
 
     def _read_snapshot(self, version: int) -> _State:
         path = self._path(version, _SNAPSHOT)
         data = self._store.get(path)
         try:
-            return self._form.decode_snapshot(version, data)
+            found = self._form.decode_snapshot(version, data)
+        except packed.NewerFormat as error:
+            raise errors.CorruptObject(path=path, check=str(error)) from error
         except (msgspec.MsgspecError, ValueError) as error:
             check = f"{error}; if an older snapshot exists, delete this one"
             raise errors.CorruptObject(path=path, check=check) from error
+        self._check(found)
+        return found
 
     # -------------------------------------------------------------------------- changing
 
