@@ -37,17 +37,17 @@ def process_of(broker: int) -> int | None:
 
 
 class Load:
-    """A producer that sends records to all topics in turn."""
+    """A producer that sends records to all topics in turn, over a connection that others share."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, log: sparklog.Log) -> None:
+        self.log = log
         self.futures: dict[str, list[RecordFuture]] = {name: [] for name in TOPICS}
-        self._address = address
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
-        with sparklog.connect(self._address) as log, log.producer(linger_ms=1) as producer:
+        with self.log.producer(linger_ms=1) as producer:
             while not self._ended.wait(0.2):
                 for name, futures in self.futures.items():
                     value = b"%d" % len(futures)
@@ -65,12 +65,12 @@ def busy(broker: Standing) -> Iterator[Load]:
     with sparklog.connect(broker.flight) as log:
         for name in TOPICS:
             log.create_topic(name, partitions=1)
-    load = Load(broker.flight)
-    try:
-        wait_until(lambda: process_of(broker.pid) is not None, "a process is started")
-        yield load
-    finally:
-        load.end()
+        load = Load(log)
+        try:
+            wait_until(lambda: process_of(broker.pid) is not None, "a process is started")
+            yield load
+        finally:
+            load.end()
 
 
 def check(root: Path, load: Load) -> None:
@@ -82,18 +82,12 @@ def check(root: Path, load: Load) -> None:
         assert [each.result(0.0).offset for each in futures] == list(range(len(futures)))
 
 
-def await_published(broker: Standing) -> None:
-    """Returns once the tables have all records that are acked by now."""
-    with sparklog.connect(broker.flight) as log:
-        log.flush_to_table(timeout_seconds=60.0)
-
-
-def kill_process(broker: Standing) -> None:
+def kill_process(broker: Standing, log: sparklog.Log) -> None:
     """Kills the publishing process; returns once acked records are published, and another runs."""
     killed = process_of(broker.pid)
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    await_published(broker)
+    log.flush_to_table(timeout_seconds=60.0)
     wait_until(lambda: process_of(broker.pid) not in (None, killed), "another one is started")
 
 
@@ -102,8 +96,8 @@ def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with standing(tmp_path) as broker:
         with busy(broker) as load:
             for _ in range(2):
-                kill_process(broker)
-            await_published(broker)
+                kill_process(broker, load.log)
+            load.log.flush_to_table(timeout_seconds=60.0)
         last = process_of(broker.pid)
         assert last is not None
         broker.end(signal.SIGTERM)
@@ -120,7 +114,7 @@ def test_a_suspended_process_is_replaced(tmp_path: Path) -> None:
             assert suspended is not None
             os.kill(suspended, signal.SIGSTOP)
             wait_until(lambda: not is_running(suspended), "it is killed")
-            await_published(broker)
+            load.log.flush_to_table(timeout_seconds=60.0)
         broker.end(signal.SIGTERM)
     check(tmp_path, load)
 
