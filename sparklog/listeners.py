@@ -8,7 +8,7 @@ connected to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 PLAINTEXT: Final = "PLAINTEXT"
@@ -64,15 +64,15 @@ def text_of(listeners: Iterable[Listener]) -> str:
     return ",".join(map(str, listeners))
 
 
-def parse_addresses(text: str) -> dict[str, str]:
-    """Returns the address of each name in `NAME=host:port,…`; the name is "" if there is none."""
-    found = {}
+def parse_addresses(text: str) -> list[tuple[str, str]]:
+    """Returns (name, address) of each `NAME=host:port`; the name is "" if there is none."""
+    found = []
     for each in text.split(",") if text else ():
         name, _, address = each.strip().rpartition("=")
-        found[name] = address
+        found.append((name, address))
     return found
 
 
-def text_of_addresses(addresses: Mapping[str, str]) -> str:
+def text_of_addresses(addresses: Iterable[tuple[str, str]]) -> str:
     """Returns the text that `parse_addresses` reads."""
-    return ",".join(f"{name}={each}" if name else each for name, each in addresses.items())
+    return ",".join(f"{name}={each}" if name else each for name, each in addresses)

@@ -99,7 +99,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def advertised_of(self, name: str) -> str:
         """Returns the address for a listener's clients; empty: the one that it listens on."""
-        given = listeners.parse_addresses(self.advertised)
+        given = dict(listeners.parse_addresses(self.advertised))
         return given.get(name, "") or given.get("", "")
 
 
@@ -498,7 +498,9 @@ def _check_kafka_listeners(settings: BrokerSettings) -> None:
         return errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
 
     names: set[str] = set()
-    for name, protocol, _ in settings.kafka.listeners:
+    for name, protocol, address in settings.kafka.listeners:
+        if not address:
+            raise bad("expected host:port; there is nothing after a comma, or before one")
         if protocol not in PROTOCOLS:
             raise bad(f"expected host:port or one of {', '.join(PROTOCOLS)} before ://")
         if _LISTENER_NAME.fullmatch(name) is None:
@@ -518,10 +520,13 @@ def _check_kafka_listeners(settings: BrokerSettings) -> None:
 def _check_advertised(kafka: KafkaSettings) -> None:
     """Raises `BadOption` unless each listener has an address for its clients."""
     names = [each.name for each in kafka.listeners]
-    for name, address in listeners.parse_addresses(kafka.advertised).items():
+    given = listeners.parse_addresses(kafka.advertised)
+    for name, address in given:
         _check_address("kafka.advertised", address, lowest_port=1)
         reason = ""
-        if not name and len(names) > 1:
+        if len(dict(given)) < len(given):
+            reason = "it has several addresses for a listener: clients get one"
+        elif not name and len(names) > 1:
             reason = f"there are several listeners: write NAME=host:port, of {', '.join(names)}"
         elif name and name not in names:
             reason = f"no listener is called {name}; there is {', '.join(names) or 'none'}"

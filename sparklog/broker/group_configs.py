@@ -6,7 +6,6 @@ A group need not exist to have one: its configuration applies from the moment it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 import structlog
@@ -15,10 +14,10 @@ from sparklog import errors
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.formats import group_config
 from sparklog.formats.config_rules import Edit
-from sparklog.formats.group_config import GROUPS_WITH_CONFIG
+from sparklog.formats.group_config import GROUP_NAME_BYTES, GROUPS_WITH_CONFIG
+from sparklog.limits import GROUP_CONFIGS_LEVEL
 from sparklog.storage.metadata.model import ClusterMetadata
 
-_LEVEL: Final = 2
 _log = structlog.get_logger("sparklog.broker")
 
 
@@ -47,7 +46,7 @@ class GroupConfigs:
         """Changes individual keys by (edit, key, value), or only checks the change.
 
         `client` identifies the caller in the log. Raises `UnknownOption`, `BadOption`,
-        `NeedsFeatureLevel`, and `BadRequest` for too many groups.
+        `NeedsFeatureLevel`, and `BadRequest` for too many groups or too long a name.
         """
         self._change(
             group,
@@ -70,10 +69,16 @@ class GroupConfigs:
         only_checks: bool,
         client: str,
     ) -> None:
+        if len(group.encode()) > GROUP_NAME_BYTES:
+            reason = f"a group with a configuration has a name of at most {GROUP_NAME_BYTES} bytes"
+            raise errors.BadRequest(reason=reason)
+
         def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
-            if metadata.level < _LEVEL:
+            if metadata.level < GROUP_CONFIGS_LEVEL:
                 raise errors.NeedsFeatureLevel(
-                    what="the configuration of a group", needed=_LEVEL, level=metadata.level
+                    what="the configuration of a group",
+                    needed=GROUP_CONFIGS_LEVEL,
+                    level=metadata.level,
                 )
             known = metadata.groups
             config = group_config.check(change(known.get(group, {})))

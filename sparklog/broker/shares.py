@@ -137,7 +137,7 @@ def _addresses(settings: BrokerSettings, number: int, processes: int) -> dict[st
             each._replace(address=moved("kafka.listen", each.address)) for each in kafka.listeners
         ),
         "kafka.advertised": listeners.text_of_addresses(
-            {name: moved("kafka.advertised", each) for name, each in advertised.items()}
+            (name, moved("kafka.advertised", each)) for name, each in advertised
         ),
     }
 

@@ -16,9 +16,12 @@ from sparklog.formats import config_rules
 from sparklog.formats.config_rules import ConfigType, Edit, Rule, int_rule, one_of
 
 GROUPS_WITH_CONFIG = 10_000
+GROUP_NAME_BYTES = 249  # of a group with a configuration; Kafka's limit for the names of topics
 IDLE: Final = "no effect here: only classic groups are served"
 _WHAT: Final = "a group's configuration"
-_DURATION: Final = re.compile(r"P(?=.)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?")
+_DURATION: Final = re.compile(
+    r"P(?=.)(\d{1,19}D)?(T(?=\d)(\d{1,19}H)?(\d{1,19}M)?(\d{1,19}(\.\d{1,9})?S)?)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,8 @@ def test_clients_stay_at_the_listener_that_they_came_by(cluster: Cluster) -> Non
     admin = AdminClient(cluster.client(1, "IN"))
     admin.create_topics([NewTopic("t", 4)])["t"].result(SECONDS)
     for name in ("IN", "OUT"):
-        producer = confluent_kafka.Producer(cluster.client(1, name))
+        client = cluster.client(1, name) | {"enable.idempotence": True}
+        producer = confluent_kafka.Producer(client)
         for partition in range(4):
             producer.produce("t", name, partition=partition)
         assert producer.flush(SECONDS) == 0

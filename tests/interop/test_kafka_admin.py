@@ -218,6 +218,9 @@ def test_the_config_of_a_group_survives_a_restart(tmp_path: Path) -> None:
             refused = alter_group(frames, "h", "50000")
             assert refused.error_code == ErrorCode.invalid_request
             assert "no more are accepted" in refused.error_message
+            refused = alter_group(frames, "h" * 250, "50000")
+            assert refused.error_code == ErrorCode.invalid_request
+            assert "at most 249 bytes" in refused.error_message
             assert alter_group(frames, "g", "51000").error_code == ErrorCode.none
         assert alter_group(frames, "g", None).error_code == ErrorCode.none
         assert session_of(frames, "g") == ("45000", 5)

@@ -87,7 +87,6 @@ from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import WalKind
 
-_LISTENERS_LEVEL: Final = 2
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
 """Brokers that programs start for themselves; those programs can use another broker instead."""
@@ -206,12 +205,12 @@ def _at_level(registration: BrokerRegistration, level: int) -> BrokerRegistratio
     Raises `NeedsFeatureLevel` for a member with several listeners, which others have to know.
     """
     membership = registration.membership
-    if level >= _LISTENERS_LEVEL or not isinstance(membership, Membership):
+    if level >= limits.LISTENERS_LEVEL or not isinstance(membership, Membership):
         return registration
     if len(membership.listeners) > 1:
         raise errors.NeedsFeatureLevel(
             what="a member of a cluster with several Kafka listeners",
-            needed=_LISTENERS_LEVEL,
+            needed=limits.LISTENERS_LEVEL,
             level=level,
         )
     return msgspec.structs.replace(

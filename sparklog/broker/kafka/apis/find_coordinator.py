@@ -29,10 +29,18 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     failure = await _failure(context, getattr(body, "key_type", _GROUP))
     known = {each.broker: each for each in nodes(context.broker, request.listener)}
 
-    def coordinator(group: str) -> Fields:
+    def found(group: str) -> Fields:
         if failure is not None:
             return failure
-        node = known.get(context.groups.coordinator_of(group))
+        coordinator = context.groups.coordinator_of(group)
+        node = known.get(coordinator)
+        if node is None and coordinator in context.broker.members.up():
+            name = request.listener.name
+            reason = (
+                f"broker {coordinator} coordinates group {group} and has no listener {name}: give"
+                " all brokers the same listeners"
+            )
+            return _refused(ErrorCode.coordinator_not_available, reason)
         if node is None:
             reason = f"the coordinator of group {group} is down; another broker takes over"
             return _refused(ErrorCode.coordinator_not_available, reason)
@@ -46,9 +54,9 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
     return {
         "throttle_time": NO_TIME,
-        **coordinator(getattr(body, "key", "")),
+        **found(getattr(body, "key", "")),
         "coordinators": LazyArray(
-            lambda key: {"key": key, **coordinator(key)}, getattr(body, "coordinator_keys", ())
+            lambda key: {"key": key, **found(key)}, getattr(body, "coordinator_keys", ())
         ),
     }
 
