@@ -670,7 +670,7 @@ def _probe(bootstrap: str) -> None:
         if not is_address(address):
             reason = "expected host:port of a Kafka broker, or several separated by commas"
             raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
-        reason = "it does not answer like Kafka; is this another port of the broker?"
+        reason = "it does not answer like Kafka; is this another port, or a listener with TLS?"
         try:
             (listener,) = listeners.parse(address)
             if kafka_port.answers(listener, timeout_seconds=_PROBE_SECONDS):
