@@ -25,15 +25,14 @@ def pack(magic: bytes, content: bytes) -> bytes:
     return _HEADER.pack(magic, zlib.crc32(content), len(content)) + packed
 
 
-def unpack(magic: bytes | tuple[bytes, ...], data: pa.Buffer, *, what: str) -> bytes:
+def unpack(magics: tuple[bytes, ...], data: pa.Buffer, *, what: str) -> bytes:
     """Returns the content. Raises `NewerFormat`, and ValueError for anything but `what`, whole."""
     if data.size < _HEADER.size:
         raise ValueError("it is truncated")
     found, crc, length = _HEADER.unpack(data[: _HEADER.size])
-    known = magic if isinstance(magic, tuple) else (magic,)
-    if found not in known and found[:3] == known[0][:3]:
+    if found not in magics and found[:3] == magics[0][:3]:
         raise NewerFormat("a newer release has put it: update this program, and leave the file")
-    if found not in known or length > _LARGEST_BYTES:
+    if found not in magics or length > _LARGEST_BYTES:
         raise ValueError(f"it is not {what}")
     try:
         content: bytes = pa.decompress(

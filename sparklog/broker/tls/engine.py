@@ -60,8 +60,8 @@ class TlsEngine:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=host
         )
-        self._received = b""
-        """Ciphertext that OpenSSL does not have yet: at most a record when more is accepted."""
+        self._received, self._fed = b"", 0
+        """Ciphertext, and how much of it OpenSSL has."""
         self._has_ended = False
         self._idle_records = 0
         """Records without data since the last one with data, or during the handshake."""
@@ -74,7 +74,7 @@ class TlsEngine:
         May take milliseconds of processor time: call it in a thread. `take_outgoing` afterwards
         returns the bytes that have to be sent, even if this has raised.
         """
-        self._received += received
+        self.receive(received)
         while True:
             try:
                 self._tls.do_handshake()
@@ -89,7 +89,7 @@ class TlsEngine:
 
     def receive(self, ciphertext: bytes | bytearray | memoryview) -> None:
         """Accepts ciphertext; `read_into` must return all its plaintext before the next call."""
-        self._received += ciphertext
+        self._received, self._fed = self._received[self._fed :] + ciphertext, 0
 
     def end(self) -> None:
         """Notes that the connection has ended: nothing more is received."""
@@ -126,21 +126,21 @@ class TlsEngine:
 
     def _feed(self, most_idle: int) -> bool:
         """Passes the next whole record to OpenSSL; returns False if there is none."""
-        head = self._received[:_HEAD_BYTES]
+        head = self._received[self._fed : self._fed + _HEAD_BYTES]
         if head and head[0] not in _RECORD_TYPES:
             raise TlsFailed(NO_TLS)
-        if len(head) < _HEAD_BYTES:
-            return False
-        size = _HEAD_BYTES + int.from_bytes(head[3:], "big")
+        size = _HEAD_BYTES + (int.from_bytes(head[3:], "big") if len(head) == _HEAD_BYTES else 0)
         if size > _RECORD_BYTES:
             raise TlsFailed(f"a record of {size} bytes is not TLS")
-        if len(self._received) < size:
+        end = self._fed + size
+        if len(self._received) < end:
+            self._received, self._fed = self._received[self._fed :], 0  # a part of a record
             return False
         self._idle_records += 1
         if self._idle_records > most_idle + 1:  # this one may have data
             raise TlsFailed("the client sends records without data")
-        self._incoming.write(self._received[:size])
-        self._received = self._received[size:]
+        self._incoming.write(self._received[self._fed : end])
+        self._fed = end
         return True
 
     def encrypt(self, chunks: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes]:
