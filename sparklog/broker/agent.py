@@ -61,7 +61,7 @@ from sparklog.storage.metadata.liveness import (
     LeaderWatch,
     Phase,
 )
-from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration, Membership
+from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration
 from sparklog.storage.metadata.observer import PAUSE
 from sparklog.storage.metadata.processes import this_process
 from sparklog.storage.metadata.store import MetadataStore
@@ -81,7 +81,6 @@ _PUBLISH_TICK_SECONDS = 0.02
 _PUBLISH_IDLE_SECONDS = 0.1
 """Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
-_CERTIFICATE_SECONDS = 1.0  # between two checks whether its files have changed
 _GROUPS_TICK_SECONDS = 0.2
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
@@ -247,12 +246,6 @@ class Agent:
             self._wal = f"{kind}: {reason}"
             return chosen.kind
 
-        advertised = self.listeners.kafka_advertised
-        membership = Membership(
-            kafka=advertised[0].address if advertised else "",
-            listeners={each.name: each.address for each in advertised},
-            rack=self.settings.cluster.rack,
-        )
         return takeover.acquire(
             self._store,
             self._meta,
@@ -260,7 +253,7 @@ class Agent:
             BrokerRegistration(
                 epoch=0,
                 flight=self.address,
-                membership=membership if self._is_member else msgspec.UNSET,
+                membership=self.listeners.membership() if self._is_member else msgspec.UNSET,
                 kind=self.kind,
                 process=this_process(),
                 dead_after_seconds=self._liveness.dead_after_seconds,
@@ -345,13 +338,7 @@ class Agent:
                 raise self.failure
             kafka.start()
         self._start_loops(parts, groups)
-        if (tls := self.listeners.tls) is not None:
-            self._loops.start(
-                "certificate",
-                lambda: self._loops.repeat(
-                    "loading the certificate", _CERTIFICATE_SECONDS, tls.refresh
-                ),
-            )
+        self.listeners.watch_certificate(self._loops)
         self._is_serving = True
 
     def _surroundings(self) -> Surroundings:
@@ -485,8 +472,7 @@ class Agent:
     @property
     def kafka_address(self) -> str:
         """The address of the first listener for Kafka clients; empty without one."""
-        found = self.listeners.kafka_open
-        return found[0].address if found else ""
+        return self.listeners.kafka_address
 
     @property
     def metrics_address(self) -> str:

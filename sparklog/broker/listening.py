@@ -24,8 +24,10 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.loops import Loops
 from sparklog.listeners import SSL, Listener
 from sparklog.settings import BrokerSettings
+from sparklog.storage.metadata.model import Membership
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.listener import KafkaListener
@@ -41,6 +43,7 @@ METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
 
 _log = structlog.get_logger("sparklog.broker")
 _SLOW_SECONDS = 3.0
+_CERTIFICATE_SECONDS = 1.0  # between two checks whether its files have changed
 _LEAVING_SECONDS = 0.7
 """The time a broker needs to close its ports after marking its heartbeat as stopped."""
 
@@ -88,6 +91,21 @@ class Listeners:
     def kafka_open(self) -> list[Listener]:
         """Returns `kafka_advertised` while the listeners are open, and nothing before."""
         return self.kafka_advertised if self.kafka is not None else []
+
+    @property
+    def kafka_address(self) -> str:
+        """The address of the first listener for Kafka clients; empty while none is open."""
+        found = self.kafka_open
+        return found[0].address if found else ""
+
+    def membership(self) -> Membership:
+        """Returns the addresses for clients as a member of a cluster registers them."""
+        advertised = self.kafka_advertised
+        return Membership(
+            kafka=advertised[0].address if advertised else "",
+            listeners={each.name: each.address for each in advertised},
+            rack=self._settings.cluster.rack,
+        )
 
     @property
     def metrics_address(self) -> str:
@@ -187,6 +205,14 @@ class Listeners:
             is_ready=is_ready,
         )
         self._metrics.start()
+
+    def watch_certificate(self, loops: Loops) -> None:
+        """Starts a thread that loads changed files of the certificate, if a listener uses TLS."""
+        if (tls := self.tls) is not None:
+            repeat = functools.partial(
+                loops.repeat, "loading the certificate", _CERTIFICATE_SECONDS, tls.refresh
+            )
+            loops.start("certificate", repeat)
 
     # -------------------------------------------------------------------------- clients
 
