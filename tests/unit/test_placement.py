@@ -255,7 +255,11 @@ print(balance(topics, found, loads))
 
 
 def test_a_large_cluster() -> None:
-    """1,000 brokers that lead a million partitions: decisions take no noticeable time."""
+    """Promise: decisions about a million partitions of 1,000 brokers take seconds at most.
+
+    Their bounds are multiples of the time in which the partitions are counted, a few hundredths of
+    a second, so that the test passes on a busy machine too.
+    """
     candidates = brokers(1_000, ("a", "b", "c"))
     topics = {
         f"t{n}": topic(*((7 * n + each) % 900 for each in range(100)), name=f"{n}")
@@ -271,9 +275,9 @@ def test_a_large_cluster() -> None:
     took["successors"], began = time.thread_time() - began, time.thread_time()
     assert len(balance(topics, candidates, loads)) == 100 * MOVES_AT_ONCE
     took["balance"] = time.thread_time() - began
-    assert took["place"] < 0.1, took
-    assert took["successors"] < 1.0, took
-    assert took["balance"] < 5.0, took
+    assert took["place"] < took["loads"], took
+    assert took["successors"] < 10 * took["loads"], took
+    assert took["balance"] < 200 * took["loads"], took
 
 
 @settings(max_examples=40)
