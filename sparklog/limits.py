@@ -6,10 +6,11 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FORMAT_VERSION = 4  # the newest that this release reads
+FORMAT_VERSION = 5  # the newest that this release reads
 GROUP_CONFIGS_LEVEL = 2  # feature level from which groups have configurations
 LISTENERS_LEVEL = 2  # feature level from which members register several listeners
-LEVEL = 2  # the highest feature level that this release supports; it supports all lower ones too
+SECURITY_LEVEL = 3  # feature level from which a root can have users
+LEVEL = 3  # the highest feature level that this release supports; it supports all lower ones too
 
 # ---- names and records
 PARTITIONS_PER_TOPIC = 10_000

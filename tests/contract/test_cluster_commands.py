@@ -226,7 +226,7 @@ def test_members_are_described(three: Cluster) -> None:
     controller = f"broker {three.metadata.controller}"
     facts = [
         f"controller     {controller}",
-        "feature level  2",
+        "feature level  3",
         "topics         1, of 6 partitions",
     ]
     assert words[2:5] == facts

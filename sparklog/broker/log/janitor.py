@@ -71,7 +71,7 @@ RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 m
 TEMPORARY_KEPT_SECONDS = 3600.0  # longer than any put takes
 
 _log = structlog.get_logger("sparklog.janitor")
-_FOLDERS: Final = ("heartbeats", "meta", manifest.FOLDER, "topics", "wal")
+_FOLDERS: Final = ("heartbeats", "meta", "security", manifest.FOLDER, "topics", "wal")
 """The folders with frequent puts. Other folders of a root may belong to other programs."""
 
 

@@ -38,7 +38,7 @@ _MAGIC: Final = b"SLM1"
 _MAGIC_2: Final = b"SLM2"
 """Begins a snapshot at a higher level."""
 
-_PLAIN_FIELDS: Final = ("controller", "next_producer_id")
+_PLAIN_FIELDS: Final = ("controller", "next_producer_id", "security")
 """Fields of the metadata that a delta contains whole or not at all."""
 
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -103,6 +103,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All open epochs, if listing the changed ones is not enough, as when the order differs."""
     controller: int | msgspec.UnsetType = msgspec.UNSET
     next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
+    security: str | msgspec.UnsetType = msgspec.UNSET
     groups: dict[str, dict[str, str]] = {}
     """Configurations of groups that have changed, from level 2 on; an empty one is removed."""
     snapshot_crc: int | None = None
@@ -305,6 +306,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     level: int = 1
     groups: list[tuple[str, dict[str, str]]] = []
     """Configurations of groups, sorted by name."""
+    security: str = ""
 
 
 _content_encoder = msgspec.json.Encoder(order="deterministic")
@@ -332,6 +334,7 @@ def content_of(metadata: ClusterMetadata) -> bytes:
             resigned=resigned if any(resigned) else [],
             level=metadata.level,
             groups=sorted(metadata.groups.items()),
+            security=metadata.security,
         )
     )
 
@@ -371,6 +374,7 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
         next_producer_id=found.next_producer_id,
         level=found.level,
         groups=dict(found.groups),
+        security=found.security,
         topics={
             name: TopicMetadata(
                 topic_id=topic_id,

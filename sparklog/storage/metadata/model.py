@@ -140,6 +140,9 @@ class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The feature level: format additions up to this level may be written. It only rises."""
     groups: dict[str, dict[str, str]] = {}
     """Configurations of consumer groups that have one, from level 2 on."""
+    security: str = ""
+    """The id of the chain with the security state, from level 3 on; empty without users. Once it is
+    set, it is never empty again."""
 
     def topic(self, name: str) -> TopicMetadata:
         """Raises `UnknownTopic`."""

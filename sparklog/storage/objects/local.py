@@ -53,6 +53,10 @@ _FLUSH_THREADS = 16  # for the files of a joint put; more would not share disk f
 _PUTS_TOGETHER = 128  # objects of a joint put that are open concurrently
 LOCAL_PUT_ATTEMPTS = 3  # if the folder is removed during the put
 LOCAL_FOLDERS_REMEMBERED = 65_536
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+PRIVATE_FOLDERS: Final = ("security",)
+"""Folders of the root whose contents only the user of the brokers may read (modes 0700 and 0600).
+Everything else gets the modes that the process's umask leaves."""
 
 _Item = TypeVar("_Item")
 
@@ -136,7 +140,7 @@ class LocalStore:
         created = False
         if not os.path.isdir(full_path):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(full_path)
+                os.mkdir(full_path, self._mode_of_folder(full_path))
                 created = True
         try:
             _flush_folder_at(above)
@@ -147,6 +151,27 @@ class LocalStore:
         if len(self._durable_folders) >= LOCAL_FOLDERS_REMEMBERED:
             self._durable_folders.clear()
         self._durable_folders.add(full_path)
+
+    def make_private(self, folder: str) -> list[str]:
+        """Takes the permissions of other users from a private folder, and from all in it.
+
+        Returns the paths that had some, as after a copy by `cp`. Those that belong to another user,
+        or to a read-only file system, keep them.
+        """
+        found = []
+        for above, folders, names in os.walk(os.path.join(self.root, folder)):
+            for path in (above, *(os.path.join(above, name) for name in (*folders, *names))):
+                with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                    mode = os.lstat(path).st_mode
+                    if stat.S_ISLNK(mode) or not mode & _OF_OTHERS:
+                        continue
+                    found.append(path)
+                    with contextlib.suppress(OSError):
+                        os.chmod(path, stat.S_IMODE(mode) & ~_OF_OTHERS)
+        return found
+
+    def _mode_of_folder(self, full_path: str) -> int:
+        return 0o700 if _is_private(os.path.relpath(full_path, self.root)) else 0o777
 
     def _link_new(self, folder: int, temporary: str, name: str, path: str) -> None:
         try:
@@ -226,7 +251,7 @@ class LocalStore:
         created = []
         for full_path in sorted(missing):  # parents come first
             try:
-                os.mkdir(full_path)
+                os.mkdir(full_path, self._mode_of_folder(full_path))
             except FileExistsError:
                 if not os.path.isdir(full_path):
                     continue
@@ -535,7 +560,9 @@ class _Written:
     def write(self, data: Payload) -> None:
         """Writes the bytes. Raises OSError after removing the file again."""
         try:
-            self._file = os.open(self._temporary, _OPEN_NEW, 0o666, dir_fd=self._folder)
+            self._file = os.open(
+                self._temporary, _OPEN_NEW, _mode_of_file(self._path), dir_fd=self._folder
+            )
             direct.write(self._file, pieces(data))
         except OSError:
             self.close()
@@ -581,6 +608,15 @@ class _Written:
             self._folder = -1
 
 
+def _is_private(path: str) -> bool:
+    """Returns whether only the broker's own user may read the files at a path of the root."""
+    return path.partition("/")[0] in PRIVATE_FOLDERS
+
+
+def _mode_of_file(path: str) -> int:
+    return 0o600 if _is_private(path) else 0o666
+
+
 def _put_in(
     folder: int,
     name: str,
@@ -603,7 +639,7 @@ def _put_in(
 
 
 def _write_new(folder: int, temporary: str, path: str, data: Payload, *, durable: bool) -> None:
-    file = os.open(temporary, _OPEN_NEW, 0o666, dir_fd=folder)
+    file = os.open(temporary, _OPEN_NEW, _mode_of_file(path), dir_fd=folder)
     try:
         direct.write(file, pieces(data))
         if durable:

@@ -1,0 +1,129 @@
+"""Users of a root, and the changes of them; pure.
+
+A user has a credential for each SCRAM mechanism, made from the same password, and can log in with
+SASL PLAIN too, which is checked against one of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from sparklog import errors
+from sparklog.security import scram
+from sparklog.security.scram import Mechanism, Verifier
+from sparklog.security.state import SecurityState, User
+
+USERS_MAX: Final = 10_000
+NAME_BYTES_MAX: Final = 255
+PASSWORD_BYTES_MAX: Final = 1_024
+_ID_BYTES: Final = 12
+
+Change = Callable[[SecurityState], SecurityState | None]
+"""Derives the next version of the state; None if nothing changes. Raises `BadOption` to refuse."""
+
+
+def credentials_of(password: str) -> dict[Mechanism, Verifier]:
+    """Returns the credentials for a password. Takes about 10 ms of processor time.
+
+    Raises `BadOption` for a password that cannot be used; the error does not repeat it.
+    """
+    reason = ""
+    if not password:
+        reason = "it is empty"
+    elif not password.isprintable():
+        reason = "it has characters that are not printable, such as a line break"
+    elif len(password.encode()) > PASSWORD_BYTES_MAX:
+        reason = f"it has more than {PASSWORD_BYTES_MAX} bytes"
+    if reason:
+        raise errors.BadOption(option="password", value="…", reason=reason)
+    return {mechanism: scram.verifier_of(mechanism, password) for mechanism in Mechanism}
+
+
+def added(name: str, credentials: dict[Mechanism, Verifier], *, may_exist: bool = False) -> Change:
+    """Adds a user. With `may_exist`, a user of this name stays as it is."""
+    check_name(name)
+
+    def change(state: SecurityState) -> SecurityState | None:
+        if name in state.users:
+            if may_exist:
+                return None
+            reason = (
+                "there is a user of this name; `sparklog users set-password` changes a password"
+            )
+            raise errors.BadOption(option="user", value=name, reason=reason)
+        if len(state.users) >= USERS_MAX:
+            reason = f"a root has at most {USERS_MAX:,} users: remove some first"
+            raise errors.BadOption(option="user", value=name, reason=reason)
+        user = User(id=secrets.token_hex(_ID_BYTES), credentials=credentials)
+        return _with_user(state, name, user)
+
+    return change
+
+
+def with_credentials(
+    name: str, credentials: dict[Mechanism, Verifier], *, cut: bool = False
+) -> Change:
+    """Replaces the credentials of a user. Its connections stay open, as in Kafka, unless `cut`."""
+
+    def change(user: User) -> User:
+        return msgspec.structs.replace(user, credentials=credentials, epoch=user.epoch + cut)
+
+    return _changed(name, change)
+
+
+def disabled(name: str, is_disabled: bool) -> Change:
+    """Disables a user, which ends its connections, or enables it again."""
+
+    def change(user: User) -> User:
+        ends = is_disabled and not user.disabled
+        return msgspec.structs.replace(user, disabled=is_disabled, epoch=user.epoch + ends)
+
+    return _changed(name, change)
+
+
+def removed(name: str) -> Change:
+    """Removes a user."""
+    return _changed(name, lambda _: None)
+
+
+def _changed(name: str, change: Callable[[User], User | None]) -> Change:
+    def decide(state: SecurityState) -> SecurityState | None:
+        known = state.users.get(name)
+        if known is None:
+            raise errors.BadOption(
+                option="user",
+                value=name,
+                reason="there is no such user; `sparklog users list` shows them",
+            )
+        after = change(known)
+        return _with_user(state, name, after) if after != known else None
+
+    return decide
+
+
+def _with_user(state: SecurityState, name: str, user: User | None) -> SecurityState:
+    users = {known: each for known, each in state.users.items() if known != name}
+    if user is not None:
+        users[name] = user
+    return msgspec.structs.replace(state, users=users)
+
+
+def check_name(name: str) -> None:
+    """Raises `BadOption` if no user can have this name."""
+    reason = ""
+    if not name:
+        reason = "it is empty"
+    elif not name.isprintable():
+        reason = "it has characters that are not printable"
+    elif name != name.strip():
+        reason = "it begins or ends with a space"
+    elif len(name.encode()) > NAME_BYTES_MAX:
+        reason = f"it has more than {NAME_BYTES_MAX} bytes"
+    elif name == "*" or name.startswith("__") or name.upper() == "ANONYMOUS":
+        reason = "it is reserved"
+    if reason:
+        raise errors.BadOption(option="user", value=name, reason=reason)
