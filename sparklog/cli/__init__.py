@@ -20,7 +20,7 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import broker, cluster, groups, jobs, maintenance, topics
+from sparklog.cli import broker, cluster, groups, jobs, maintenance, topics, users
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -44,6 +44,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
+app.add_typer(users.app, name="users")
 app.add_typer(jobs.app, name="jobs")
 app.command(cls=Command)(produce)
 app.command(cls=Command)(consume)
