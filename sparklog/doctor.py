@@ -449,7 +449,7 @@ def check_certificates(report: status.StatusReport, clock: Clock) -> Iterator[Ch
     """Reports on the certificate of each listener with TLS."""
     for broker in report.answered:
         for listener in listeners.parse(broker.kafka_listeners):
-            if listener.protocol == listeners.SSL:
+            if listener.has_tls:
                 yield check_certificate(listener, clock)
 
 

@@ -13,7 +13,7 @@ import ssl
 import struct
 from typing import Final
 
-from sparklog.listeners import PLAINTEXT, Listener
+from sparklog.listeners import Listener
 
 _CORRELATION: Final = 0x5350_4C47
 _ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
@@ -31,7 +31,7 @@ def answers(listener: Listener, *, timeout_seconds: float) -> bool:
     Raises OSError if no connection is accepted, and TimeoutError if the port is silent.
     """
     with socket.create_connection((listener.host, listener.port), timeout_seconds) as peer:
-        if listener.protocol == PLAINTEXT:
+        if not listener.has_tls:
             return _answers(peer)
         try:
             with _trusting().wrap_socket(peer, server_hostname=listener.host) as encrypted:

@@ -8,13 +8,17 @@ connected to.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"
 """TLS, by Kafka's name for it."""
-PROTOCOLS: Final = (PLAINTEXT, SSL)
+SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
+SASL_SSL: Final = "SASL_SSL"
+"""TLS, over which clients log in."""
+PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """By the names of Kafka's `security.protocol`."""
 
 
@@ -31,6 +35,25 @@ class Listener(NamedTuple):
     def host(self) -> str:
         """The host; an IPv6 address without its brackets."""
         return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only programs on this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def has_tls(self) -> bool:
+        return self.protocol in (SSL, SASL_SSL)
+
+    @property
+    def has_sasl(self) -> bool:
+        """True if clients have to log in."""
+        return self.protocol in (SASL_PLAINTEXT, SASL_SSL)
 
     @property
     def port(self) -> int:

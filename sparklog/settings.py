@@ -21,13 +21,14 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits, listeners
-from sparklog.listeners import PROTOCOLS, SSL, Listener
+from sparklog.listeners import PROTOCOLS, SASL_SSL, SSL, Listener
 from sparklog.options import (
     check_root,
     is_address,
     is_folder,
     is_service_link,
 )
+from sparklog.security.scram import MECHANISMS, PLAIN
 
 FLUSH_LINGER_REMOTE_MS = 10
 _HEARTBEAT_SECONDS = 1.0
@@ -86,6 +87,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_bytes: _BufferBytes = 512 * limits.MIB
     max_connections: _Count = limits.KAFKA_CONNECTIONS
     max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
+    sasl_mechanisms: str = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN"
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
@@ -95,7 +97,21 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def has_tls(self) -> bool:
         """True if a listener uses TLS."""
-        return any(each.protocol == SSL for each in self.listeners)
+        return any(each.has_tls for each in self.listeners)
+
+    @property
+    def has_sasl(self) -> bool:
+        """True if the clients of a listener have to log in."""
+        return any(each.has_sasl for each in self.listeners)
+
+    def mechanisms_of(self, listener: Listener) -> tuple[str, ...]:
+        """Returns the SASL mechanisms of a listener, in the order of `sasl_mechanisms`.
+
+        PLAIN sends the password itself: over TLS, or where it does not leave the machine.
+        """
+        is_private = listener.has_tls or listener.is_loopback
+        given = tuple(each.strip() for each in self.sasl_mechanisms.split(","))
+        return tuple(each for each in given if each != PLAIN or is_private)
 
     def advertised_of(self, name: str) -> str:
         """Returns the address for a listener's clients; empty: the one that it listens on."""
@@ -508,13 +524,35 @@ def _check_kafka_listeners(settings: BrokerSettings) -> None:
         if name in names:
             raise bad(f"two listeners are called {name}: write NAME={protocol}://host:port")
         names.add(name)
+    _check_sasl(settings.kafka)
     has_tls = settings.kafka.has_tls
     if has_tls and not (settings.tls.certificate and settings.tls.key):
         raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
     for key, value in msgspec.structs.asdict(settings.tls).items():
         if names and not has_tls and value != getattr(TlsSettings(), key):
-            reason = f"it has no effect: kafka.listen needs {SSL}:// before an address"
+            reason = (
+                f"it has no effect: kafka.listen needs {SSL}:// or {SASL_SSL}:// before an address"
+            )
             raise errors.BadOption(option=f"tls.{key}", value=value, reason=reason)
+
+
+def _check_sasl(kafka: KafkaSettings) -> None:
+    """Raises `BadOption` for unknown mechanisms, and for a listener that would have none."""
+
+    def bad(reason: str) -> errors.BadOption:
+        return errors.BadOption(
+            option="kafka.sasl_mechanisms", value=kafka.sasl_mechanisms, reason=reason
+        )
+
+    for each in kafka.sasl_mechanisms.split(","):
+        if each.strip() not in MECHANISMS:
+            raise bad(f"expected some of {', '.join(MECHANISMS)}, separated by commas")
+    for listener in kafka.listeners:
+        if listener.has_sasl and not kafka.mechanisms_of(listener):
+            raise bad(
+                f"PLAIN sends passwords: the listener {listener} offers it only with"
+                f" {SASL_SSL}://, or on a loopback address"
+            )
 
 
 def _check_advertised(kafka: KafkaSettings) -> None:

@@ -31,6 +31,7 @@ from sparklog.broker.assembly import (
     reconciler_of,
     sources_of,
 )
+from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.backoff import ENDS_THE_BROKER, run_each
 from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.failover.heartbeats import Heartbeats
@@ -142,6 +143,8 @@ class Agent:
         self._stop_lock = threading.Lock()
         """Held while the broker is being stopped."""
         self._refused = RefusedWork(self._clock)
+        self._authentication: Authentication | None = None
+        """The users of the root, if a listener asks for a login."""
         self._phase = Phase.STARTING
         self._recovered_at = -float("inf")
         """When the log was recovered, in monotonic seconds."""
@@ -174,7 +177,8 @@ class Agent:
 
         Raises `BrokerAlive`, `NotARoot`, `RootNotEmpty`, `RootNotWritable`, `FormatTooNew`,
         `CorruptObject`, `MissingObject`, `ForeignTable`, `BrokerFenced`, `NotInstalled`, and
-        `BadOption` if a listener's address is in use or does not belong to this machine.
+        `BadOption` if a listener's address is in use or does not belong to this machine, or if
+        clients should log in and there are no users.
         """
         settings, store, clock = self.settings, self._store, self._clock
         began = clock.monotonic()
@@ -186,6 +190,9 @@ class Agent:
             self.address = self.listeners.flight_address
             if settings.kafka.listen and self._ports_of_leader():
                 compile_loops()  # while the root's current leader still serves
+            self._authentication = open_authentication(
+                settings, store, clock=clock, refused=self._refused
+            )
             self._leadership = self._acquire()
         except BaseException:
             self.listeners.close()
@@ -204,6 +211,8 @@ class Agent:
                 self._heartbeats.write()
             # Recovery can take longer than a broker without heartbeats counts as alive.
             self._loops.start("heartbeat", self._heartbeat_loop)
+            if self._authentication is not None:  # the wait for a predecessor may have been long
+                self._authentication.follow(self._loops)
             leading_since = clock.monotonic()
             self._open_metrics(patience_seconds=None)
             self._start_serving()
@@ -372,7 +381,9 @@ class Agent:
         listeners.bind_all(patience_seconds=patience_seconds)
         groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
         try:
-            listeners.open_kafka(broker, groups, patience_seconds=patience_seconds)
+            listeners.open_kafka(
+                broker, groups, self._authentication, patience_seconds=patience_seconds
+            )
             # Set before the Flight listener opens: its first client may ask for it.
             process = this_process()
             broker.serving = flight_messages.BrokerInfo(
@@ -555,6 +566,8 @@ class Agent:
             writer.space.check()
         except errors.SparklogError as error:
             self._refused.note(Work.WRITES, str(error))
+        if self._authentication is not None:
+            self._authentication.note_if_stale()
 
     def _heartbeat_loop(self) -> None:
         liveness = self._liveness

@@ -195,9 +195,10 @@ class ListenerCounts:
 
     __slots__ = (
         "apis",
+        "authentications",
+        "authentications_failed",
         "connections_opened",
         "errors",
-        "handshakes_failed",
         "idle_share",
         "loop_delay_us",
         "names",
@@ -212,8 +213,10 @@ class ListenerCounts:
         """Errors in responses, by API key and the error's name; for produce and fetch requests, one
         per partition."""
         self.connections_opened = 0
-        self.handshakes_failed = 0
-        """TLS handshakes that failed or did not end in time."""
+        self.authentications = 0
+        """Connections that completed a TLS handshake, a login or both."""
+        self.authentications_failed = 0
+        """Those whose handshake or login failed or did not end in time."""
         self.loop_delay_us = Distribution()
         """The delay of the event loop's timers."""
         self.idle_share = 1.0

@@ -18,6 +18,7 @@ import structlog
 
 from sparklog import errors
 from sparklog.broker import ports
+from sparklog.broker.authentication import Authentication
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import Budget
 from sparklog.broker.flight.hooks import RequestHooks
@@ -25,7 +26,7 @@ from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.loops import Loops
-from sparklog.listeners import SSL, Listener
+from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import Membership
 
@@ -139,7 +140,14 @@ class Listeners:
         for each in self._ports():
             each.bind(patience_seconds=patience_seconds)
 
-    def open_kafka(self, broker: Broker, groups: Coordinator, *, patience_seconds: float) -> None:
+    def open_kafka(
+        self,
+        broker: Broker,
+        groups: Coordinator,
+        authentication: Authentication | None,
+        *,
+        patience_seconds: float,
+    ) -> None:
         """Opens the Kafka listener, if there is one; it serves once it is started."""
         if not self._kafka_ports:
             return
@@ -148,11 +156,15 @@ class Listeners:
         settings = self._settings.kafka
         acceptors = [
             Acceptor(
-                listener=each,
+                listener=advertised,
                 listening=port.listen(patience_seconds=patience_seconds),
-                tls=self.tls if each.protocol == SSL else None,
+                tls=self.tls if each.has_tls else None,
+                # Of the address that it listens on: the advertised one may be a tunnel's.
+                mechanisms=settings.mechanisms_of(each) if each.has_sasl else (),
             )
-            for each, port in zip(self.kafka_advertised, self._kafka_ports.values(), strict=True)
+            for (each, port), advertised in zip(
+                self._kafka_ports.items(), self.kafka_advertised, strict=True
+            )
         ]
         self.kafka = KafkaListener(
             broker,
@@ -160,6 +172,7 @@ class Listeners:
             acceptors,
             request_max_bytes=settings.request_max_bytes,
             memory_bytes=settings.memory_bytes,
+            authentication=authentication,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
         )
@@ -271,7 +284,7 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
     )
     for each in settings.kafka.listeners:
         advertised = each._replace(address=settings.kafka.advertised_of(each.name) or each.address)
-        if each.protocol == SSL and not covers(found.certificate, advertised.host):
+        if each.has_tls and not covers(found.certificate, advertised.host):
             _log.warning(
                 "Kafka clients that check host names refuse the certificate: it lacks the host that"
                 " they connect to",

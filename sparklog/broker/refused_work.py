@@ -30,6 +30,8 @@ class Work(enum.StrEnum):
     """Heartbeats cannot be written, so other brokers have to ask whether this one is alive."""
     CONNECTIONS = "connections"
     """Connections from Kafka clients: `kafka.max_connections` and its per-address limit."""
+    LOGINS = "logins"
+    """Logins of Kafka clients: the security state of the root cannot be read."""
     STREAMS = "streams"
     """Streams from sparklog's own clients: `flight.max_streams`."""
 

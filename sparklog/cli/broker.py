@@ -64,8 +64,8 @@ KafkaOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The address of the Kafka listener; SSL://HOST:PORT for TLS; '' disables it. Default:"
-        " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
+        help="The address of the Kafka listener; SSL://HOST:PORT for TLS, SASL_SSL://HOST:PORT for"
+        " TLS and logins; '' disables it. Default: SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
         show_default=False,
     ),
 ]

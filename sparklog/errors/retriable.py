@@ -211,3 +211,14 @@ class FencedLeaderEpoch(Retriable):
     topic: str
     partition: int
     current: int
+
+
+class SecurityNotRead(Retriable):
+    """A broker refuses logins, because it cannot read the users: try again, or another broker."""
+
+    code = "security_not_read"
+    template = (
+        "Logins are refused: security/ in the root was last read {seconds} s ago. Make it readable"
+        " for the broker again."
+    )
+    seconds: int

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from sparklog import errors, kafka_port, status
 from sparklog.broker.agent import Agent
-from sparklog.broker.kafka import listener
+from sparklog.broker.kafka import admission
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckState, check_broker
 from sparklog.listeners import Listener
@@ -228,10 +228,10 @@ def test_a_silent_client_is_closed(
     agent: Agent, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection without a handshake does not stay, and others are served beside it."""
-    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(admission, "ADMISSION_SECONDS", 0.5)
     counts = agent.listeners.kafka
     assert counts is not None
-    before = counts.counts.handshakes_failed
+    before = counts.counts.authentications_failed
 
     async def knock() -> bytes:
         host, _, port = agent.kafka_address.rpartition(":")
@@ -242,7 +242,7 @@ def test_a_silent_client_is_closed(
         return found
 
     assert asyncio.run(knock()) == b""
-    assert counts.counts.handshakes_failed == before + 1
+    assert counts.counts.authentications_failed == before + 1
     assert answers(agent, "SSL")
 
 

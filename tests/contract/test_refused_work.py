@@ -28,6 +28,8 @@ from sparklog.cli import app
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckState, check_broker
 from sparklog.formats.flight_messages import AppendHeader
+from sparklog.security import users
+from sparklog.security.state import Author
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -39,6 +41,7 @@ from sparklog.settings import (
 )
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
+from sparklog.storage.security_store import change_security
 from sparklog.terminal.commands import ExitCode
 from tests.support.brokers import payload
 from tests.support.flights import BrokerClient, Stream
@@ -49,15 +52,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Faults(NoFaults):
-    """Refuses puts below a prefix while it has one."""
+    """Refuses puts, or all operations, below a prefix while it has one."""
 
     def __init__(self) -> None:
         self.prefix: str | None = None
+        self.operations = "put"
         self.error: Exception = errors.RootNotWritable(root="memory://x", reason="read-only")
 
     def before(self, operation: Operation, path: str) -> None:
-        is_put = operation.startswith("put")
-        if self.prefix is not None and is_put and path.startswith(self.prefix):
+        is_meant = operation.startswith(self.operations)
+        if self.prefix is not None and is_meant and path.startswith(self.prefix):
             raise self.error
 
 
@@ -77,12 +81,21 @@ class World:
         monkeypatch.setattr("sparklog.broker.refused_work.REFUSED_SECONDS", 60.0)
         self.faults = Faults()
         self.store = FullStore(SystemClock(), faults=self.faults)
+        change_security(
+            self.store,
+            users.added("alice", users.credentials_of("alice-secret")),
+            author=Author(principal="Root:test"),
+            clock=SystemClock(),
+            create=True,
+        )
         self.agent = Agent(
             BrokerSettings(
                 root="memory://x",
                 flight=FlightSettings(listen="127.0.0.1:0", max_streams=2),
                 kafka=KafkaSettings(
-                    listen="127.0.0.1:0", max_connections=1, max_connections_per_address=1
+                    listen="127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0",
+                    max_connections=1,
+                    max_connections_per_address=1,
                 ),
                 liveness=LivenessSettings(heartbeat_seconds=0.05, dead_after_seconds=60.0),
                 publisher=PublisherSettings(interval_seconds=0.05),
@@ -174,6 +187,18 @@ def many_connections(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unread_users(world: World) -> Iterator[None]:
+    """A store that refuses security/ alone; records are acked meanwhile."""
+    authentication = world.agent._authentication
+    assert authentication is not None
+    authentication._stale_seconds = 0.3
+    world.faults.prefix, world.faults.operations = "security/", ""
+    yield
+    append(world)
+    world.faults.prefix, world.faults.operations = None, "put"
+
+
+@contextlib.contextmanager
 def many_streams(world: World) -> Iterator[None]:
     """More streams of native clients than are allowed."""
     with contextlib.ExitStack() as stack:
@@ -192,6 +217,7 @@ STATES: list[tuple[Work, Callable[[World], Any], str]] = [
     (Work.WRITES, without_inodes, "No inode is left"),
     (Work.HEARTBEATS, without_heartbeats, "read-only"),
     (Work.CONNECTIONS, many_connections, "kafka.max_connections"),
+    (Work.LOGINS, unread_users, "security/ in the root was last read"),
     (Work.STREAMS, many_streams, "flight.max_streams"),
 ]
 

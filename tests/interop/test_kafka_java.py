@@ -22,7 +22,12 @@ import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
+from sparklog.clock import SystemClock
+from sparklog.security import users
+from sparklog.security.state import Author
 from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
+from sparklog.storage.objects import open_store
+from sparklog.storage.security_store import change_security
 from tests.support.certificates import Authority
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
@@ -573,3 +578,58 @@ def test_java_clients_over_tls(tmp_path: Path) -> None:
         )
         assert refused.returncode != 0
         assert "SSL handshake failed" in refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [("SCRAM-SHA-512", "scram.ScramLoginModule"), ("PLAIN", "plain.PlainLoginModule")],
+)
+def test_java_clients_log_in(tmp_path: Path, mechanism: str, module: str) -> None:
+    """Promise: Java clients log in with the properties in docs/security.md.
+
+    A wrong password is the cause of their error.
+    """
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("broker")
+    root = tmp_path / "root"
+    change_security(
+        open_store(str(root), {}),
+        users.added("alice", users.credentials_of("alice-secret")),
+        author=Author(principal="Root:test"),
+        clock=SystemClock(),
+        create=True,
+    )
+    paths = class_path()
+
+    def config(password: str) -> str:
+        path = tmp_path / "client.properties"
+        login = f'username="alice" password="{password}"'
+        path.write_text(
+            f"""security.protocol=SASL_SSL
+ssl.truststore.type=PEM
+ssl.truststore.location={authority.path}
+sasl.mechanism={mechanism}
+sasl.jaas.config=org.apache.kafka.common.security.{module} required {login};
+"""
+        )
+        return str(path)
+
+    kafka = KafkaSettings(listen="SASL_SSL://127.0.0.1:0")
+    tls = TlsSettings(certificate=certificate, key=key)
+    with broker(root, kafka=kafka, tls=tls, groups=GROUPS) as agent:
+        address = ("--bootstrap-server", agent.kafka_address)
+        create = (*address, "--command-config", config("alice-secret"), "--create", "--topic", "t")
+        assert "Created topic t." in run(paths, f"{TOOLS}.TopicCommand", *create)
+        refused = subprocess.run(
+            command(
+                paths,
+                f"{TOOLS}.TopicCommand",
+                *(*address, "--list", "--command-config", config("wrong")),
+            ),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert refused.returncode != 0
+        assert "SaslAuthenticationException" in refused.stdout + refused.stderr

@@ -107,11 +107,15 @@ class Frames:
         ]
 
     def _answer(self, key: int, version: int, number: int) -> Any:
-        reply = self._read(int.from_bytes(self._read(4), "big"))
+        return self.reply(key, version, self._read(int.from_bytes(self._read(4), "big")), number)
+
+    @staticmethod
+    def reply(key: int, version: int, frame: bytes, number: int = 1) -> Any:
+        """Decodes the response to a request, without its length, as kio's message."""
         answer: Any = load_response_schema(key, version)
-        found, at = entity_reader(answer.__header_schema__)(reply, 0)
+        found, at = entity_reader(answer.__header_schema__)(frame, 0)
         assert found.correlation_id == number
-        return entity_reader(answer)(reply, at)[0]
+        return entity_reader(answer)(frame, at)[0]
 
     def _read(self, size: int) -> bytes:
         parts = b""

@@ -60,3 +60,21 @@ def test_a_wanted_listener_is_recognised(wanted: str, *, is_served: bool) -> Non
     """By its name, protocol and address, where port 0 is any."""
     (found,) = listeners.parse(wanted)
     assert found.is_served_by(Listener("SSL", "SSL", "h:1")) == is_served
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loopback", "has_tls", "has_sasl"),
+    [
+        ("127.0.0.1:1", True, False, False),
+        ("SSL://localhost:1", True, True, False),
+        ("SASL_PLAINTEXT://[::1]:1", True, False, True),
+        ("SASL_SSL://0.0.0.0:1", False, True, True),
+        ("SASL_SSL://broker.example.org:1", False, True, True),
+    ],
+)
+def test_what_a_listener_offers(
+    text: str, is_loopback: bool, has_tls: bool, has_sasl: bool
+) -> None:
+    """Promise: a name that may be any host's is not loopback, so PLAIN is not offered there."""
+    (found,) = listeners.parse(text)
+    assert (found.is_loopback, found.has_tls, found.has_sasl) == (is_loopback, has_tls, has_sasl)

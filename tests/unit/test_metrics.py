@@ -42,6 +42,7 @@ class Kafka:
 
     listeners = (Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:9092"),)
     connection_count = 3
+    pending_count = 1
     certificate_expires_at = 1_900_000_000.0
     certificate_failed = True
 

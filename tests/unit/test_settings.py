@@ -258,6 +258,9 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("kafka.listen", "h:1,", "expected host:port; there is nothing after a comma"),
         ("kafka.advertised", "k:1,k:2", "it has several addresses for a listener"),
         ("kafka.advertised", "OUT=k:1", "no listener is called OUT; there is PLAINTEXT"),
+        ("kafka.listen", "SASL_SSL://127.0.0.1:9092", "a listener with TLS needs tls.certificate"),
+        ("kafka.sasl_mechanisms", "PLAIN,GSSAPI", "expected some of SCRAM-SHA-256, SCRAM-SHA-512"),
+        ("kafka.sasl_mechanisms", "", "expected some of SCRAM-SHA-256, SCRAM-SHA-512, PLAIN"),
         ("tls.certificate", "c.pem", "it has no effect: kafka.listen needs SSL://"),
         ("tls.client_auth", "required", "it has no effect: kafka.listen needs SSL://"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
@@ -443,3 +446,24 @@ def test_times_that_only_fit_an_object_store() -> None:
     assert load_settings(None, {}, {"root": "s3://bucket/log"} | late).root == "s3://bucket/log"
     with pytest.raises(errors.BadOption, match="at least twice"):
         load_settings(None, {}, ROOT | late)
+
+
+def test_plain_is_offered_where_nobody_listens(tmp_path: Path) -> None:
+    """Promise: with TLS or on this machine; a listener that would have no other is refused."""
+
+    def mechanisms(listen: str, given: str = "PLAIN,SCRAM-SHA-512") -> list[tuple[str, ...]]:
+        pem = str(tmp_path / "x.pem")
+        options = {"root": str(tmp_path), "kafka.listen": listen, "kafka.sasl_mechanisms": given}
+        if "SSL" in listen:
+            options |= {"tls.certificate": pem, "tls.key": pem}
+        kafka = load_settings(None, {}, options).kafka
+        return [kafka.mechanisms_of(each) for each in kafka.listeners]
+
+    both = ("PLAIN", "SCRAM-SHA-512")
+    assert mechanisms("SASL_SSL://10.0.0.7:9092,SASL_PLAINTEXT://10.0.0.7:9093") == [
+        both,
+        ("SCRAM-SHA-512",),
+    ]
+    assert mechanisms("SASL_PLAINTEXT://127.0.0.1:9092") == [both]
+    with pytest.raises(errors.BadOption, match="PLAIN sends passwords"):
+        mechanisms("SASL_PLAINTEXT://10.0.0.7:9092", "PLAIN")

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker import http1, logging
+from sparklog.broker import logging
+from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
+from sparklog.broker.kafka.foreign_protocols import refuse_foreign
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
-from sparklog.broker.kafka.messages import Fields, Origin, Raw, Request
+from sparklog.broker.kafka.messages import ANONYMOUS, Fields, Origin, Raw, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.tls.engine import TlsFailed
 from sparklog.clock import Clock
-from sparklog.formats.flight_messages import WRONG_PORT
 from sparklog.listeners import Listener
 
 _PIPELINED = 16  # replies of a connection that can be pending while it reads further requests
@@ -38,11 +39,6 @@ SLOWEST_BYTES_PER_SECOND = 1 * limits.MIB  # the slowest rate at which a large r
 IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
 
 _log = structlog.get_logger("sparklog.kafka")
-_OUR_CLIENT: Final = b"PRI "
-"""The first bytes of HTTP/2, from sparklog's clients. As a length they exceed any limit."""
-_NO_HTTP: Final = b"this is a Kafka port: it does not serve HTTP\n"
-TLS_HANDSHAKE: Final = b"\x16\x03"
-"""The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
 _RequestHeader = tuple[int, int, int]
 """API key, version and correlation id."""
 
@@ -113,6 +109,8 @@ class KafkaConnection:
         self._stream = stream
         self._memory = memory
         self._listener = listener
+        self.identity: Identity | None = None
+        """The user of the connection, once it has logged in."""
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
@@ -137,8 +135,12 @@ class KafkaConnection:
         """(unread bytes of replies, received bytes) at the last check."""
         self._idle_seconds = 0.0
 
-    async def serve(self) -> None:
-        """Receives, handles and answers requests until the connection ends."""
+    async def serve(self, identity: Identity | None = None) -> None:
+        """Receives, handles and answers requests until the connection ends.
+
+        `identity`: the user that has logged in; None if the listener asks for none.
+        """
+        self.identity = identity
         task = asyncio.current_task()
         assert task is not None
         self._stream.left = lambda: self._client_left(task)
@@ -210,7 +212,7 @@ class KafkaConnection:
             patience_seconds = STALLED_SHORT_SECONDS
         if self._incoming is not None and self._late_seconds > patience_seconds:
             received, seconds = self._incoming_bytes, self._late_seconds
-            self._end(f"a request is {seconds:.0f} s late after its first {received} bytes")
+            self.cut(f"a request is {seconds:.0f} s late after its first {received} bytes")
         elif unread_bytes and (
             self._idle_seconds >= patience_seconds
             or (
@@ -219,16 +221,14 @@ class KafkaConnection:
             )
         ):
             seconds = self._idle_seconds
-            self._end(f"{unread_bytes} bytes of replies were not read for {seconds:.0f} s")
+            self.cut(f"{unread_bytes} bytes of replies were not read for {seconds:.0f} s")
         elif not self._grants and self._idle_seconds >= IDLE_SECONDS:
             self._stream.transport.abort()
 
-    def cut(self) -> None:
-        """Aborts the connection without notice."""
-        self._stream.transport.abort()
-
-    def _end(self, reason: str) -> None:
-        self._log_closed(reason)
+    def cut(self, reason: str = "") -> None:
+        """Aborts the connection without notice. `reason`: for the log; empty: it is not logged."""
+        if reason:
+            self._log_closed(reason)
         self._stream.transport.abort()
 
     def _log_closed(self, reason: str) -> None:
@@ -238,11 +238,13 @@ class KafkaConnection:
 
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
-        origin = Origin(host, self._listener)
+        principal = self.identity.principal if self.identity is not None else ANONYMOUS
+        origin = Origin(host, self._listener, principal)
         while True:
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
-                await self.check_is_kafka(bytes(length))
+                flight = self._context.broker.cluster().brokers[0].address
+                await refuse_foreign(self._stream, bytes(length), self._listener, flight)
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = (
@@ -262,21 +264,6 @@ class KafkaConnection:
                 self._unsent += 1
                 await self._replies.put(reply)
             del reply  # otherwise its records would be retained until the next request
-
-    async def check_is_kafka(self, begin: bytes) -> None:
-        """Raises `BadRequest` for another protocol, after a reply to gRPC and HTTP clients."""
-        if begin == _OUR_CLIENT:
-            flight = self._context.broker.cluster().brokers[0].address
-            await self._stream.write([f"{WRONG_PORT}{flight}\n".encode()])
-            protocol = f"gRPC (HTTP/2); Flight clients connect to {flight}"
-        elif refusal := http1.refusal(begin, _NO_HTTP):
-            await self._stream.write([refusal])
-            protocol = "HTTP"
-        elif begin.startswith(TLS_HANDSHAKE):
-            protocol = "TLS; set security.protocol=PLAINTEXT in that client"
-        else:
-            return
-        raise errors.BadRequest(reason=f"not a Kafka client: it speaks {protocol}")
 
     async def _read_frame(self, size: int, grant: MemoryGrant) -> bytes:
         """Returns the request's bytes. No step but the first exceeds the bytes already received."""

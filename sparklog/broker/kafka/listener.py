@@ -12,7 +12,6 @@ import asyncio
 import queue
 import resource
 import socket
-import ssl
 import threading
 import time
 from collections import Counter, deque
@@ -27,19 +26,25 @@ import structlog
 import uvloop
 
 from sparklog import errors
-from sparklog.broker import http1
+from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
 from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.kafka.connection import TLS_HANDSHAKE, KafkaConnection
+from sparklog.broker.kafka.admission import (
+    Admission,
+    AdmissionRefused,
+    FailureDelays,
+    network_of,
+)
+from sparklog.broker.kafka.connection import KafkaConnection
 from sparklog.broker.kafka.memory import ListenerMemory
 from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.broker.kafka.slots import Turn, make_room
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.refused_work import Work
-from sparklog.broker.tls.engine import NO_TLS, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
 from sparklog.limits import (
@@ -53,13 +58,13 @@ from sparklog.listeners import Listener
 if TYPE_CHECKING:
     from sparklog.broker.tls.contexts import ServerTls
 
-HANDSHAKE_SECONDS = 10  # for a TLS handshake
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
 _CHANGE_THREADS = 2
 _CHECK_THREADS = 2
 READ_THREADS = 8
 _SEEK_THREADS = 2
+_PASSWORD_THREADS = 2
 WOKEN_FETCHES = 8  # the maximum number woken in one turn of the event loop
 WAKE_SECONDS = 0.0002  # from one such fetch to the next: about twice the time that one takes
 _WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except those of few partitions
@@ -82,6 +87,7 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.READ: READ_THREADS,
     WorkerPool.SEEK: _SEEK_THREADS,
     WorkerPool.PROOF: 1,
+    WorkerPool.PASSWORDS: _PASSWORD_THREADS,
     WorkerPool.LARGE_REQUEST: 1,
 }
 _log = structlog.get_logger("sparklog.kafka")
@@ -96,6 +102,8 @@ class Acceptor:
     listening: socket.socket
     tls: ServerTls | None = None
     """Encrypts the connections; None: they are plaintext."""
+    mechanisms: tuple[str, ...] = ()
+    """The SASL mechanisms that clients can log in with, if the listener has SASL."""
 
 
 class _RequestAppends(NamedTuple):
@@ -111,6 +119,7 @@ class KafkaListener:
     Args:
         acceptors: one for each listener; their sockets are closed with it.
         memory_bytes: the bound on `ListenerMemory`.
+        authentication: the users; None if no listener asks for a login.
         clock: None for the system clock.
     """
 
@@ -122,6 +131,7 @@ class KafkaListener:
         *,
         request_max_bytes: int,
         memory_bytes: int,
+        authentication: Authentication | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
@@ -143,6 +153,11 @@ class KafkaListener:
         self._max_connections = max_connections
         self._max_connections_per_address = max_connections_per_address
         self._handshakes = Handshakes()
+        self._authentication = authentication
+        delays = FailureDelays(self._clock)
+        self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
+        """By the name of the listener; None if it has neither TLS nor logins."""
+        self._slots = [each.slots for each in self._admissions.values() if each is not None]
         self._addresses: Counter[str] = Counter()
         """The number of connections per client address."""
         self._closed = 0
@@ -173,12 +188,40 @@ class KafkaListener:
     def listeners(self) -> Sequence[Listener]:
         return [each.listener for each in self._acceptors]
 
+    def _admission(self, acceptor: Acceptor, delays: FailureDelays) -> Admission | None:
+        listener = acceptor.listener
+        if not (listener.has_tls or listener.has_sasl):
+            return None
+        authentication = self._authentication if listener.has_sasl else None
+        if listener.has_sasl and (authentication is None or not acceptor.mechanisms):
+            raise ValueError(f"the listener {listener} would have no logins")
+        if listener.has_tls and acceptor.tls is None:
+            raise ValueError(f"the listener {listener} would have no TLS")
+
+        def check_password(user: str, password: str) -> Awaitable[Identity | None]:
+            assert authentication is not None
+            return self.run_blocking(WorkerPool.PASSWORDS, authentication.log_in, user, password)
+
+        return Admission(
+            listener,
+            connections=self._max_connections,
+            tls=acceptor.tls,
+            authentication=authentication,
+            mechanisms=acceptor.mechanisms,
+            handshakes=self._handshakes,
+            delays=delays,
+            check_password=check_password,
+            flight_address=lambda: self.broker.cluster().brokers[0].address,
+        )
+
     # -------------------------------------------------------------------------- starting
 
     def start(self) -> None:
         """Starts the threads of the listener."""
         self._max_connections = _limit_to_open_files(self._max_connections)
         self.broker.partitions.watch_leaders(self._note_leaders)
+        if self._authentication is not None:
+            self._authentication.on_change = partial(self._call_in_loop, self._cut_ended_sessions)
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),
@@ -395,7 +438,7 @@ class KafkaListener:
 
     def _opened(self, acceptor: Acceptor, stream: SocketStream) -> None:
         """Starts serving a connection, or closes it if there are too many, as Kafka does."""
-        peer = stream.peer
+        peer = network_of(stream.peer)
         if (
             len(self._connections) >= self._max_connections
             or self._addresses[peer] >= self._max_connections_per_address
@@ -407,6 +450,9 @@ class KafkaListener:
             )
             stream.transport.abort()
             return
+        admission = self._admissions[acceptor.listener.name]
+        turn = admission.slots.take(peer) if admission is not None else None
+        self._bound_waiting()
         connection = KafkaConnection(
             self,
             stream,
@@ -417,50 +463,70 @@ class KafkaListener:
         )
         self._addresses[peer] += 1
         self.counts.connections_opened += 1
-        task = self._loop.create_task(self._serve_connection(stream, connection, acceptor.tls))
+        task = self._loop.create_task(self._serve_connection(stream, connection, acceptor, turn))
         self._connections[task] = connection
-        task.add_done_callback(lambda task: self._ended(task, peer))
+        task.add_done_callback(lambda task: self._ended(task, peer, turn))
 
     async def _serve_connection(
-        self, stream: SocketStream, connection: KafkaConnection, tls: ServerTls | None
+        self,
+        stream: SocketStream,
+        connection: KafkaConnection,
+        acceptor: Acceptor,
+        turn: Turn | None,
     ) -> None:
-        """Serves a connection until it ends, after its handshake if connections are encrypted."""
-        if tls is None or await self._has_shaken_hands(stream, connection, tls.context):
+        """Serves a connection until it ends, after its admission if the listener has one."""
+        admission = self._admissions[acceptor.listener.name]
+        if admission is None or turn is None:
             await connection.serve()
-
-    async def _has_shaken_hands(
-        self, stream: SocketStream, connection: KafkaConnection, context: ssl.SSLContext
-    ) -> bool:
-        """Returns whether the TLS handshake succeeds; if not, closes the connection."""
-
-        def run(step: Callable[[bytes], bool], received: bytes) -> Awaitable[bool]:
-            return asyncio.wrap_future(self._handshakes.submit(stream.peer, step, received))
-
+            return
         try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                begin = await stream.peek(http1.BEGIN_BYTES)
-                if not begin.startswith(TLS_HANDSHAKE):
-                    await connection.check_is_kafka(begin)
-                    raise TlsFailed(NO_TLS)
-                await stream.start_tls(TlsEngine(context, is_server=True), run)
-        except (TlsFailed, errors.BadRequest) as error:
-            reason = str(error)
+            identity = await admission.admit(stream, turn)
+            self._check_identity(acceptor.listener, identity)
+        except AdmissionRefused as error:
+            self.counts.authentications_failed += 1
+            self.log_closed(stream.peer, str(error))
         except ConnectionError:
-            reason = ""  # the client has left
-        except asyncio.CancelledError:
-            stream.transport.abort()
-            raise
-        except TimeoutError:
-            reason = f"no TLS handshake within {HANDSHAKE_SECONDS} s"
-        else:
-            return True
-        if reason:
-            self.counts.handshakes_failed += 1
-            self.log_closed(stream.peer, reason)
-        stream.close()
-        return False
+            pass  # the client has left
+        except Exception as error:
+            self.counts.authentications_failed += 1
+            self.log_closed(stream.peer, f"unexpected: {error!r}")
+        else:  # no turn of the loop since the check: a change from now on cuts the connection
+            self.counts.authentications += 1
+            await connection.serve(identity)
+        finally:
+            stream.close()
 
-    def _ended(self, task: asyncio.Task[None], peer: str) -> None:
+    def _bound_waiting(self) -> None:
+        """Closes waiting connections, so that they are at most half of all; new ones included."""
+        most = self._max_connections // 2
+        while (waiting := sum(each.waiting for each in self._slots)) > most:
+            self.broker.refused.note(
+                Work.CONNECTIONS,
+                f"{waiting} wait to log in or to complete a TLS handshake: raise"
+                " kafka.max_connections, or find out what opens them",
+            )
+            make_room(self._slots)
+
+    def _check_identity(self, listener: Listener, identity: Identity | None) -> None:
+        """Raises `AdmissionRefused` unless the user that has logged in still exists."""
+        if not listener.has_sasl:
+            return
+        if identity is None or self._authentication is None:
+            raise AdmissionRefused("it has not logged in")
+        if not self._authentication.is_current(identity):
+            raise AdmissionRefused(f"{identity.principal} was removed or disabled")
+
+    def _cut_ended_sessions(self) -> None:
+        """Cuts the connections of users that were removed or disabled."""
+        assert self._authentication is not None
+        for connection in tuple(self._connections.values()):
+            identity = connection.identity
+            if identity is not None and not self._authentication.is_current(identity):
+                connection.cut(f"{identity.principal} was removed or disabled")
+
+    def _ended(self, task: asyncio.Task[None], peer: str, turn: Turn | None) -> None:
+        if turn is not None:
+            turn.end()
         del self._connections[task]
         self._addresses[peer] -= 1
         if not self._addresses[peer]:
@@ -487,6 +553,11 @@ class KafkaListener:
     def certificate_failed(self) -> bool:
         """True while the files of the certificate cannot be loaded as they are now."""
         return any(each.tls is not None and bool(each.tls.failure) for each in self._acceptors)
+
+    @property
+    def pending_count(self) -> int:
+        """The number of open connections that are not admitted yet."""
+        return sum(each.taken + each.waiting for each in self._slots)
 
     @property
     def connection_count(self) -> int:

@@ -76,9 +76,12 @@ class Origin(NamedTuple):
     host: str
     """The client's address in Kafka's format; empty if unknown."""
     listener: Listener
+    principal: str
+    """The user that has logged in, as Kafka writes it; `ANONYMOUS` without a login."""
 
 
-NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""))
+ANONYMOUS: Final = "User:ANONYMOUS"
+NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""), ANONYMOUS)
 """The origin of a request that did not arrive over a connection."""
 
 
@@ -109,8 +112,9 @@ class Request:
 
     @property
     def client(self) -> str:
-        """The client id, which the client chooses, and the client's address, for the log."""
-        return f"{self.client_id[:_CLIENT_ID_SHOWN]!r} at {self.client_host.lstrip('/')}"
+        """The client id, which the client chooses, its user and its address, for the log."""
+        user = f" ({self.origin.principal})" if self.origin.principal != ANONYMOUS else ""
+        return f"{self.client_id[:_CLIENT_ID_SHOWN]!r}{user} at {self.client_host.lstrip('/')}"
 
 
 class ReplyMemory(Protocol):
@@ -185,7 +189,7 @@ def read_quickly(
 
 
 def read_request(frame: bytes) -> Request:
-    """Parses a request that did not arrive over a connection. Raises `BadRequest`."""
+    """Parses a request outside a served connection. Raises `BadRequest`."""
     return parse_request(check_request(frame))
 
 

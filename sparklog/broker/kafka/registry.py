@@ -51,6 +51,8 @@ class WorkerPool(Enum):
     """Searches for offsets by timestamp, which read tables."""
     PROOF = "proof"
     """Reads of the metadata that prove leadership; waiting replies share one."""
+    PASSWORDS = "passwords"
+    """Checks of passwords, which take milliseconds each."""
     LARGE_REQUEST = "large-request"
     """Requests with many items, which are parsed one at a time."""
 

@@ -60,6 +60,9 @@ class KafkaFigures(Protocol):
     def connection_count(self) -> int: ...
 
     @property
+    def pending_count(self) -> int: ...
+
+    @property
     def certificate_expires_at(self) -> float | None:
         """When the certificate expires, in seconds since 1970; None without TLS."""
 

@@ -432,11 +432,12 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
         return
     counts = kafka.counts
     listener = {"listener": "KAFKA", "networkProcessor": "0"}
-    connections = "kafka_server_socket_server_metrics_connection"
-    yield f"{connections}_count", [(listener, kafka.connection_count)]
-    yield f"{connections}_creation_total", [(listener, counts.connections_opened)]
-    failed = "kafka_server_socket_server_metrics_failed_authentication_total"
-    yield failed, [(listener, counts.handshakes_failed)]
+    socket = "kafka_server_socket_server_metrics"
+    yield f"{socket}_connection_count", [(listener, kafka.connection_count)]
+    yield "sparklog_kafka_unadmitted_connections", [({}, kafka.pending_count)]
+    yield f"{socket}_connection_creation_total", [(listener, counts.connections_opened)]
+    yield f"{socket}_successful_authentication_total", [(listener, counts.authentications)]
+    yield f"{socket}_failed_authentication_total", [(listener, counts.authentications_failed)]
     if (expires_at := kafka.certificate_expires_at) is not None:
         yield "sparklog_certificate_expiry_timestamp_seconds", [({}, expires_at)]
         yield "sparklog_certificate_load_failed", [({}, int(kafka.certificate_failed))]

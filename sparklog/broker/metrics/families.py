@@ -47,6 +47,9 @@ _GAUGES: Final = {
     "kafka_server_kafkaserver_linux_disk_read_bytes": "Bytes that the process read from disks.",
     "kafka_server_kafkaserver_linux_disk_write_bytes": "Bytes that the process wrote to disks.",
     "kafka_server_socket_server_metrics_connection_count": "Open connections from Kafka clients.",
+    "sparklog_kafka_unadmitted_connections": (
+        "Connections from Kafka clients that have not completed a TLS handshake or a login."
+    ),
     "kafka_network_socketserver_networkprocessoravgidle_percent": (
         "Share of time, 0 to 1, during which the Kafka listener's thread is idle."
     ),
@@ -170,8 +173,11 @@ _COUNTERS: Final = {
     "kafka_server_socket_server_metrics_connection_creation_total": (
         "Accepted connections from Kafka clients."
     ),
+    "kafka_server_socket_server_metrics_successful_authentication_total": (
+        "Connections from Kafka clients that completed a TLS handshake, a login or both."
+    ),
     "kafka_server_socket_server_metrics_failed_authentication_total": (
-        "Connections from Kafka clients whose TLS handshake failed or did not end in time."
+        "Connections from Kafka clients whose TLS handshake or login failed or did not end in time."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",

@@ -38,6 +38,7 @@ from sparklog.broker.kafka.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    sasl_authenticate,
     sasl_handshake,
     sync_group,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "offset_fetch",
     "offset_for_leader_epoch",
     "produce",
+    "sasl_authenticate",
     "sasl_handshake",
     "sync_group",
 ]

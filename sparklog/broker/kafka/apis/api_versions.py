@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -24,7 +24,11 @@ _PRODUCE: Final = 0
 
 @serves(18, "api_versions", max_version=4, is_blind=True)
 async def _handle(_context: HandlerContext, request: Request) -> Reply:
-    body = request.body
+    return reply_to(request.body)
+
+
+def reply_to(body: Any) -> Fields:
+    """Returns the reply to a request of a supported version; `body` is kio's message."""
     software = [getattr(body, f"client_software_{each}", None) for each in ("name", "version")]
     if any(each is not None and not _NAME.fullmatch(each) for each in software):
         return {**answer(ErrorCode.invalid_request), "api_keys": ()}

@@ -1,0 +1,221 @@
+"""Admission of connections to a listener with TLS or SASL: a slot, the TLS handshake, the login.
+
+A client that has not logged in costs little: it holds one of a few slots for at most ten seconds,
+and has one small frame in memory. Clients without a slot wait, each address in its turn, without
+work being done for them; so one address cannot keep the others out (`slots`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from sparklog import errors, limits
+from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.kafka import messages
+from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, TLS_HANDSHAKE, refuse_foreign
+from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
+from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
+from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.tls.engine import TlsEngine, TlsFailed
+from sparklog.broker.tls.handshakes import Handshakes
+from sparklog.clock import Clock
+from sparklog.listeners import Listener
+
+if TYPE_CHECKING:
+    from sparklog.broker.tls.contexts import ServerTls
+
+ADMISSION_SECONDS = 10  # for the handshake and the login, once the connection has a slot
+FRAME_BYTES = 32 * limits.KIB  # of a client that has not logged in
+FAILURE_SECONDS = (0.1, 1.0)  # until a failed login is answered: at first, and after several
+LINGER_SECONDS = 1.0  # for which a refused client may leave its connection open
+_FAILURES_REMEMBERED: Final = 4_096
+_FAILURE_FORGOTTEN_SECONDS: Final = 60.0
+_NAME_REMEMBERED: Final = 255
+_IPV6_PREFIX: Final = 64
+
+
+class AdmissionRefused(Exception):
+    """A connection is closed before its first request; the message is for the broker's log."""
+
+
+class FailureDelays:
+    """The delays before failed logins are answered: longer for an address or a user with several.
+
+    They slow down those who guess; a login that succeeds is never delayed, and no user is locked.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        """(count, time of the last) of each ("address", …) and ("user", …)."""
+
+    def next_seconds(self, address: str, user: str) -> float:
+        """Notes a failure, and returns its delay."""
+        now, most = self._clock.monotonic(), 0
+        for key in (("address", address), ("user", user[:_NAME_REMEMBERED])):
+            count, last_at = self._failures.pop(key, (0, now))
+            count = count + 1 if now - last_at < _FAILURE_FORGOTTEN_SECONDS else 1
+            self._failures[key] = count, now
+            most = max(most, count)
+        while len(self._failures) > _FAILURES_REMEMBERED or (
+            now - next(iter(self._failures.values()))[1] >= _FAILURE_FORGOTTEN_SECONDS
+        ):
+            self._failures.popitem(last=False)
+        shortest, longest = FAILURE_SECONDS
+        return min(shortest * 2.0 ** min(most - 1, 16), longest)
+
+
+class Admission:
+    """Admits the connections of one listener that has TLS or SASL, in the listener's event loop."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        connections: int,
+        tls: ServerTls | None,
+        authentication: Authentication | None,
+        mechanisms: tuple[str, ...],
+        handshakes: Handshakes,
+        delays: FailureDelays,
+        check_password: Callable[[str, str], Awaitable[Identity | None]],
+        flight_address: Callable[[], str],
+    ) -> None:
+        """Creates the admission of a listener.
+
+        Args:
+            listener: the listener.
+            connections: the maximum number of connections.
+            tls: encrypts the connections; None: they are plaintext.
+            authentication: the users; None if clients do not log in.
+            mechanisms: the SASL mechanisms of the listener.
+            handshakes: the thread for TLS handshakes.
+            delays: those of failed logins.
+            check_password: checks a password in another thread.
+            flight_address: returns the address that Flight clients should use.
+        """
+        self.slots = Slots(connections=connections)
+        self._listener = listener
+        self._tls = tls
+        self._authentication = authentication
+        self._mechanisms = mechanisms
+        self._handshakes = handshakes
+        self._delays = delays
+        self._check_password = check_password
+        self._flight_address = flight_address
+
+    async def admit(self, stream: SocketStream, turn: Turn) -> Identity | None:
+        """Returns the user that has logged in; None if the listener asks for none.
+
+        Raises `AdmissionRefused`, and `ConnectionResetError` if the client has left.
+        """
+        is_admitted = False
+        try:
+            if stream.is_over:
+                raise ConnectionResetError("the client has left")
+            await self._wait(stream, turn)
+            async with asyncio.timeout(ADMISSION_SECONDS):
+                identity = await self._admit(stream)
+            is_admitted = True
+        except TimeoutError:
+            what = "TLS handshake" if self._authentication is None else "login"
+            raise AdmissionRefused(f"no {what} within {ADMISSION_SECONDS} s") from None
+        except (TlsFailed, LoginRefused, errors.BadRequest, errors.SecurityNotRead) as error:
+            raise AdmissionRefused(str(error)) from None
+        finally:
+            turn.end(is_admitted=is_admitted)
+        return identity
+
+    @staticmethod
+    async def _wait(stream: SocketStream, turn: Turn) -> None:
+        """Waits for a slot. The end of the wait is that of the connection."""
+        stream.left = lambda: turn.refuse("the client has left")
+        try:
+            await turn.granted
+        except TurnEnded as ended:
+            if stream.is_over:
+                raise ConnectionResetError(str(ended)) from None
+            raise AdmissionRefused(str(ended)) from None
+        finally:
+            stream.left = None
+
+    async def _admit(self, stream: SocketStream) -> Identity | None:
+        if self._tls is not None:
+            await self._shake_hands(stream, self._tls)
+        return await self._log_in(stream) if self._authentication is not None else None
+
+    async def _shake_hands(self, stream: SocketStream, tls: ServerTls) -> None:
+        def run(step: Callable[[bytes], bool], received: bytes) -> Awaitable[bool]:
+            return asyncio.wrap_future(self._handshakes.submit(stream.peer, step, received))
+
+        begin = await stream.peek(BEGIN_BYTES)
+        if not begin.startswith(TLS_HANDSHAKE):
+            await refuse_foreign(stream, begin, self._listener, self._flight_address())
+            raise TlsFailed(
+                f"the client does not use TLS: it needs security.protocol={self._listener.protocol}"
+            )
+        await stream.start_tls(TlsEngine(tls.context, is_server=True), run)
+
+    async def _log_in(self, stream: SocketStream) -> Identity:
+        assert self._authentication is not None
+        server = SaslServer(
+            self._authentication,
+            self._mechanisms,
+            protocol=self._listener.protocol,
+            check_password=self._check_password,
+        )
+        while (identity := server.identity) is None:
+            frame = await self._read_frame(stream)
+            # One frame in a turn of the loop, as others may have sent requests meanwhile.
+            await asyncio.sleep(0)
+            try:
+                reply = await server.answer(frame)
+            except LoginRefused as refused:
+                if refused.is_guess:
+                    seconds = self._delays.next_seconds(network_of(stream.peer), refused.user)
+                    await asyncio.sleep(seconds)
+                if refused.reply:
+                    await stream.write(refused.reply)
+                    await _wait_for_end(stream)
+                raise
+            await stream.write(reply)
+        return identity
+
+    async def _read_frame(self, stream: SocketStream) -> bytes:
+        length = bytes(await stream.read(messages.LENGTH_BYTES))
+        if length[0]:
+            await refuse_foreign(stream, length, self._listener, self._flight_address())
+        size = int.from_bytes(length, "big", signed=True)
+        if not 0 <= size <= FRAME_BYTES:
+            raise AdmissionRefused(
+                f"a request is {size} bytes long; at most {FRAME_BYTES} are allowed before a login"
+            )
+        return bytes(await stream.read(size))
+
+
+async def _wait_for_end(stream: SocketStream) -> None:
+    """Waits for a client that has been refused to close its connection, which most do.
+
+    If the broker closed it first, some clients would report that instead of the refusal.
+    """
+    with contextlib.suppress(TimeoutError, ConnectionError, TlsFailed):
+        async with asyncio.timeout(LINGER_SECONDS):
+            await stream.read(1)
+
+
+def network_of(peer: str) -> str:
+    """Returns the address that counts for bounds: of IPv6, the network that one host may have."""
+    if ":" not in peer:
+        return peer
+    try:
+        address: Any = ipaddress.IPv6Address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    mapped = address.ipv4_mapped
+    network = ipaddress.IPv6Network((address, _IPV6_PREFIX), strict=False)
+    return str(mapped) if mapped is not None else str(network)

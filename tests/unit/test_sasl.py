@@ -1,0 +1,508 @@
+"""Logins by SASL, frame by frame: the states of a login, and what each mechanism accepts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
+from sparklog.broker.refused_work import RefusedWork, Work
+from sparklog.clock import ManualClock, SystemClock
+from sparklog.security import users
+from sparklog.security.scram import MECHANISMS, Mechanism, ScramClient, ScramError
+from sparklog.security.state import Author
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.security_store import SecurityStore, change_security, open_security
+from tests.support.kafkas import Frames
+
+PASSWORD = "alice-secret"
+CREDENTIALS = users.credentials_of(PASSWORD)
+STALE_SECONDS = 5.0
+AUTHOR = Author(principal="Root:x")
+VERSION_FIELDS = {"client_software_name": "x", "client_software_version": "1"}
+HANDSHAKE, VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
+
+
+class World:
+    """A root with the user alice, and a broker that knows its users."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.change(users.added("alice", CREDENTIALS), create=True)
+        found = open_security(self.store, clock=self.clock)
+        assert found is not None
+        self.security: SecurityStore = found
+        self.refused = RefusedWork(self.clock)
+        self.authentication = Authentication(
+            found,
+            clock=self.clock,
+            follow_seconds=0.1,
+            stale_seconds=STALE_SECONDS,
+            refused=self.refused,
+        )
+        self.checks = 0
+
+    def change(self, what: users.Change, *, create: bool = False) -> None:
+        change_security(self.store, what, author=AUTHOR, clock=SystemClock(), create=create)
+
+    def server(self, *mechanisms: str) -> SaslServer:
+        async def check_password(user: str, password: str) -> Identity | None:
+            self.checks += 1
+            return self.authentication.log_in(user, password)
+
+        return SaslServer(
+            self.authentication,
+            mechanisms or MECHANISMS,
+            protocol="SASL_SSL",
+            check_password=check_password,
+        )
+
+
+@pytest.fixture(scope="module")
+def shared() -> World:
+    """A world that a test does not change."""
+    return World()
+
+
+@pytest.fixture
+def world() -> World:
+    """A root with one user, and what a broker knows of it."""
+    return World()
+
+
+def send(server: SaslServer, key: int, version: int, fields: dict[str, Any]) -> Any:
+    """Returns the reply to a request, as kio's message."""
+    frame = Frames.frame(key, version, 1, fields)[4:]
+    reply = b"".join(asyncio.run(server.answer(frame)))
+    return Frames.reply(key, version, reply[4:])
+
+
+def handshake(server: SaslServer, mechanism: str, version: int = 1) -> Any:
+    """Chooses a mechanism, and returns the reply."""
+    return send(server, HANDSHAKE, version, {"mechanism": mechanism})
+
+
+def authenticate(server: SaslServer, token: bytes, version: int = 2) -> bytes:
+    """Sends a token, and returns the server's. Raises `LoginRefused`."""
+    reply = send(server, AUTHENTICATE, version, {"auth_bytes": token})
+    assert reply.error_code == ErrorCode.none
+    found: bytes = reply.auth_bytes
+    return found
+
+
+def raw(server: SaslServer, token: bytes) -> bytes:
+    """Sends a token without a request around it, and returns the server's."""
+    reply = b"".join(asyncio.run(server.answer(token)))
+    assert int.from_bytes(reply[:4], "big") == len(reply) - 4
+    return reply[4:]
+
+
+def scram(
+    server: SaslServer, mechanism: str, user: str, password: str, send: Any = authenticate
+) -> ScramClient:
+    """Logs in by SCRAM, and checks that the server knows the password too."""
+    client = ScramClient(Mechanism(mechanism), user, password)
+    client.check(send(server, client.final(send(server, client.first()))))
+    return client
+
+
+# ------------------------------------------------------------------------------ logins
+
+
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+@pytest.mark.parametrize("version", [0, 1])
+def test_scram(world: World, mechanism: str, version: int) -> None:
+    """Promise: both hash functions, with tokens in requests and, as of old, without."""
+    server = world.server()
+    assert handshake(server, mechanism, version).mechanisms == tuple(MECHANISMS)
+    scram(server, mechanism, "alice", PASSWORD, send=(raw, authenticate)[version])
+    assert server.identity is not None
+    assert server.identity.principal == "User:alice"
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("acting", ["", "alice"])
+def test_plain(world: World, version: int, acting: str) -> None:
+    """Promise: the name that the client acts for may be left out, or be its own."""
+    server = world.server()
+    handshake(server, "PLAIN", version)
+    token = f"{acting}\0alice\0{PASSWORD}".encode()
+    assert (raw, authenticate)[version](server, token) == b""
+    assert server.identity is not None
+
+
+def test_a_password_that_was_right_is_checked_once(world: World) -> None:
+    """Promise: PBKDF2 is not run again, until the user has another password, or is another one."""
+
+    def log_in(password: str) -> None:
+        server = world.server()
+        handshake(server, "PLAIN")
+        authenticate(server, f"\0alice\0{password}".encode())
+
+    log_in(PASSWORD)
+    log_in(PASSWORD)
+    assert world.checks == 1
+    world.change(users.with_credentials("alice", users.credentials_of("new")))
+    world.authentication.refresh()
+    with pytest.raises(LoginRefused):
+        log_in(PASSWORD)
+    log_in("new")
+    assert world.checks == 3
+    world.change(users.disabled("alice", True))
+    world.authentication.refresh()
+    with pytest.raises(LoginRefused):
+        log_in("new")
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def refusal(server: SaslServer, token: bytes) -> LoginRefused:
+    """Returns the refusal of a token, after checking the reply that goes with it."""
+    with pytest.raises(LoginRefused) as refused:
+        authenticate(server, token)
+    reply = Frames.reply(AUTHENTICATE, 2, b"".join(refused.value.reply)[4:])
+    assert reply.error_code == ErrorCode.sasl_authentication_failed
+    assert reply.error_message == "Authentication failed: Invalid username or password"
+    assert server.identity is None
+    return refused.value
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("user", "password"), [("alice", "wrong"), ("nobody", PASSWORD), ("ALICE", PASSWORD)]
+)
+def test_wrong_passwords(world: World, mechanism: str, user: str, password: str) -> None:
+    """Promise: an unknown user and a wrong password differ neither in the answer nor before it."""
+    server = world.server()
+    handshake(server, mechanism)
+    if mechanism == "PLAIN":
+        refused = refusal(server, f"\0{user}\0{password}".encode())
+    else:
+        client = ScramClient(Mechanism(mechanism), user, password)
+        first = authenticate(server, client.first())
+        refused = refusal(server, client.final(first))
+    assert refused.user == user
+    assert "wrong, or the user does not exist" in str(refused)
+
+
+def test_first_answers_differ_in_nothing_but_the_salt(world: World) -> None:
+    """Promise: they do not show whether a user exists; the salt of one that does not stays."""
+
+    def first(user: str) -> dict[bytes, bytes]:
+        server = world.server()
+        handshake(server, "SCRAM-SHA-256")
+        answer = authenticate(server, ScramClient(Mechanism.SHA_256, user, "x").first())
+        return {each[:1]: each[2:] for each in answer.split(b",")}
+
+    known, unknown = first("alice"), first("nobody")
+    assert known.keys() == unknown.keys() == {b"r", b"s", b"i"}
+    assert known[b"i"] == unknown[b"i"]
+    assert len(known[b"s"]) == len(unknown[b"s"])
+    assert first("nobody")[b"s"] == unknown[b"s"] != first("anybody")[b"s"]
+
+
+def test_a_user_that_is_disabled_and_enabled_between_two_looks(world: World) -> None:
+    """Promise: its connections end, though a broker sees only the result."""
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+    assert server.identity is not None
+    for is_disabled in (True, False):
+        world.change(users.disabled("alice", is_disabled))
+    assert world.authentication.is_current(server.identity)
+    world.authentication.refresh()
+    assert not world.authentication.is_current(server.identity)
+
+
+def test_a_long_start_does_not_refuse_logins(world: World) -> None:
+    """Promise: a broker that has waited for its predecessor looks again before it serves."""
+    world.clock.advance(2 * STALE_SECONDS)
+    loops = mock.Mock()
+    world.authentication.follow(loops)
+    world.authentication.check_fresh()
+    loops.start.assert_called_once()
+
+
+def test_a_disabled_user_looks_like_a_wrong_password(world: World) -> None:
+    """Promise: with the salt that it had, so that its answer does not change."""
+
+    def salt() -> bytes:
+        server = world.server()
+        handshake(server, "SCRAM-SHA-256")
+        client = ScramClient(Mechanism.SHA_256, "alice", PASSWORD)
+        first = authenticate(server, client.first())
+        if server.identity is None and is_disabled:
+            refusal(server, client.final(first))
+        return base64.b64decode(dict(each.split(b"=", 1) for each in first.split(b","))[b"s"])
+
+    is_disabled = False
+    before = salt()
+    world.change(users.disabled("alice", True))
+    world.authentication.refresh()
+    is_disabled = True
+    assert salt() == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [users.removed("alice")],
+        [users.disabled("alice", True)],
+        [users.with_credentials("alice", users.credentials_of("new"))],
+        [users.removed("alice"), users.added("alice", users.credentials_of("other"))],
+    ],
+    ids=["removed", "disabled", "changed", "another"],
+)
+def test_a_user_that_changes_during_its_login(
+    world: World, changes: Sequence[users.Change]
+) -> None:
+    """Promise: an old password does not become the identity of the next user."""
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    client = ScramClient(Mechanism.SHA_256, "alice", PASSWORD)
+    first = authenticate(server, client.first())
+    for each in changes:
+        world.change(each)
+    world.authentication.refresh()
+    refusal(server, client.final(first))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"",
+        b"\xff",
+        b"n,,n=alice",
+        b"p=tls-unique,,n=alice,r=abc",
+        b"y,,n=alice,r=abc",
+        b"n,a=bob,n=alice,r=abc",
+        b"n,,n=al=ice,r=abc",
+        b"n,,n=alice,r=" + b"a" * 5_000,
+        b"n,,n=" + b"a" * 256 + b",r=abc",
+    ],
+)
+def test_malformed_tokens_of_scram(world: World, token: bytes) -> None:
+    """Promise: channel binding, acting for others and malformed names are refused (RFC 5802)."""
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    refusal(server, token)
+
+
+def test_a_proof_of_another_exchange(world: World) -> None:
+    """Promise: a nonce or a proof that was heard before is worth nothing."""
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    client = ScramClient(Mechanism.SHA_256, "alice", PASSWORD)
+    heard = client.final(authenticate(server, client.first()))
+    client.check(authenticate(server, heard))
+    replayed = world.server()
+    handshake(replayed, "SCRAM-SHA-256")
+    authenticate(replayed, client.first())
+    assert "nonce" in str(refusal(replayed, heard))
+
+
+def test_a_server_that_does_not_know_the_password(world: World) -> None:
+    """Promise: a client notices it, as one that has taken the port of a dead broker."""
+    other = World()
+    other.change(users.with_credentials("alice", users.credentials_of("guess")))
+    other.authentication.refresh()
+    server = other.server()
+    handshake(server, "SCRAM-SHA-256")
+    client = ScramClient(Mechanism.SHA_256, "alice", PASSWORD)
+    with pytest.raises(LoginRefused):
+        authenticate(server, client.final(authenticate(server, client.first())))
+    with pytest.raises(ScramError):
+        client.check(b"v=" + base64.b64encode(bytes(32)))
+    del world
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"",
+        b"alice",
+        b"\0alice",
+        f"\0alice\0{PASSWORD}\0".encode(),
+        f"bob\0alice\0{PASSWORD}".encode(),
+        b"\0alice\0",
+        b"\0alice\0\xff",
+        b"\0alice\0" + b"p" * 5_000,
+        b"\0\0password",
+        b"\0" + b"a" * 256 + b"\0password",
+    ],
+)
+def test_malformed_tokens_of_plain(world: World, token: bytes) -> None:
+    """Promise: refused as guesses, before PBKDF2."""
+    server = world.server()
+    handshake(server, "PLAIN")
+    refused = refusal(server, token)
+    assert refused.is_guess
+    assert len(refused.user) < 256
+    assert world.checks == 0
+
+
+def test_an_unknown_mechanism(world: World) -> None:
+    """Promise: the client gets the listener's, and the broker's log has its wish."""
+    server = world.server("SCRAM-SHA-512")
+    with pytest.raises(LoginRefused, match="'PLAIN'; the listener has SCRAM-SHA-512") as refused:
+        handshake(server, "PLAIN")
+    reply = Frames.reply(HANDSHAKE, 1, b"".join(refused.value.reply)[4:])
+    assert reply.error_code == ErrorCode.unsupported_sasl_mechanism
+    assert reply.mechanisms == ("SCRAM-SHA-512",)
+
+
+# ------------------------------------------------------------------------------ states
+
+
+def begin(_server: SaslServer) -> None:
+    """A connection that has sent nothing."""
+
+
+def asked(server: SaslServer) -> None:
+    """One that has asked for versions."""
+    reply = send(server, VERSIONS, 3, VERSION_FIELDS)
+    assert AUTHENTICATE in {each.api_key for each in reply.api_keys}
+
+
+def in_requests(server: SaslServer) -> None:
+    """One that has chosen a mechanism."""
+    handshake(server, "SCRAM-SHA-256")
+
+
+FRAMES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "versions": (VERSIONS, 2, {}),
+    "handshake": (HANDSHAKE, 1, {"mechanism": "PLAIN"}),
+    "token": (AUTHENTICATE, 2, {"auth_bytes": f"\0alice\0{PASSWORD}".encode()}),
+    "metadata": (METADATA, 1, {"topics": None}),
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "accepted"),
+    [(begin, {"versions", "handshake"}), (asked, {"handshake"}), (in_requests, {"token"})],
+)
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_table_of_states(world: World, state: Any, accepted: set[str], frame: str) -> None:
+    """Promise: the table at the head of `sasl.py`. A refused request has no effect."""
+    server = world.server()
+    state(server)
+    key, version, fields = FRAMES[frame]
+    if frame in accepted and frame != "token":
+        assert send(server, key, version, fields).error_code == ErrorCode.none
+        return
+    with pytest.raises(LoginRefused) as refused:
+        send(server, key, version, fields)
+    is_token = frame in accepted  # not one of SCRAM
+    is_answered = is_token or (state is in_requests and frame in ("versions", "handshake"))
+    assert bool(refused.value.reply) == is_answered
+    assert is_token or "before it has logged in" in str(refused.value)
+    assert server.identity is None
+
+
+def test_versions_that_the_broker_does_not_have(world: World) -> None:
+    """Promise: the client learns those that it has, and asks again."""
+    server = world.server()
+    frame = Frames.frame(VERSIONS, 4, 1, VERSION_FIELDS)[4:]
+    frame = frame[:2] + (99).to_bytes(2, "big") + frame[4:]
+    reply = Frames.reply(VERSIONS, 0, b"".join(asyncio.run(server.answer(frame)))[4:])
+    assert reply.error_code == ErrorCode.unsupported_version
+    asked(server)
+
+
+def test_versions_are_asked_for_a_few_times(world: World) -> None:
+    """Promise: a client cannot keep the event loop busy with them."""
+    server = world.server()
+    wrong = {**VERSION_FIELDS, "client_software_name": "-"}
+    for _ in range(3):
+        assert send(server, VERSIONS, 3, wrong).error_code == ErrorCode.invalid_request
+    with pytest.raises(LoginRefused, match="4 times"):
+        send(server, VERSIONS, 3, wrong)
+
+
+@pytest.mark.parametrize("version", [-1, 99])
+@pytest.mark.parametrize("state", [begin, asked, in_requests])
+@pytest.mark.parametrize("key", [HANDSHAKE, VERSIONS, AUTHENTICATE, METADATA, -1])
+def test_versions_of_requests_that_do_not_exist(
+    world: World, state: Any, key: int, version: int
+) -> None:
+    """Promise: refused, whatever the numbers at the head of the frame."""
+    server = world.server()
+    state(server)
+    frame = b"".join(each.to_bytes(2, "big", signed=True) for each in (key, version)) + bytes(8)
+    if key == VERSIONS and state is begin:
+        assert asyncio.run(server.answer(frame))
+        return
+    with pytest.raises(LoginRefused):
+        asyncio.run(server.answer(frame))
+    assert server.identity is None
+
+
+@pytest.mark.parametrize("frame", [b"", b"\0\x11", b"\0\x11\0\1\0\0\0\1\xff"])
+def test_frames_that_are_not_requests(world: World, frame: bytes) -> None:
+    """Promise: an error that says so, and no login."""
+    server = world.server()
+    with pytest.raises(errors.BadRequest):
+        asyncio.run(server.answer(frame))
+    assert server.identity is None
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.builds(
+                lambda key, version, body: struct.pack(">hhih", key, version, 1, -1) + body,
+                st.sampled_from([HANDSHAKE, VERSIONS, AUTHENTICATE, METADATA]),
+                st.integers(-2, 5),
+                st.binary(max_size=60),
+            ),
+            st.sampled_from(
+                [Frames.frame(key, version, 1, body)[4:] for key, version, body in FRAMES.values()]
+            ),
+        ),
+        max_size=4,
+    )
+)
+def test_any_frames(shared: World, frames: list[bytes]) -> None:
+    """Promise: every sequence of frames ends in a reply or a refusal, and only the password in a
+    login.
+    """
+    server = shared.server()
+    for frame in frames:
+        try:
+            asyncio.run(server.answer(frame))
+        except (LoginRefused, errors.BadRequest):
+            break
+        if server.identity is not None:
+            assert PASSWORD.encode() in frame
+            break
+
+
+def test_nobody_logs_in_while_the_users_are_not_read(world: World) -> None:
+    """Promise: refused after the silence of a dead broker, and accepted again after a look."""
+    world.clock.advance(STALE_SECONDS)
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    with pytest.raises(errors.SecurityNotRead):
+        scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+    assert Work.LOGINS in world.refused.states()
+    world.authentication.refresh()
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+    assert msgspec.structs.asdict(world.security.current)["users"].keys() == {"alice"}
