@@ -10,6 +10,7 @@ from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
+from benchmarks.kafka.logins import logins
 from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
 from benchmarks.spark import age, bulk, stream
@@ -25,6 +26,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-idle": kafka.idle,
     "kafka-rebalance": kafka.rebalance,
     "kafka-tls": tls,
+    "kafka-logins": logins,
     "kafka-tails": tails.kafka,
     "kafka-native-tails": tails.native,
     "kafka-large-records": reads.large,

@@ -21,7 +21,7 @@ _HOT_TAIL_BYTES: Final = 1 << 30
 _NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-class _Files(NamedTuple):
+class TrialFiles(NamedTuple):
     """PEM files of a trial CA and of a broker for 127.0.0.1."""
 
     ca: str
@@ -31,7 +31,8 @@ class _Files(NamedTuple):
     """Key and certificate in one file, as Kafka reads them."""
 
 
-def _files(folder: Path) -> _Files:
+def trial_files(folder: Path) -> TrialFiles:
+    """Returns the files of a new CA and of a certificate that it has signed, in `folder`."""
     paths = [str(folder / name) for name in ("ca.pem", "ca.key", "b.pem", "b.key", "both.pem")]
     ca, ca_key, certificate, key, both = paths
     names = folder / "names"
@@ -45,7 +46,7 @@ def _files(folder: Path) -> _Files:
     ):
         subprocess.run(["openssl", *command], check=True, capture_output=True)
     Path(both).write_text(Path(key).read_text("utf-8") + Path(certificate).read_text("utf-8"))
-    return _Files(ca, certificate, key, both)
+    return TrialFiles(ca, certificate, key, both)
 
 
 class _Figures(NamedTuple):
@@ -58,7 +59,7 @@ class _Figures(NamedTuple):
 def tls(setup: KafkaSetup) -> Iterator[Measurement]:
     """Measures librdkafka with and without TLS, at both sides."""
     with FreshRoot(setup.folder) as folder:
-        files = _files(folder)
+        files = trial_files(folder)
         found: dict[str, dict[bool, list[_Figures]]] = {}
         for turn in range(_TURNS):
             for name, run in _SIDES.items():
@@ -120,7 +121,7 @@ def _measured(setup: KafkaSetup, address: str, client: Mapping[str, str]) -> _Fi
     return _Figures(produced, consumed, single)
 
 
-def _ours(setup: KafkaSetup, files: _Files, has_tls: bool) -> _Figures:
+def _ours(setup: KafkaSetup, files: TrialFiles, has_tls: bool) -> _Figures:
     settings = {"SPARKLOG_HOT_TAIL_BYTES": str(_HOT_TAIL_BYTES)}
     if has_tls:
         settings |= {
@@ -135,7 +136,7 @@ def _ours(setup: KafkaSetup, files: _Files, has_tls: bool) -> _Figures:
         return _measured(setup, process.kafka_address, _client(files, has_tls))
 
 
-def _theirs(setup: KafkaSetup, files: _Files, has_tls: bool) -> _Figures:
+def _theirs(setup: KafkaSetup, files: TrialFiles, has_tls: bool) -> _Figures:
     settings = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": files.both,
@@ -154,11 +155,11 @@ def _theirs(setup: KafkaSetup, files: _Files, has_tls: bool) -> _Figures:
         return _measured(setup, process.address, _client(files, has_tls))
 
 
-def _client(files: _Files, has_tls: bool) -> dict[str, str]:
+def _client(files: TrialFiles, has_tls: bool) -> dict[str, str]:
     return {"security.protocol": "SSL", "ssl.ca.location": files.ca} if has_tls else {}
 
 
-_SIDES: Final[Mapping[str, Callable[[KafkaSetup, _Files, bool], _Figures]]] = {
+_SIDES: Final[Mapping[str, Callable[[KafkaSetup, TrialFiles, bool], _Figures]]] = {
     "sparklog": _ours,
     "Kafka": _theirs,
 }
