@@ -57,12 +57,14 @@ class _Client:
         """`ca`: the file of the CA; empty without TLS."""
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._ca = ca
+        self.address, self.ca = address, ca
         self._context: ssl.SSLContext | None = None
         self._salted: dict[bytes, bytes] = {}
 
     async def connect(self) -> _Streams:
         """Returns a connection that has logged in."""
+        if self.ca and self._context is None:
+            self._context = ssl.create_default_context(cafile=self.ca)
         found = _Streams(*await asyncio.open_connection(self._host, self._port, ssl=self._context))
         mechanism = _MECHANISM.encode()
         await found.ask(_HANDSHAKE, struct.pack(">h", len(mechanism)) + mechanism, version=1)
@@ -142,7 +144,7 @@ async def _measured(client: _Client, pid: int, protocol: str) -> list[Measuremen
     loop, context = asyncio.get_running_loop(), multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(1, context) as other:
         is_over = manager.Event()
-        pinging = loop.run_in_executor(other, _ping, client, is_over)
+        pinging = loop.run_in_executor(other, _ping, client.address, client.ca, is_over)
         await asyncio.sleep(_PAUSE_SECONDS)
         began = time.perf_counter()
         connections = await asyncio.gather(*(client.connect() for _ in range(_LOGINS)))
@@ -171,11 +173,11 @@ async def _measured(client: _Client, pid: int, protocol: str) -> list[Measuremen
     ]
 
 
-def _ping(client: _Client, is_over: Event) -> list[tuple[float, float]]:
+def _ping(address: str, ca: str, is_over: Event) -> list[tuple[float, float]]:
     """Sends small requests over one connection; returns (time, seconds until the answer)."""
 
     async def run() -> list[tuple[float, float]]:
-        found, times = await client.connect(), []
+        found, times = await _Client(address, ca).connect(), []
         while not is_over.is_set():
             began = time.perf_counter()
             await found.ask(_VERSIONS, b"")
