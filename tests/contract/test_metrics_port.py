@@ -19,9 +19,12 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker import listening
 from sparklog.broker.agent import Agent
+from sparklog.broker.authentication import PASSWORDS_REMEMBERED
 from sparklog.broker.flight.grpc import call
 from sparklog.broker.flight.grpc.server import CONNECTIONS, CONNECTIONS_PER_ADDRESS, UNSERVED_CALLS
+from sparklog.broker.kafka.admission import FAILURES_REMEMBERED, FRAME_BYTES
 from sparklog.broker.kafka.sessions import FETCH_SESSIONS
+from sparklog.broker.kafka.slots import SLOTS
 from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
@@ -97,6 +100,10 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
         memory = log.figures().memory
     bounds = {
         "connections of Kafka": [limits.KAFKA_CONNECTIONS, limits.KAFKA_CONNECTIONS_PER_ADDRESS],
+        "unadmitted connections of Kafka": [SLOTS],
+        "requests before a login": [FRAME_BYTES // limits.KIB],
+        "right passwords": [PASSWORDS_REMEMBERED],
+        "failed logins": [FAILURES_REMEMBERED],
         "connections of Flight": [
             CONNECTIONS,
             CONNECTIONS_PER_ADDRESS,

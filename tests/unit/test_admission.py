@@ -178,7 +178,7 @@ def test_remembered_failures_are_bounded(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise: invented names do not use up memory."""
-    monkeypatch.setattr(admission, "_FAILURES_REMEMBERED", 10)
+    monkeypatch.setattr(admission, "FAILURES_REMEMBERED", 10)
     delays = FailureDelays(clock)
     for n in range(100):
         delays.next_seconds(f"a{n}", f"u{n}")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 ADMISSION_SECONDS = 10  # for the handshake and the login, once the connection has a slot
 FRAME_BYTES = 32 * limits.KIB  # of a client that has not logged in
 FAILURE_SECONDS = (0.1, 1.0)  # until a failed login is answered: at first, and after several
+FAILURES_REMEMBERED = 4_096
 LINGER_SECONDS = 1.0  # for which a refused client may leave its connection open
-_FAILURES_REMEMBERED: Final = 4_096
 _FAILURE_FORGOTTEN_SECONDS: Final = 60.0
 _NAME_REMEMBERED: Final = 255
 _IPV6_PREFIX: Final = 64
@@ -62,7 +62,7 @@ class FailureDelays:
             count = count + 1 if now - last_at < _FAILURE_FORGOTTEN_SECONDS else 1
             self._failures[key] = count, now
             most = max(most, count)
-        while len(self._failures) > _FAILURES_REMEMBERED or (
+        while len(self._failures) > FAILURES_REMEMBERED or (
             now - next(iter(self._failures.values()))[1] >= _FAILURE_FORGOTTEN_SECONDS
         ):
             self._failures.popitem(last=False)
