@@ -17,12 +17,12 @@ from sparklog import errors
 from sparklog.display import counted
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import (
-    CANNOT_ASK,
     BootstrapOption,
     JsonOption,
     RootOption,
     WaitOption,
     YesOption,
+    confirm,
     open_log,
 )
 from sparklog.terminal.printing import print_columns
@@ -291,10 +291,8 @@ def delete(
     Example: sparklog groups delete billing --yes --root ./data
     """
     if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(CANNOT_ASK)
         what = f" the offsets of {offsets_of} committed by" if offsets_of else ""
-        typer.confirm(f"Delete{what} {', '.join(groups)}?", abort=True)
+        confirm(f"Delete{what} {', '.join(groups)}?")
     with open_log(root, bootstrap, wait) as log:
         for group in groups:
             if offsets_of is None:

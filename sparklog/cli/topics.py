@@ -24,6 +24,7 @@ from sparklog.terminal.options import (
     WaitOption,
     YesOption,
     config_pairs,
+    confirm,
     log_target,
     open_log,
     root_metadata,
@@ -422,9 +423,7 @@ def delete(
     Example: sparklog topics delete flights --yes --root ./data
     """
     if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(CANNOT_ASK)
-        typer.confirm(f"Delete {topic} and all its records?", abort=True)
+        confirm(f"Delete {topic} and all its records?")
     with open_log(root, bootstrap, wait) as log:
         log.delete_topic(topic)
     typer.echo(f"{topic}: deleted")

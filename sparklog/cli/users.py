@@ -15,7 +15,7 @@ import typer
 from sparklog import errors
 from sparklog.options import ROOT_VARIABLE, STORAGE_PREFIX, check_root, storage_options
 from sparklog.terminal.commands import Command
-from sparklog.terminal.options import CANNOT_ASK, JsonOption, YesOption
+from sparklog.terminal.options import JsonOption, YesOption, confirm
 from sparklog.terminal.printing import print_columns
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ def remove(
 
     store = _store(root)
     if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(CANNOT_ASK)
-        typer.confirm(f"Remove user {name}?", abort=True, err=True)
+        confirm(f"Remove user {name}?")
     _change(store, users.removed(name))
     typer.echo(f"user {name} removed")
 

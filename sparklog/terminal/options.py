@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -74,6 +75,16 @@ OnlyPartitionsOption = Annotated[
         metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
     ),
 ]
+
+
+def confirm(question: str) -> None:
+    """Asks for confirmation, and ends the command if it is denied.
+
+    Raises a usage error if standard input is not a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(CANNOT_ASK)
+    typer.confirm(question, abort=True)
 
 
 def with_wait_seconds(arguments: Sequence[str]) -> list[str]:
