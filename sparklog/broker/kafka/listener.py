@@ -150,7 +150,7 @@ class KafkaListener:
         self._queued_in_turn: list[_RequestAppends] = []
         """Requests from this turn of the loop, which `_end_turn` handles."""
         self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
-        self._max_connections = max_connections
+        self._max_connections = _limit_to_open_files(max_connections)
         self._max_connections_per_address = max_connections_per_address
         self._handshakes = Handshakes()
         self._authentication = authentication
@@ -218,7 +218,6 @@ class KafkaListener:
 
     def start(self) -> None:
         """Starts the threads of the listener."""
-        self._max_connections = _limit_to_open_files(self._max_connections)
         self.broker.partitions.watch_leaders(self._note_leaders)
         if self._authentication is not None:
             self._authentication.on_change = partial(self._call_in_loop, self._cut_ended_sessions)
