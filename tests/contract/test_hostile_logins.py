@@ -18,13 +18,10 @@ import pytest
 
 from sparklog.broker.kafka.admission import FRAME_BYTES
 from sparklog.broker.kafka.slots import SLOTS
-from sparklog.clock import SystemClock
-from sparklog.security import users
-from sparklog.security.state import Author
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.security_store import change_security
 from tests.support.hostile import KAFKA_BYTES, Address, Siege
 from tests.support.kafkas import Frames
+from tests.support.users import PASSWORD, add_alice
 
 SECONDS: Final = 2.0
 """The duration of a flood."""
@@ -59,7 +56,7 @@ class Target:
         """Logs in from an address that attacks nothing, in time."""
         began = time.monotonic()
         with self.connected(200) as link:
-            link.sendall(PLAIN + token("alice-secret"))
+            link.sendall(PLAIN + token(PASSWORD))
             sizes = []
             for _ in range(2):
                 size = int.from_bytes(link.recv(4, socket.MSG_WAITALL), "big")
@@ -158,13 +155,7 @@ def _attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Siege,
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address: Address = ("127.0.0.1", probe.getsockname()[1])
     root = tmp_path_factory.mktemp("hostile-logins") / "root"
-    change_security(
-        LocalStore(str(root)),
-        users.added("alice", users.credentials_of("alice-secret")),
-        author=Author(principal="Root:test"),
-        clock=SystemClock(),
-        create=True,
-    )
+    add_alice(LocalStore(str(root)))
     with Siege(root, beside=f"SASL_PLAINTEXT://127.0.0.1:{address[1]}") as siege:
         target = Target(address)
         target.check_login()

@@ -32,30 +32,26 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import admission
 from sparklog.broker.refused_work import Work
-from sparklog.clock import SystemClock
 from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.scram import MECHANISMS
-from sparklog.security.state import Author
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
 from sparklog.storage.objects import LocalStore, open_store
-from sparklog.storage.security_store import change_security
 from tests.support.certificates import Authority
 from tests.support.kafkas import Frames, close_leavings
+from tests.support.users import PASSWORD, change_users
 from tests.support.waiting import wait_until
 
 SECONDS: Final = 30.0
 IN_FORCE_SECONDS: Final = 1.0
 """The promise for an idle machine. Tests wait longer, as they share theirs."""
-PASSWORD: Final = "alice-secret"
 TOKEN: Final = f"\0alice\0{PASSWORD}".encode()
 HANDSHAKE, VERSIONS, METADATA, AUTHENTICATE = 17, 18, 3, 36
 
 
 def change(root: str, what: users.Change) -> None:
     """Changes the users of a root as the command does."""
-    author = Author(principal="Root:test")
-    change_security(open_store(root, {}), what, author=author, clock=SystemClock(), create=True)
+    change_users(open_store(root, {}), what)
 
 
 def settings(root: Path, authority: Authority, **more: Any) -> BrokerSettings:

@@ -28,8 +28,6 @@ from sparklog.cli import app
 from sparklog.clock import SystemClock
 from sparklog.doctor import CheckState, check_broker
 from sparklog.formats.flight_messages import AppendHeader
-from sparklog.security import users
-from sparklog.security.state import Author
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -41,10 +39,10 @@ from sparklog.settings import (
 )
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
-from sparklog.storage.security_store import change_security
 from sparklog.terminal.commands import ExitCode
 from tests.support.brokers import payload
 from tests.support.flights import BrokerClient, Stream
+from tests.support.users import add_alice
 from tests.support.waiting import wait_until
 
 VALUES = payload(["a"]).schema
@@ -81,13 +79,7 @@ class World:
         monkeypatch.setattr("sparklog.broker.refused_work.REFUSED_SECONDS", 60.0)
         self.faults = Faults()
         self.store = FullStore(SystemClock(), faults=self.faults)
-        change_security(
-            self.store,
-            users.added("alice", users.credentials_of("alice-secret")),
-            author=Author(principal="Root:test"),
-            clock=SystemClock(),
-            create=True,
-        )
+        add_alice(self.store)
         self.agent = Agent(
             BrokerSettings(
                 root="memory://x",

@@ -22,16 +22,13 @@ import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
-from sparklog.clock import SystemClock
-from sparklog.security import users
-from sparklog.security.state import Author
 from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
 from sparklog.storage.objects import open_store
-from sparklog.storage.security_store import change_security
 from tests.support.certificates import Authority
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
 from tests.support.logs import logging_restored
+from tests.support.users import PASSWORD, add_alice
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(600)]
@@ -592,13 +589,7 @@ def test_java_clients_log_in(tmp_path: Path, mechanism: str, module: str) -> Non
     authority = Authority(tmp_path)
     certificate, key = authority.sign("broker")
     root = tmp_path / "root"
-    change_security(
-        open_store(str(root), {}),
-        users.added("alice", users.credentials_of("alice-secret")),
-        author=Author(principal="Root:test"),
-        clock=SystemClock(),
-        create=True,
-    )
+    add_alice(open_store(str(root), {}))
     paths = class_path()
 
     def config(password: str) -> str:
@@ -618,7 +609,7 @@ sasl.jaas.config=org.apache.kafka.common.security.{module} required {login};
     tls = TlsSettings(certificate=certificate, key=key)
     with broker(root, kafka=kafka, tls=tls, groups=GROUPS) as agent:
         address = ("--bootstrap-server", agent.kafka_address)
-        create = (*address, "--command-config", config("alice-secret"), "--create", "--topic", "t")
+        create = (*address, "--command-config", config(PASSWORD), "--create", "--topic", "t")
         assert "Created topic t." in run(paths, f"{TOOLS}.TopicCommand", *create)
         refused = subprocess.run(
             command(

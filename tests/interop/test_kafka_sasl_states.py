@@ -13,17 +13,13 @@ import pytest
 
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
-from sparklog.clock import SystemClock
-from sparklog.security import users
-from sparklog.security.state import Author
 from sparklog.settings import KafkaSettings
 from sparklog.storage.objects import open_store
-from sparklog.storage.security_store import change_security
 from tests.support.kafkas import Frames, broker
+from tests.support.users import PASSWORD, add_alice
 
 pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(300)]
 
-PASSWORD: Final = "alice-secret"
 JAAS: Final = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required username=admin password=x"
     f' user_admin=x user_alice="{PASSWORD}";'
@@ -122,13 +118,7 @@ def _addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
     if not found.broker:
         pytest.skip("; ".join(found.missing))
     folder = tmp_path_factory.mktemp("sasl")
-    change_security(
-        open_store(str(folder / "root"), {}),
-        users.added("alice", users.credentials_of(PASSWORD)),
-        author=Author(principal="Root:test"),
-        clock=SystemClock(),
-        create=True,
-    )
+    add_alice(open_store(str(folder / "root"), {}))
     kafka = KafkaSettings(listen="SASL_PLAINTEXT://127.0.0.1:0", sasl_mechanisms="PLAIN")
     with (
         KafkaProcess(found.broker, folder / "kafka", KAFKA, protocol="SASL_PLAINTEXT") as theirs,

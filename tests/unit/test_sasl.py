@@ -19,18 +19,16 @@ from sparklog import errors
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
 from sparklog.broker.refused_work import RefusedWork, Work
-from sparklog.clock import ManualClock, SystemClock
+from sparklog.clock import ManualClock
 from sparklog.security import users
 from sparklog.security.scram import MECHANISMS, Mechanism, ScramClient, ScramError
-from sparklog.security.state import Author
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.security_store import SecurityStore, change_security, open_security
+from sparklog.storage.security_store import SecurityStore, open_security
 from tests.support.kafkas import Frames
+from tests.support.users import PASSWORD, change_users
 
-PASSWORD = "alice-secret"
 CREDENTIALS = users.credentials_of(PASSWORD)
 STALE_SECONDS = 5.0
-AUTHOR = Author(principal="Root:x")
 VERSION_FIELDS = {"client_software_name": "x", "client_software_version": "1"}
 HANDSHAKE, VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
 
@@ -56,7 +54,7 @@ class World:
         self.checks = 0
 
     def change(self, what: users.Change, *, create: bool = False) -> None:
-        change_security(self.store, what, author=AUTHOR, clock=SystemClock(), create=create)
+        change_users(self.store, what, create=create)
 
     def server(self, *mechanisms: str) -> SaslServer:
         async def check_password(user: str, password: str) -> Identity | None:
