@@ -409,16 +409,16 @@ class Call:
         )
         return FREE_BYTES - self._occupied_bytes - partial
 
-    def next_step(self) -> int:
+    def next_step(self, *, is_ample: bool) -> int:
         """Returns the bytes to request from `message_memory` now; 0 for none.
 
-        At most as many as have arrived: a client that announces a lot but sends little holds
-        little.
+        Without ample memory, at most as many as have arrived: a client that announces a lot but
+        sends little then holds little. Larger steps save the client a round trip each.
         """
         if not self.wants_grant or self._queued_large or self.is_dead:
             return 0
         left = self.size - self.granted
-        step = min(max(self._filled, FREE_BYTES), _STEP_BYTES)
+        step = _STEP_BYTES if is_ample else min(max(self._filled, FREE_BYTES), _STEP_BYTES)
         if left <= 0 or self.granted - self._filled > step // 2:
             return 0
         return min(left, step)

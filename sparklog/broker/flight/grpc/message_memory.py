@@ -20,8 +20,11 @@ class Receiver(Protocol):
         """Held while `granted` and `held_bytes` change."""
         ...
 
-    def next_step(self) -> int:
-        """Returns the bytes to grant next; 0 for none. Requires the lock."""
+    def next_step(self, *, is_ample: bool) -> int:
+        """Returns the bytes to grant next; 0 for none. Requires the lock.
+
+        `is_ample`: the step may exceed the bytes that have arrived.
+        """
         ...
 
     def on_grant(self) -> None:
@@ -68,7 +71,10 @@ class MessageMemory:
 
     def _grant(self, call: Receiver) -> bool:
         with call.lock:
-            size = call.next_step()
+            size = call.next_step(is_ample=True)
+            if self._held_bytes + size > self._limit_bytes // 2:
+                # Half of the memory is kept for bytes that have arrived.
+                size = call.next_step(is_ample=False)
             if size and self._held_bytes + size > self._limit_bytes:
                 if self._overdrawn is None:
                     self._overdrawn = call
