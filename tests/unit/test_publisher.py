@@ -104,6 +104,21 @@ def test_nothing_is_due_without_records(rig: Rig) -> None:
     assert paths(rig.store, LOG) == before
 
 
+def test_a_topic_that_is_deleted_while_it_is_published_gets_no_further_turn(rig: Rig) -> None:
+    """Promise: neither held back nor blocked, it costs the publisher nothing from then on."""
+    rig.append(["0"])
+    topic, backlog = rig.led_partitions.topic("t"), rig.led_partitions.backlog
+    partition = topic.partitions[0]
+    backlog.hold_back(topic, "the store refuses")
+    rig.led_partitions.remove_topic(topic)
+    backlog.advance_published(topic, [(partition, 1)])
+    reason = errors.OffsetOutOfRange(topic="t", partition=0, offset=0, start=1, end=1)
+    backlog.block(topic, partition, reason, end=1)
+    assert not backlog.reconnect(topic, partition, 1)
+    assert backlog.waiting() == []
+    assert backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+
+
 def test_old_records_and_large_backlogs_are_due(rig: Rig, clock: ManualClock) -> None:
     """A topic is due after the interval, or when enough bytes are unpublished."""
     topic = rig.led_partitions.topic("t")

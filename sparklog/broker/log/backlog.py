@@ -169,6 +169,8 @@ class Backlog:
     def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
         """Records that the table of `topic` contains everything below these partition ends."""
         with self._lock:
+            if topic.is_removed:
+                return
             self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
             for partition, end in moved:
                 is_led = topic.partitions.get(partition.number) is partition
@@ -345,11 +347,11 @@ class Backlog:
     ) -> None:
         """Stops appends to the partition, and publishing it, until `reconnect` succeeds.
 
-        Does nothing if the partition has since moved to another broker. `end`: the end of the known
+        Does nothing if the partition has since moved to another broker, or was deleted. `end`: the end of the known
         records; more may exist if `is_end_known` is False.
         """
         with self._lock:
-            if partition.state not in LED:
+            if partition.state not in LED or topic.is_removed:
                 return
             partition.blocked = reason
             partition.move(PartitionEvent.DISCONNECTED)
@@ -370,6 +372,8 @@ class Backlog:
         Returns whether they do.
         """
         with self._lock:
+            if topic.is_removed:
+                return False
             entries = [*partition.unpublished, *partition.stranded]
             tail = join_tail(end, entries)
             reached = tail[-1].entry.end if tail else end
@@ -488,7 +492,8 @@ class Backlog:
         self._release_unconfirmed([*partition.unconfirmed, *partition.unpublished])
 
     def forget_topic(self, topic: Topic) -> None:
-        """Drops the entries of a deleted topic."""
+        """Drops the entries of a deleted topic, which gets no further turn."""
+        topic.is_removed = True
         for of_topic in (self._waiting, self._blocked, self._unconfirmed):
             of_topic.pop(topic.topic_id, None)
         self._commits.pop(topic.topic_id, None)

@@ -29,6 +29,7 @@ class Topic:
         "counts",
         "held_back",
         "in_doubt",
+        "is_removed",
         "last_read",
         "leader_epochs",
         "leaders",
@@ -69,6 +70,8 @@ class Topic:
 
         Replaced, never modified, because threads iterate over it without a lock.
         """
+        self.is_removed = False
+        """True once the topic is deleted: threads that still publish it find nothing to do."""
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()
         self.unpublished_bytes = 0
