@@ -184,6 +184,29 @@ def test_an_ambiguous_change_is_made_once(
     assert MetadataStore(store, clock=clock).reload() == after
 
 
+def test_topics_between_two_reads_are_noted(store: MemoryStore, clock: ManualClock) -> None:
+    """Promise: one that was created and deleted meanwhile too; a reader that skips versions says so.
+
+    By them the janitor sweeps the files of a topic that was created again and deleted again.
+    """
+    meta, reader = (MetadataStore(store, clock=clock, notes_topics=each) for each in (False, True))
+    topic = TopicMetadata(topic_id="1", leaders=(1,), leader_epochs=(0,))
+    meta.change(count_up)
+    reader.refresh()
+    assert reader.take_noted() is None, "it has read no version before"
+    meta.change(lambda known: msgspec.structs.replace(known, topics={"t": topic}))
+    meta.change(lambda known: msgspec.structs.replace(known, topics={}))
+    assert reader.refresh().topics == {}
+    assert reader.take_noted() == {"t"}
+    meta.change(count_up)
+    reader.refresh()
+    assert reader.take_noted() == set()
+    count_slowly(meta, clock, 15 * _EVERY)
+    reader.refresh()
+    assert reader.take_noted() is None
+    assert reader.take_noted() == set()
+
+
 def test_old_versions_are_pruned(store: MemoryStore, clock: ManualClock) -> None:
     """The versions from the second newest snapshot on remain, and every reader catches up."""
     meta, old = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)

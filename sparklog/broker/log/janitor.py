@@ -130,7 +130,7 @@ class Janitor:
         grace period.
         """
         self._store = store
-        self._meta = MetadataStore(store, clock=clock)
+        self._meta = MetadataStore(store, clock=clock, notes_topics=True)
         self._led_partitions = led_partitions
         self._settings = settings
         self._clock = clock
@@ -543,8 +543,11 @@ class Janitor:
         try:
             found = set(self._store.folders("topics"))
             live = self._meta.reload().topics.keys()  # other brokers lead some of them
-            self._cleared -= live
-            self._emptied -= live
+            again = self._meta.take_noted()
+            if again is None:  # any of them may have been created, and deleted again
+                again = self._cleared | self._emptied
+            self._cleared -= live | again
+            self._emptied -= live | again
             self._known |= live
             deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
             # Right after a start, these are all topics that were ever deleted.
