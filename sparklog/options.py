@@ -76,6 +76,17 @@ def is_loopback(address: str) -> bool:
     return numbers.is_loopback or numbers.is_unspecified
 
 
+def is_loopback_ip(address: str) -> bool:
+    """Returns True for `host:port` with a loopback IP address.
+
+    A name may have several addresses, at which different programs may listen.
+    """
+    try:
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def is_bootstrap(text: str) -> bool:
     """Returns True if `text` is one `host:port`, or several separated by commas."""
     return all(is_address(each.strip()) for each in text.split(","))

@@ -36,6 +36,17 @@ class CannotDrain(Invalid):
     reason: str
 
 
+class SecurityOfAnotherRoot(Invalid):
+    """The users, ACLs and keys of a root were copied from another root, or from a backup."""
+
+    code = "security_of_another_root"
+    template = (
+        "Root {root} is a copy, or was restored: security/ in it has the users and keys of the"
+        " original. To serve this root, give it keys of its own with `sparklog security rekey`."
+    )
+    root: str
+
+
 class RootNotWritable(Invalid):
     """The process is not allowed to write to the root: grant it access, or use another root."""
 

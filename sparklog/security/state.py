@@ -1,4 +1,4 @@
-"""The security state of a root: its users, and the changes between two versions of it.
+"""The security state of a root: users, ACLs and policy, and the changes between two versions of it.
 
 The state is versioned as the metadata is (`storage/security_store.py`). Each version names its
 author. All values are immutable.
@@ -6,11 +6,13 @@ author. All values are immutable.
 
 from __future__ import annotations
 
+import enum
 import secrets
 from typing import Any, Final
 
 import msgspec
 
+from sparklog.security.acl import Acl
 from sparklog.security.scram import Mechanism, Verifier
 
 _KEY_BYTES: Final = 32
@@ -28,12 +30,35 @@ class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """True if the user cannot log in."""
 
 
+class Mode(enum.StrEnum):
+    """Treatment of requests that no ACL allows."""
+
+    OFF = "off"
+    """ACLs are not evaluated."""
+    OBSERVE = "observe"
+    """The request is served, and the refusal that `ENFORCE` would have led to is logged."""
+    ENFORCE = "enforce"
+    """The request is refused."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rules for the whole root."""
+
+    mode: Mode = Mode.OFF
+    super_users: tuple[str, ...] = ()
+    """Principals that may do everything, such as "User:admin"; sorted."""
+    allow_everyone_if_no_acl_found: bool = False
+    """Allows everybody what no ACL mentions, as Kafka's setting of this name."""
+
+
 class Author(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The program that made a version."""
 
     principal: str
     """As it names itself: `Root:`, the operating system's user and the host, for a program that
     reads and writes the state itself."""
+    host: str = ""
+    """The address of a client that has changed the state through a broker."""
     at_us: int = 0
 
 
@@ -42,13 +67,24 @@ class SecurityState(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 0
     change_id: str = ""
+    policy: Policy = Policy()
     users: dict[str, User] = {}
+    acls: frozenset[Acl] = frozenset()
     salt_key: bytes = b""
     """Draws salts for users that do not exist. It never changes, so that the salts do not."""
+    home: str = ""
+    """The place of the state, noted when ACLs are first evaluated. Elsewhere it is a copy, whose
+    users and keys are those of another root: brokers refuse it until it gets keys of its own."""
+    root_key: bytes = b""
+    """Signs the tokens of programs that can read the state (`root_token`). It is drawn when `home`
+    is noted, so that no copy has it."""
     author: Author = Author(principal="")
 
     def __repr__(self) -> str:
-        return f"SecurityState(version={self.version}, users={len(self.users)})"
+        return (
+            f"SecurityState(version={self.version}, users={len(self.users)},"
+            f" acls={len(self.acls)}, policy={self.policy})"
+        )
 
 
 NO_USERS: Final = SecurityState()
@@ -56,7 +92,12 @@ NO_USERS: Final = SecurityState()
 
 def first_state() -> SecurityState:
     """Returns a state without users, with a new key."""
-    return SecurityState(salt_key=secrets.token_bytes(_KEY_BYTES))
+    return SecurityState(salt_key=new_key())
+
+
+def new_key() -> bytes:
+    """Returns a random key of 256 bits."""
+    return secrets.token_bytes(_KEY_BYTES)
 
 
 # ------------------------------------------------------------------------------ changes
@@ -76,9 +117,14 @@ class StateDelta(
     previous: str
     """The change id of the version before; empty for the first."""
     author: Author
+    policy: Policy | msgspec.UnsetType = msgspec.UNSET
     users: dict[str, User | None] = {}
     """Users that were added or have changed; None: removed."""
+    acls_added: tuple[Acl, ...] = ()
+    acls_removed: tuple[Acl, ...] = ()
     salt_key: bytes | msgspec.UnsetType = msgspec.UNSET
+    home: str | msgspec.UnsetType = msgspec.UNSET
+    root_key: bytes | msgspec.UnsetType = msgspec.UNSET
     snapshot_crc: int | None = None
     """CRC-32 of the content of the version's snapshot; None if it has no snapshot."""
 
@@ -86,9 +132,16 @@ class StateDelta(
         return f"StateDelta(version={self.version}, users={[*self.users]})"
 
 
+_WHOLE: Final = ("policy", "salt_key", "home", "root_key")
+"""Fields that a delta replaces as a whole."""
+
+
 def delta_of(before: SecurityState, after: SecurityState) -> StateDelta:
     """Returns the delta from `before` to `after`, without a snapshot's checksum."""
     assert after.version == before.version + 1, (before.version, after.version)
+    whole: dict[str, Any] = {
+        name: value for name in _WHOLE if (value := getattr(after, name)) != getattr(before, name)
+    }
     users: dict[str, User | None] = {
         name: user for name, user in after.users.items() if before.users.get(name) != user
     }
@@ -99,7 +152,9 @@ def delta_of(before: SecurityState, after: SecurityState) -> StateDelta:
         previous=before.change_id,
         author=after.author,
         users=users,
-        salt_key=after.salt_key if after.salt_key != before.salt_key else msgspec.UNSET,
+        acls_added=tuple(sorted(after.acls - before.acls)),
+        acls_removed=tuple(sorted(before.acls - after.acls)),
+        **whole,
     )
 
 
@@ -107,14 +162,18 @@ def apply(before: SecurityState, delta: StateDelta) -> SecurityState:
     """Returns the version after `before`. Raises ValueError if the delta does not fit it."""
     if (delta.version, delta.previous) != (before.version + 1, before.change_id):
         raise ValueError(f"it does not follow version {before.version}, {before.change_id}")
-    changes: dict[str, Any] = {}
-    if delta.salt_key is not msgspec.UNSET:
-        changes["salt_key"] = delta.salt_key
+    changes: dict[str, Any] = {
+        name: value for name in _WHOLE if (value := getattr(delta, name)) is not msgspec.UNSET
+    }
     if delta.users:
         if not {n for n, user in delta.users.items() if user is None} <= before.users.keys():
             raise ValueError("it removes users that do not exist")
         users = {**before.users, **delta.users}
         changes["users"] = {name: user for name, user in users.items() if user is not None}
+    if delta.acls_added or delta.acls_removed:
+        if not before.acls.issuperset(delta.acls_removed):
+            raise ValueError("it removes ACLs that do not exist")
+        changes["acls"] = before.acls.difference(delta.acls_removed).union(delta.acls_added)
     return msgspec.structs.replace(
         before, version=delta.version, change_id=delta.change_id, author=delta.author, **changes
     )

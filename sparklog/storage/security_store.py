@@ -8,6 +8,7 @@ metadata contains: if a program is killed while it creates the chain, its folder
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import zlib
 from collections.abc import Callable
@@ -20,7 +21,8 @@ import structlog
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.security import state
-from sparklog.security.state import Author, SecurityState, StateDelta, User
+from sparklog.security.acl import Acl
+from sparklog.security.state import Author, Mode, Policy, SecurityState, StateDelta, User, new_key
 from sparklog.storage import packed
 from sparklog.storage.metadata.cluster_file import level_of_new, open_cluster
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -31,11 +33,14 @@ from sparklog.storage.version_chain import VersionChain
 _log = structlog.get_logger("sparklog.storage")
 FOLDER: Final = "security"
 SECURITY_SNAPSHOT_EVERY: Final = 20  # versions of the state
+_MANY_ACLS: Final = 10_000
+_LARGE_SNAPSHOT_FACTOR: Final = 10
+"""Snapshots of a state with many ACLs, which take megabytes, are that much rarer."""
 _MAGIC: Final = b"SLS1"
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole version, with users sorted by name."""
+    """A whole version, with users sorted by name, and ACLs."""
 
     version: int
     change_id: str
@@ -43,6 +48,10 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     users: list[User]
     salt_key: bytes
     author: Author
+    policy: Policy = Policy()
+    acls: msgspec.Raw = msgspec.Raw(b"[]")
+    home: str = ""
+    root_key: bytes = b""
 
     def __repr__(self) -> str:
         return f"_Content(version={self.version})"
@@ -51,6 +60,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _encoder = msgspec.json.Encoder(order="deterministic")
 _delta_decoder = msgspec.json.Decoder(StateDelta)
 _content_decoder = msgspec.json.Decoder(_Content)
+_acls_decoder = msgspec.json.Decoder(frozenset[Acl])
 
 
 class _SecurityFormat:
@@ -90,6 +100,11 @@ class _SecurityFormat:
                 users=[user for _, user in users],
                 salt_key=state.salt_key,
                 author=state.author,
+                policy=state.policy,
+                # Encoded texts are sorted faster than ACLs, of which there may be 100,000.
+                acls=msgspec.Raw(b"[%b]" % b",".join(sorted(map(_encoder.encode, state.acls)))),
+                home=state.home,
+                root_key=state.root_key,
             )
         )
 
@@ -100,6 +115,7 @@ class _SecurityFormat:
         content = packed.unpack((_MAGIC,), data, what="a snapshot of a security state")
         try:
             found = _content_decoder.decode(content)
+            acls = _acls_decoder.decode(found.acls)
         except msgspec.ValidationError as error:  # its checksum is right
             raise packed.NewerFormat(f"{error}: update this release, and leave the file") from error
         if found.version != version:
@@ -110,10 +126,15 @@ class _SecurityFormat:
             users=dict(zip(found.names, found.users, strict=True)),
             salt_key=found.salt_key,
             author=found.author,
+            policy=found.policy,
+            acls=acls,
+            home=found.home,
+            root_key=found.root_key,
         )
 
-    def snapshot_every(self, _: SecurityState) -> int:
-        return SECURITY_SNAPSHOT_EVERY
+    def snapshot_every(self, state: SecurityState) -> int:
+        is_large = len(state.acls) > _MANY_ACLS
+        return SECURITY_SNAPSHOT_EVERY * (_LARGE_SNAPSHOT_FACTOR if is_large else 1)
 
 
 class SecurityStore(VersionChain[SecurityState, StateDelta]):
@@ -156,9 +177,16 @@ def open_security(store: Store, *, clock: Clock) -> SecurityStore | None:
     """
     open_cluster(store, clock=clock, create=False)
     chain_id = MetadataStore(store, clock=clock).refresh().security
-    if not chain_id:
-        return None
-    if isinstance(store, LocalStore) and (found := store.make_private(FOLDER)):
+    return security_of(store, chain_id, clock=clock) if chain_id else None
+
+
+def security_of(store: Store, chain_id: str, *, clock: Clock) -> SecurityStore:
+    """Returns the security state that the metadata names, unread. Restores its modes if needed."""
+    found: list[str] = []
+    if isinstance(store, LocalStore):
+        with contextlib.suppress(OSError):  # reading the state raises it, with its path
+            found = store.make_private(FOLDER)
+    if found:
         _log.warning(
             "other users could read files of security/; modes 0700 and 0600 are restored if they"
             " belong to this user",
@@ -166,6 +194,20 @@ def open_security(store: Store, *, clock: Clock) -> SecurityStore | None:
             first=found[0],
         )
     return SecurityStore(store, chain_id, clock=clock)
+
+
+def home_of(store: Store) -> str:
+    """Returns the place of a root's security state, which a copy of the root does not have.
+
+    A folder that is renamed, or mounted elsewhere, is the same place.
+    """
+    return store.identity_of(FOLDER) if isinstance(store, LocalStore) else store.uri
+
+
+def check_home(store: Store, state: SecurityState) -> None:
+    """Raises `SecurityOfAnotherRoot` for a state that was copied here."""
+    if state.home and state.home != home_of(store):
+        raise errors.SecurityOfAnotherRoot(root=store.uri)
 
 
 def change_security(
@@ -187,7 +229,11 @@ def change_security(
 
     def decide(state: SecurityState) -> SecurityState | None:
         after = change(state)
-        return msgspec.structs.replace(after, author=author) if after is not None else None
+        if after is None:
+            return None
+        if not after.home and after.policy.mode is not Mode.OFF:
+            after = msgspec.structs.replace(after, home=home_of(store), root_key=new_key())
+        return msgspec.structs.replace(after, author=author)
 
     if known_id := metadata.refresh().security:
         chain = SecurityStore(store, known_id, clock=clock)
@@ -195,13 +241,16 @@ def change_security(
         return chain.change(decide)
 
     first = decide(state.first_state())
-    assert first is not None, "a state without users has no user that may stay"
+    if first is None:
+        return state.first_state()
     chain = SecurityStore(store, secrets.token_hex(8), clock=clock)
 
     def name_chain(known: ClusterMetadata) -> ClusterMetadata | None:
         level = known.level if known.version else level_of_new(cluster)
         if level < limits.SECURITY_LEVEL:
-            raise errors.NeedsFeatureLevel(what="a user", needed=limits.SECURITY_LEVEL, level=level)
+            raise errors.NeedsFeatureLevel(
+                what="users and ACLs", needed=limits.SECURITY_LEVEL, level=level
+            )
         if known.security:
             return None  # another program has created it meanwhile
         if not chain.current.version:  # it exists before the metadata names it

@@ -185,7 +185,7 @@ def test_an_ambiguous_change_is_made_once(
 
 
 def test_topics_between_two_reads_are_noted(store: MemoryStore, clock: ManualClock) -> None:
-    """Promise: one that was created and deleted meanwhile too; a reader that skips versions says so.
+    """Promise: also one that was created and deleted meanwhile; None after skipped versions.
 
     By them the janitor sweeps the files of a topic that was created again and deleted again.
     """

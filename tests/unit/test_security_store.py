@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import zlib
 from pathlib import Path
 from unittest import mock
 
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.security import scram, state, users
+from sparklog.security import acls, policies, scram, state, users
+from sparklog.security.acl import Acl, PatternType, Permission, ResourceType
+from sparklog.security.acl import Operation as AclOperation
 from sparklog.security.scram import Mechanism
-from sparklog.security.state import Author, SecurityState, User
+from sparklog.security.state import Author, Mode, Policy, SecurityState, User
+from sparklog.storage import packed
 from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import LocalStore, MemoryStore, NoFaults
@@ -32,6 +36,18 @@ from sparklog.storage.security_store import (
 VERIFIER = scram.verifier_of(Mechanism.SHA_256, "planted-password", salt=b"salt" * 5)
 CREDENTIALS = {Mechanism.SHA_256: VERIFIER}
 ADMIN = Author(principal="Root:admin@host", at_us=1)
+READ_ORDERS = Acl(
+    resource=ResourceType.TOPIC,
+    name="orders",
+    pattern=PatternType.LITERAL,
+    principal="User:alice",
+    host="*",
+    operation=AclOperation.READ,
+    permission=Permission.ALLOW,
+)
+DENY_ALL = msgspec.structs.replace(
+    READ_ORDERS, operation=AclOperation.ALL, permission=Permission.DENY
+)
 
 
 def put(known: SecurityStore, **changes: object) -> SecurityState:
@@ -102,6 +118,60 @@ def test_only_the_user_of_the_brokers_can_read_it(
     assert modes(tmp_path / "root" / "topics").isdisjoint({0o700, 0o600})
 
 
+def test_acls_policy_and_root_key_are_part_of_it(clock: ManualClock) -> None:
+    """Promise: a reader gets them from single versions and from a snapshot, as they were put."""
+    store = MemoryStore(clock)
+    writer, follower = (SecurityStore(store, "id", clock=clock) for _ in range(2))
+    first = state.first_state()
+    writer.change(lambda _: first)
+    for change in (
+        acls.added([READ_ORDERS, DENY_ALL]),
+        policies.with_policy(mode=Mode.OBSERVE, add_super_users=["User:admin"]),
+        acls.removed([READ_ORDERS]),
+        policies.with_policy(mode=Mode.ENFORCE, allow_everyone=True),
+    ):
+        before = writer.current
+        writer.change(change)
+        assert follower.refresh() == writer.current != before
+    found = writer.current
+    assert found.acls == {DENY_ALL}
+    assert found.root_key == first.root_key
+    assert found.policy == Policy(
+        mode=Mode.ENFORCE, super_users=("User:admin",), allow_everyone_if_no_acl_found=True
+    )
+    while writer.current.version < SECURITY_SNAPSHOT_EVERY:
+        put(writer, salt_key=bytes([writer.current.version]))
+    store.delete([f"security/id/{version:020d}.json" for version in range(1, 20)])
+    assert SecurityStore(store, "id", clock=clock).refresh() == writer.current
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_a_state_of_a_release_without_acls(has_snapshot: bool, clock: ManualClock) -> None:
+    """Promise: it is read, and evaluates no ACLs."""
+    store = MemoryStore(clock)
+    version = SECURITY_SNAPSHOT_EVERY if has_snapshot else 1
+    author = {"principal": ADMIN.principal, "at_us": ADMIN.at_us}
+    alice = {"id": "u", "credentials": {}, "epoch": 1, "disabled": True}
+    common = {"version": version, "change_id": "c", "salt_key": "c2FsdA==", "author": author}
+    delta: dict[str, object] = {"previous": "", "users": {"alice": alice}, **common}
+    if has_snapshot:
+        content = msgspec.json.encode({"names": ["alice"], "users": [alice], **common})
+        store.put_new(f"security/id/{version:020d}.snapshot", packed.pack(b"SLS1", content))
+        delta["snapshot_crc"] = zlib.crc32(content)
+    store.put_new(f"security/id/{version:020d}.json", msgspec.json.encode(delta))
+    known = SecurityStore(store, "id", clock=clock)
+    found = known.refresh()
+    assert found == SecurityState(
+        version=version,
+        change_id="c",
+        users={"alice": User(id="u", credentials={}, epoch=1, disabled=True)},
+        salt_key=b"salt",
+        author=ADMIN,
+    )
+    assert found.policy.mode is Mode.OFF
+    assert known.change(policies.with_policy(mode=Mode.OBSERVE)).users == found.users
+
+
 @pytest.mark.parametrize("suffix", [".json", ".snapshot"])
 @pytest.mark.parametrize("damage", [b"", b"{}", b"SLS1", b"\xff" * 64])
 def test_a_damaged_version_is_reported(suffix: str, damage: bytes, clock: ManualClock) -> None:
@@ -137,7 +207,13 @@ def test_nothing_secret_is_printed() -> None:
     )
     shown = repr((after, after.users, state.delta_of(SecurityState(), after)))
     assert VERIFIER.stored_key not in shown.encode("unicode_escape")
-    secrets = [first.salt_key, VERIFIER.stored_key, VERIFIER.server_key, VERIFIER.salt]
+    secrets = [
+        first.salt_key,
+        first.root_key,
+        VERIFIER.stored_key,
+        VERIFIER.server_key,
+        VERIFIER.salt,
+    ]
     assert not any(repr(each) in shown for each in secrets)
 
 

@@ -170,6 +170,14 @@ class LocalStore:
                         os.chmod(path, stat.S_IMODE(mode) & ~_OF_OTHERS)
         return found
 
+    def identity_of(self, folder: str) -> str:
+        """Returns a text that a copy of the folder differs in: its inode. Creates it if needed."""
+        full_path = os.path.join(self.root, folder)
+        with _translated_errors(folder):
+            if not os.path.isdir(full_path):
+                self._create_folder(full_path)
+            return f"inode {os.stat(full_path).st_ino}"
+
     def _mode_of_folder(self, full_path: str) -> int:
         return 0o700 if _is_private(os.path.relpath(full_path, self.root)) else 0o777
 
