@@ -19,6 +19,7 @@ from sparklog.formats.flight_messages import (
     BalanceCluster,
     BalanceReply,
     BrokerDescription,
+    BrokerStatus,
     ClusterDescription,
     DescribeCluster,
     DrainBroker,
@@ -27,6 +28,7 @@ from sparklog.formats.flight_messages import (
     PartitionMove,
     UpgradeReply,
 )
+from sparklog.security.root_token import Tokens
 from sparklog.storage.metadata import identity, overview
 from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.metadata.identity import Answer
@@ -34,6 +36,7 @@ from sparklog.storage.metadata.liveness import Leader, LeaderState, Sighting
 from sparklog.storage.metadata.overview import ENDED, SERVING, BrokerState
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
+from sparklog.storage.root_tokens import RootTokens
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
@@ -52,6 +55,11 @@ class View(Protocol):
         """Returns all brokers and what they lead; with `topics`, the leaders of each topic."""
         ...
 
+    @property
+    def tokens(self) -> Tokens | None:
+        """For brokers that enforce ACLs; None if there is no root to read the key from."""
+        ...
+
 
 class RootView:
     """Describes the cluster of a root from its files. Starts no broker, and changes nothing."""
@@ -63,8 +71,13 @@ class RootView:
         self._clock = clock
         self._waits = waits
         self._metadata = MetadataStore(store, clock=clock)
+        self._tokens = RootTokens(store, lambda: self._metadata.current, clock=clock)
         self._asked: set[tuple[int, int]] = set()
         """Live brokers, with their epochs, already asked whether they serve this root."""
+
+    @property
+    def tokens(self) -> Tokens | None:
+        return self._tokens
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `CorruptObject` and the store's errors."""
@@ -123,6 +136,10 @@ class BrokerView:
         """`addresses`: `host:port`, or several, separated by commas."""
         self._given = addresses.split(",")
         self._known: list[str] = []
+
+    @property
+    def tokens(self) -> Tokens | None:
+        return None
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `BrokerUnavailable` if no broker answers, and `WrongPort`."""
@@ -187,7 +204,7 @@ def drain(
         request = DrainBroker(
             cluster_id=before.cluster_id, broker=broker, epoch=target.epoch, alone=alone
         )
-        ask(target.address, "broker.drain", request)
+        ask(target.address, "broker.drain", request, tokens=view.tokens)
     left = target.partitions
     while True:
         try:
@@ -227,7 +244,7 @@ def log_level(
         reason = f"Broker {broker} is not running; the ids of running brokers: {ids}"
         raise errors.BadRequest(reason=reason)
     request = LogLevel(broker=broker, level=level)
-    reply: LogLevel = ask(found[broker].address, "broker.log_level", request)
+    reply: LogLevel = ask(found[broker].address, "broker.log_level", request, tokens=view.tokens)
     return reply.level
 
 
@@ -275,6 +292,32 @@ def _others_up(cluster: ClusterDescription, broker: int) -> bool:
     return any(each.state == BrokerState.UP and each.broker != broker for each in cluster.brokers)
 
 
+def await_security(
+    view: View, version: int, clock: Clock, *, timeout_seconds: float
+) -> dict[int, str]:
+    """Waits until the brokers that are up go by a version of the users and ACLs, or a newer one.
+
+    Returns the brokers that do not in time, with the reason; also those of an older release. Raises
+    what `View.describe` raises.
+    """
+    deadline = clock.monotonic() + timeout_seconds
+    left = {each.broker: each.address for each in _up(view.describe())}
+    while True:
+        reasons: dict[int, str] = {}
+        for broker, address in left.items():
+            try:
+                status: BrokerStatus = ask(address, "status", Empty(), tokens=view.tokens)
+            except errors.SparklogError as error:
+                reasons[broker] = str(error)
+                continue
+            if status.security_version < version:
+                reasons[broker] = f"it goes by version {status.security_version}, not {version}"
+        left = {broker: left[broker] for broker in reasons}
+        if not reasons or clock.monotonic() >= deadline:
+            return reasons
+        clock.sleep(_LOOK_SECONDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
     """The number of partitions that each broker leads before and after the moves."""
@@ -291,7 +334,7 @@ def plan(view: View) -> Balanced:
     """Returns the result of `balance`, as far as a broker can predict it. Moves nothing."""
     cluster = view.describe()
     before = _loads(cluster)
-    moves = _plan(cluster)
+    moves = _plan(cluster, view.tokens)
     after = Counter(before)
     after.subtract(each.leader for each in moves)
     after.update(each.target for each in moves)
@@ -324,7 +367,9 @@ def balance(
         up = [each for each in now.brokers if each.state == BrokerState.UP]
         for each in up if starting else _members_up(now):
             try:
-                reply: BalanceReply = ask(each.address, "cluster.balance", BalanceCluster())
+                reply: BalanceReply = ask(
+                    each.address, "cluster.balance", BalanceCluster(), tokens=view.tokens
+                )
                 in_round += reply.moved
             except errors.Retriable as error:
                 failure = error
@@ -352,7 +397,7 @@ def balance(
             for name, leaders in (before.leaders or {}).items()
             for then, leader in zip(leaders, (after.leaders or {}).get(name, []), strict=False)
         ),
-        left=_plan(after),
+        left=_plan(after, view.tokens),
     )
 
 
@@ -364,27 +409,36 @@ def upgrade(view: View) -> UpgradeReply:
     failures: list[errors.SparklogError] = []
     for each in _members_up(view.describe()):
         try:
-            reply: UpgradeReply = ask(each.address, "cluster.upgrade", Empty())
+            reply: UpgradeReply = ask(each.address, "cluster.upgrade", Empty(), tokens=view.tokens)
             return reply
         except errors.Retriable as error:  # the next one sees the level as it is by then
             failures.append(error)
     raise failures[-1]
 
 
+def _up(cluster: ClusterDescription) -> list[BrokerDescription]:
+    return [each for each in cluster.brokers if each.state == BrokerState.UP]
+
+
 def _members_up(cluster: ClusterDescription) -> list[BrokerDescription]:
     """Raises `BrokerUnavailable` if there is none."""
-    found = [each for each in cluster.brokers if each.state == BrokerState.UP]
+    found = _up(cluster)
     if not found:
         raise errors.BrokerUnavailable(address=cluster.root, reason="no broker is up; start one")
     return found
 
 
-def _plan(cluster: ClusterDescription) -> list[PartitionMove]:
+def _plan(cluster: ClusterDescription, tokens: Tokens | None) -> list[PartitionMove]:
     """Returns the moves according to one broker that answers: all brokers see the same moves."""
     failures: list[errors.SparklogError] = []
     for each in _members_up(cluster):
         try:
-            reply: BalanceReply = ask(each.address, "cluster.balance", BalanceCluster(dry_run=True))
+            reply: BalanceReply = ask(
+                each.address,
+                "cluster.balance",
+                BalanceCluster(dry_run=True),
+                tokens=tokens,
+            )
             return reply.moves
         except errors.Retriable as error:
             failures.append(error)
@@ -411,15 +465,24 @@ def _moved(before: ClusterDescription, after: ClusterDescription, broker: int) -
 
 
 def ask(
-    address: str, action: str, request: msgspec.Struct, *, timeout_seconds: float = _ANSWER_SECONDS
+    address: str,
+    action: str,
+    request: msgspec.Struct,
+    *,
+    timeout_seconds: float = _ANSWER_SECONDS,
+    tokens: Tokens | None = None,
 ) -> Any:
     """Returns the reply from the broker at `host:port` to an action.
+
+    `tokens`: for a broker that enforces ACLs.
 
     Raises `BrokerUnavailable`, `WrongPort`, and any failure that it replies: `BadRequest` if its
     release does not support the action.
     """
     try:
-        return connection.ask(address, action, request, timeout_seconds=timeout_seconds)
+        return connection.ask(
+            address, action, request, timeout_seconds=timeout_seconds, tokens=tokens
+        )
     except errors.BadRequest as error:
         if not error.reason.startswith(NO_ACTION):
             raise

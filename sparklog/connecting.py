@@ -41,7 +41,7 @@ import msgspec
 
 from sparklog import errors, limits, listeners
 from sparklog.client import arguments
-from sparklog.client.connection import Channel, Connection, ask
+from sparklog.client.connection import Channel, Connection, Resolve, ask
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
@@ -62,6 +62,7 @@ from sparklog.storage.metadata.identity import Answer
 from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
 from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.objects import Store, open_store
+from sparklog.storage.root_tokens import RootTokens
 
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
@@ -152,7 +153,7 @@ def connect(
     except errors.BadOption:
         session.close()
         raise
-    log = Log(Connection(session.resolve), root=location, on_close=session.close)
+    log = Log(session.connection(session.resolve), root=location, on_close=session.close)
     _open[session] = weakref.ref(log)
     _close_at_exit()
     return log
@@ -192,7 +193,7 @@ def visit(root: str, *, storage_options: Mapping[str, str] | None = None) -> Con
     `connect`.
     """
     session = _RootSession(root, given=storage_options, starts=False)
-    return Connection(session.find)
+    return session.connection(session.find)
 
 
 def _location(target: str | os.PathLike[str] | Sequence[str] | None) -> tuple[str, bool]:
@@ -299,6 +300,7 @@ class _RootSession:
                 self._store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
             ),
         )
+        self._tokens = RootTokens(self._store, lambda: self._watch.metadata, clock=self._clock)
         self._lock = threading.Lock()
         self._agent: Agent | None = None
         self._has_resolved = False
@@ -307,6 +309,10 @@ class _RootSession:
         """Reads the root if this process may not write to it."""
         self._reads_until = -math.inf
         """Until then no further start of a broker is attempted, in monotonic seconds."""
+
+    def connection(self, resolve: Resolve) -> Connection:
+        """Returns a connection to the brokers of the root. `resolve`: a method of the session."""
+        return Connection(resolve, tokens=self._tokens)
 
     def resolve(self, patience_seconds: float = 0.0) -> str | Channel:
         """Returns the Flight address of the root's live broker, which is started if there is none.
@@ -440,10 +446,13 @@ class _RootSession:
                     served=asked.root,
                 )
 
-    @staticmethod
-    def _cluster(address: str) -> flight_messages.ClusterInfo:
+    def _cluster(self, address: str) -> flight_messages.ClusterInfo:
         served: flight_messages.ClusterInfo = ask(
-            address, "cluster", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+            address,
+            "cluster",
+            flight_messages.Empty(),
+            timeout_seconds=_ANSWER_SECONDS,
+            tokens=self._tokens,
         )
         return served
 

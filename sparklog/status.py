@@ -21,6 +21,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.listeners import Listener
 from sparklog.options import is_loopback
+from sparklog.security.root_token import Tokens
 from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.metadata.identity import Answer
@@ -29,6 +30,7 @@ from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch,
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
+from sparklog.storage.root_tokens import RootTokens
 
 _ANSWER_SECONDS: Final = 10.0
 _ASKED_AT_ONCE: Final = 32
@@ -95,6 +97,7 @@ def of_root(
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
+    tokens = RootTokens(store, lambda: metadata, clock=clock)
     is_answered = identity.answers(store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
 
     def look_at(broker: int) -> _Asked | None:
@@ -105,7 +108,7 @@ def of_root(
             broker=broker,
             answers=is_answered,
         )
-        return _ask_leader(store, watch, metadata, waits)
+        return _ask_leader(store, watch, metadata, waits, tokens)
 
     brokers = [metadata.controller, *other_members(metadata)]
     # Not bounded by the requests that the store allows: these threads wait for brokers.
@@ -193,6 +196,7 @@ def _ask_leader(
     watch: LeaderWatch,
     metadata: ClusterMetadata,
     waits: Callable[[Leader, float], object],
+    tokens: Tokens,
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
     found, asked, reason = watch.poll(metadata), None, ""
@@ -204,7 +208,7 @@ def _ask_leader(
             if served.error is not None:
                 raise served.error
             if served.answer in identity.LIVES:
-                status = _ask(leader.flight)
+                status = _ask(leader.flight, tokens)
                 return _Asked(state=LeaderStatus.SERVED, leader=leader, status=status)
             copied = ", of which this root is a copy" if served.answer is Answer.ORIGINAL else ""
             reason = f"the broker at its address, {leader.flight}, serves {served.root}{copied}"
@@ -224,20 +228,26 @@ def _ask_leader(
     return _Asked(state=state, leader=found.leader, reason=reason)
 
 
-def figures_of(address: str, *, timeout_seconds: float) -> flight_messages.BrokerFigures:
-    """Returns the metrics of the broker at `host:port`.
+def figures_of(
+    address: str, *, timeout_seconds: float, tokens: Tokens | None = None
+) -> flight_messages.BrokerFigures:
+    """Returns the metrics of the broker at `host:port`. `tokens`: if it enforces ACLs.
 
     Raises `BrokerUnavailable` and `WrongPort`.
     """
     found: flight_messages.BrokerFigures = ask(
-        address, "figures", flight_messages.Empty(), timeout_seconds=timeout_seconds
+        address, "figures", flight_messages.Empty(), timeout_seconds=timeout_seconds, tokens=tokens
     )
     return found
 
 
-def _ask(address: str) -> flight_messages.BrokerStatus:
+def _ask(address: str, tokens: Tokens | None = None) -> flight_messages.BrokerStatus:
     status: flight_messages.BrokerStatus = ask(
-        address, "status", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+        address,
+        "status",
+        flight_messages.Empty(),
+        timeout_seconds=_ANSWER_SECONDS,
+        tokens=tokens,
     )
     return status
 

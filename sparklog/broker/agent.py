@@ -22,6 +22,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import ports
+from sparklog.broker.access_control import AccessControl, AskWithTokens
 from sparklog.broker.assembly import (
     ClusterParts,
     Parts,
@@ -31,7 +32,6 @@ from sparklog.broker.assembly import (
     reconciler_of,
     sources_of,
 )
-from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.backoff import ENDS_THE_BROKER, run_each
 from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.failover.heartbeats import Heartbeats
@@ -55,7 +55,6 @@ from sparklog.listeners import parse, text_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
 from sparklog.storage.metadata import identity
-from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import (
     Heartbeat,
     LeaderState,
@@ -101,7 +100,7 @@ class Agent:
         allow_non_empty: bool = False,
         watch: LeaderWatch | None = None,
         hooks: RequestHooks | None = None,
-        ask: Ask | None = None,
+        ask: AskWithTokens | None = None,
     ) -> None:
         """Creates a broker without starting it.
 
@@ -143,8 +142,12 @@ class Agent:
         self._stop_lock = threading.Lock()
         """Held while the broker is being stopped."""
         self._refused = RefusedWork(self._clock)
-        self._authentication: Authentication | None = None
-        """The users of the root, if a listener asks for a login."""
+        self._access = AccessControl(
+            settings, self._store, clock=self._clock, refused=self._refused
+        )
+        self._ask_member = (
+            self._access.asking(ask, lambda: self._meta.current) if ask is not None else None
+        )
         self._phase = Phase.STARTING
         self._recovered_at = -float("inf")
         """When the log was recovered, in monotonic seconds."""
@@ -190,10 +193,9 @@ class Agent:
             self.address = self.listeners.flight_address
             if settings.kafka.listen and self._ports_of_leader():
                 compile_loops()  # while the root's current leader still serves
-            self._authentication = open_authentication(
-                settings, store, clock=clock, refused=self._refused
-            )
+            self._access.open(self._watch.metadata)
             self._leadership = self._acquire()
+            self._access.follow_metadata(lambda: self._meta.current)
         except BaseException:
             self.listeners.close()
             raise
@@ -211,8 +213,7 @@ class Agent:
                 self._heartbeats.write()
             # Recovery can take longer than a broker without heartbeats counts as alive.
             self._loops.start("heartbeat", self._heartbeat_loop)
-            if self._authentication is not None:  # the wait for a predecessor may have been long
-                self._authentication.follow(self._loops)
+            self._access.follow(self._loops)  # the wait for a predecessor may have been long
             leading_since = clock.monotonic()
             self._open_metrics(patience_seconds=None)
             self._start_serving()
@@ -382,7 +383,10 @@ class Agent:
         groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
         try:
             listeners.open_kafka(
-                broker, groups, self._authentication, patience_seconds=patience_seconds
+                broker,
+                groups,
+                self._access,
+                patience_seconds=patience_seconds,
             )
             # Set before the Flight listener opens: its first client may ask for it.
             process = this_process()
@@ -403,8 +407,10 @@ class Agent:
             )
             broker.prove = self._heartbeats.prove
             broker.cluster_admin.answers = self._answers
+            broker.security_version = lambda: self._access.watch.state.version
             self._refused.look = functools.partial(self._look_for_refusals, parts.writer)
-            flight = listeners.open_flight(broker, groups, patience_seconds=patience_seconds)
+            gate = self._access.gate(self._leadership, self.address)
+            flight = listeners.open_flight(broker, groups, gate, patience_seconds=patience_seconds)
             self._parts = parts
         except BaseException:
             broker.close()  # waiting requests would keep the Kafka listener from closing
@@ -417,8 +423,9 @@ class Agent:
             groups,
             kafka=listeners.kafka,
             flight=flight,
+            authorization=self._access.authorization,
             budgets=lambda: [*broker.budgets(), *listeners.budgets(), *groups.budgets()],
-            ask=self._ask,
+            ask=self._ask_member,
             dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},
         )
         broker.collect_figures = BrokerOverview(self._sources).figures
@@ -436,7 +443,7 @@ class Agent:
             parts,
             dead_after_seconds=dead_after_seconds,
             histories=self._histories,
-            ask=self._ask,
+            ask=self._ask_member,
         )
 
         def follow() -> None:
@@ -566,8 +573,7 @@ class Agent:
             writer.space.check()
         except errors.SparklogError as error:
             self._refused.note(Work.WRITES, str(error))
-        if self._authentication is not None:
-            self._authentication.note_if_stale()
+        self._access.note_if_stale()
 
     def _heartbeat_loop(self) -> None:
         liveness = self._liveness

@@ -10,6 +10,7 @@ from typing import Final
 
 from sparklog import limits
 from sparklog.broker import loops
+from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.failover.controller import Controller
@@ -111,6 +112,7 @@ def sources_of(
     *,
     kafka: KafkaFigures | None,
     flight: FlightFigures,
+    authorization: Authorization,
     budgets: Callable[[], Iterable[Budget]],
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
@@ -128,6 +130,7 @@ def sources_of(
         store=given.store,
         kafka=kafka,
         flight=flight,
+        authorization=authorization,
         cluster_id=given.leadership.cluster.cluster_id,
         epoch=given.leadership.epoch,
         small_file_bytes=janitor.compact_target_bytes // 2,

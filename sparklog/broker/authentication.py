@@ -1,37 +1,26 @@
 """Authentication of clients against the users of the root.
 
-The broker follows the security state with one probe every tenth of a second (on an object store,
-every second). While it cannot, it refuses logins once the last look is as old as the silence after
-which a broker counts as dead: a user may have been removed meanwhile.
+While the broker cannot read the security state, it refuses logins once what it knows is too old
+(`security_watch.py`): a user may have been removed meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hmac
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from sparklog import errors, limits
-from sparklog.broker.loops import Loops
-from sparklog.broker.refused_work import RefusedWork, Work
-from sparklog.clock import Clock, Moment
+from sparklog import errors
+from sparklog.broker.security_watch import SecurityWatch
 from sparklog.security.scram import DrawnVerifiers, Mechanism, Verifier, is_password
-from sparklog.security.state import User
+from sparklog.security.state import SecurityState, User
 from sparklog.settings import BrokerSettings
-from sparklog.storage.objects import Store
-from sparklog.storage.security_store import SecurityStore, open_security
 
 PASSWORDS_REMEMBERED = 10_000  # so that a client with PLAIN that reconnects costs no PBKDF2
-_FOLLOW_REMOTE_SECONDS: Final = 1.0
-_LOOKS_MISSED: Final = 3
-"""The number of looks that may be late before logins are refused."""
 _PASSWORD_MECHANISM: Final = Mechanism.SHA_256
 """The credential that passwords themselves are checked against."""
 
@@ -50,6 +39,11 @@ class Identity(NamedTuple):
         """As Kafka writes it, "User:alice"."""
         return f"User:{self.name}"
 
+    def is_current(self, state: SecurityState) -> bool:
+        """Returns whether the user still exists in `state`, and has not been disabled."""
+        user = state.users.get(self.name)
+        return user is not None and not user.disabled and (user.id, user.epoch) == self[1:]
+
 
 class Credential(NamedTuple):
     """A credential that a login is checked against."""
@@ -63,76 +57,25 @@ class Credential(NamedTuple):
 class Authentication:
     """The users of a root, as one broker knows them. May be used by several threads."""
 
-    def __init__(
-        self,
-        security: SecurityStore,
-        *,
-        clock: Clock,
-        follow_seconds: float,
-        stale_seconds: float,
-        refused: RefusedWork,
-    ) -> None:
-        """Reads the state. Raises `CorruptObject` if it is missing, and the errors of the store.
-
-        Args:
-            security: the state.
-            clock: for the age of the last look.
-            follow_seconds: the time between two looks for changes.
-            stale_seconds: the age of the last look from which on logins are refused.
-            refused: notes that logins are refused.
-        """
-        self._security = security
-        self._clock = clock
-        self._follow_seconds = follow_seconds
-        self._stale_seconds = stale_seconds
-        self._refused = refused
-        self._looked = Moment.now(clock)
-        self._seen = security.look()
-        self._drawn = DrawnVerifiers(self._seen.salt_key)
+    def __init__(self, watch: SecurityWatch) -> None:
+        """`watch`: of a root that has a security state."""
+        self.watch = watch
+        watch.has_logins = True
+        self._drawn = DrawnVerifiers(watch.state.salt_key)
         self._lock = threading.Lock()
         self._remembered: OrderedDict[bytes, None] = OrderedDict()
         """Digests of passwords that were right."""
         self._process_key = secrets.token_bytes(32)
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after the state has changed, in the thread that follows it."""
-
-    def refresh(self) -> None:
-        """Looks for changes. Raises `CorruptObject` and the errors of the store."""
-        began = Moment.now(self._clock)
-        newest = self._security.look()
-        self._looked = began
-        if newest is not self._seen:
-            self._seen = newest
-            self.on_change()
-
-    def follow(self, loops: Loops) -> None:
-        """Looks for changes, and starts a thread that continues to do so."""
-        with contextlib.suppress(errors.SparklogError):  # the thread reports it
-            self.refresh()
-        repeat = functools.partial(
-            loops.repeat, "reading the users", self._follow_seconds, self.refresh
-        )
-        loops.start("users", repeat)
 
     # -------------------------------------------------------------------------- state
 
-    def note_if_stale(self) -> None:
-        """Notes that logins are refused, if they are."""
-        with contextlib.suppress(errors.SecurityNotRead):
-            self.check_fresh()
-
     def check_fresh(self) -> None:
-        """Raises `SecurityNotRead` if the state is too old for a login."""
-        age_seconds = self._looked.age_seconds(self._clock)
-        if age_seconds >= self._stale_seconds:
-            stale = errors.SecurityNotRead(seconds=round(age_seconds))
-            self._refused.note(Work.LOGINS, str(stale))
-            raise stale
+        """Raises `SecurityNotRead` if the users are not known well enough for a login."""
+        self.watch.check_fresh()
 
     def is_current(self, identity: Identity) -> bool:
         """Returns whether a user that has logged in still exists and is not disabled."""
-        user = self._seen.users.get(identity.name)
-        return user is not None and not user.disabled and _identity(identity.name, user) == identity
+        return identity.is_current(self.watch.state)
 
     # -------------------------------------------------------------------------- logins
 
@@ -152,7 +95,7 @@ class Authentication:
 
     def _known(self, mechanism: Mechanism, name: str) -> Credential | None:
         """Returns the credential that a user has; without an identity if it is disabled."""
-        user = self._seen.users.get(name)
+        user = self.watch.state.users.get(name)
         verifier = user.credentials.get(mechanism) if user is not None else None
         if user is None or verifier is None:
             return None
@@ -205,32 +148,18 @@ def _identity(name: str, user: User) -> Identity:
     return Identity(name, user.id, user.epoch)
 
 
-def open_authentication(
-    settings: BrokerSettings, store: Store, *, clock: Clock, refused: RefusedWork
-) -> Authentication | None:
+def open_authentication(settings: BrokerSettings, watch: SecurityWatch) -> Authentication | None:
     """Returns the users of the root; None if no listener asks for a login.
 
-    Raises `BadOption` if one does and the root has no users, and `CorruptObject` if they are
-    missing.
+    Raises `BadOption` if one does and the root has no users.
     """
     if not settings.kafka.has_sasl:
         return None
-    security: SecurityStore | None = None
-    with contextlib.suppress(errors.NotARoot):
-        security = open_security(store, clock=clock)
-    if security is None:
+    if not watch.has_state:
         raise errors.BadOption(
             option="kafka.listen",
             value=settings.kafka.listen,
             reason="clients of a listener with SASL log in, and the root has no users; create one:"
             f" sparklog users add NAME --root {settings.root}",
         )
-    follow_seconds = limits.WATCH_SECONDS if store.is_local else _FOLLOW_REMOTE_SECONDS
-    dead_after_seconds = settings.liveness.on(local=store.is_local).dead_after_seconds
-    return Authentication(
-        security,
-        clock=clock,
-        follow_seconds=follow_seconds,
-        stale_seconds=max(dead_after_seconds, _LOOKS_MISSED * follow_seconds),
-        refused=refused,
-    )
+    return Authentication(watch)

@@ -165,6 +165,8 @@ class Broker:
         """Proves which root this broker serves; set by the owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
         """Returns this broker's metrics; set by the owner once it serves."""
+        self.security_version: Callable[[], int] = lambda: 0
+        """Returns the version of the users and ACLs that are in force; set by the owner."""
         self._started_at = clock.monotonic()
 
     # -------------------------------------------------------------------------- this broker
@@ -275,6 +277,7 @@ class Broker:
                 for work, reason in self.refused.states().items()
             ],
             kept_records=kept_records[: limits.STATUS_TOPICS],
+            security_version=self.security_version(),
         )
 
     def configs(self, advertised: Sequence[Listener]) -> list[ConfigEntry]:

@@ -18,9 +18,10 @@ import structlog
 
 from sparklog import errors
 from sparklog.broker import ports
-from sparklog.broker.authentication import Authentication
+from sparklog.broker.access_control import AccessControl
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import Budget
+from sparklog.broker.flight.gate import Gate
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
@@ -144,7 +145,7 @@ class Listeners:
         self,
         broker: Broker,
         groups: Coordinator,
-        authentication: Authentication | None,
+        access: AccessControl,
         *,
         patience_seconds: float,
     ) -> None:
@@ -172,15 +173,17 @@ class Listeners:
             acceptors,
             request_max_bytes=settings.request_max_bytes,
             memory_bytes=settings.memory_bytes,
-            authentication=authentication,
+            authentication=access.authentication,
+            authorization=access.authorization,
+            acl_admin=access.acl_admin,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
         )
 
     def open_flight(
-        self, broker: Broker, groups: Coordinator, *, patience_seconds: float
+        self, broker: Broker, groups: Coordinator, gate: Gate, *, patience_seconds: float
     ) -> FlightListener:
-        """Opens the Flight listener, which serves immediately."""
+        """Opens the Flight listener, which serves immediately. `gate`: admits calls."""
         assert self._flight_port is not None
         self.flight = FlightListener(
             broker,
@@ -188,6 +191,7 @@ class Listeners:
             self._flight_port.listen(patience_seconds=patience_seconds),
             bounds=StreamBounds(streams=self._settings.flight.max_streams),
             max_batch_bytes=self._settings.writer.max_batch_bytes,
+            gate=gate,
             hooks=self._hooks,
         )
         return self.flight

@@ -32,6 +32,8 @@ class Work(enum.StrEnum):
     """Connections from Kafka clients: `kafka.max_connections` and its per-address limit."""
     LOGINS = "logins"
     """Logins of Kafka clients: the security state of the root cannot be read."""
+    REQUESTS = "requests"
+    """Requests of all clients, if ACLs are enforced: the security state cannot be read."""
     STREAMS = "streams"
     """Streams from sparklog's own clients: `flight.max_streams`."""
 

@@ -20,12 +20,12 @@ from typing import Final
 import structlog
 
 from sparklog import errors, pandas_import
+from sparklog.broker.access_control import AskWithTokens
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
 from sparklog.broker.supervisor import stop_signals, when_supervisor_stops
 from sparklog.settings import BrokerSettings
-from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import BrokerKind
 
 GC_FULL_EVERY = 100  # collections of younger objects; Python's default is 10
@@ -41,7 +41,7 @@ def run_broker(
     take_over: bool = False,
     allow_non_empty: bool = False,
     stops_with: Collection[int] | None = None,
-    ask: Ask | None = None,
+    ask: AskWithTokens | None = None,
 ) -> None:
     """Runs a broker as this process: prints a line once it serves, stops on SIGTERM or SIGINT.
 

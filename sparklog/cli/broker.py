@@ -21,6 +21,8 @@ from sparklog.terminal.options import BootstrapOption
 if TYPE_CHECKING:
     from msgspec import Struct
 
+    from sparklog.security.root_token import Tokens
+
 BROKER_PROCESSES = 64  # of `sparklog broker --processes`
 
 app = typer.Typer(
@@ -189,11 +191,20 @@ def _run_supervised() -> None:
     )
 
 
-def _ask(address: str, action: str, request: Struct, *, timeout_seconds: float) -> object:
+def _ask(
+    address: str,
+    action: str,
+    request: Struct,
+    *,
+    timeout_seconds: float,
+    tokens: Tokens | None = None,
+) -> object:
     """Sends a request to another broker. Only a broker with peers needs the gRPC client."""
     from sparklog.client.connection import ask
 
-    return ask(address, action, request, timeout_seconds=timeout_seconds, is_probed=False)
+    return ask(
+        address, action, request, timeout_seconds=timeout_seconds, is_probed=False, tokens=tokens
+    )
 
 
 def _prepare_start() -> None:

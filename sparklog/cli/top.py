@@ -187,7 +187,10 @@ class _Cluster:
         for broker, each in living.items():
             if broker not in self._asked:
                 self._asked[broker] = self._pool.submit(
-                    status.figures_of, each.address, timeout_seconds=_ANSWER_SECONDS
+                    status.figures_of,
+                    each.address,
+                    timeout_seconds=_ANSWER_SECONDS,
+                    tokens=self._view.tokens,
                 )
         wait([self._asked[broker] for broker in living if broker not in self._silences])
         for broker in self._silences.keys() - living.keys():

@@ -28,6 +28,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import unknown_topic
+from sparklog.security.root_token import Tokens, TokenSource
 
 BACKOFF_FIRST_SECONDS = 0.02
 RECONNECT_MAX_SECONDS = 0.2  # while a broker is down; an attempt costs very little
@@ -158,18 +159,19 @@ def ask(
     *,
     timeout_seconds: float,
     is_probed: bool = True,
+    tokens: Tokens | None = None,
 ) -> Any:
     """Returns the reply from the broker at `host:port`, from a single attempt.
 
     `is_probed`: first check that a broker answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
-    that the error names the cause.
+    that the error names the cause. `tokens`: for a broker that enforces ACLs.
 
     Raises `BrokerUnavailable`, `WrongPort`, and any error that the broker returns.
     """
     if is_probed:
-        with Connection.to(address) as connection:
+        with Connection.to(address, tokens=tokens) as connection:
             return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
-    channel = Channel(address)
+    channel = Channel(address, tokens)
     try:
         return channel.action(action, request, timeout_seconds=timeout_seconds)
     finally:
@@ -179,10 +181,18 @@ def ask(
 class Channel:
     """Flight client for one broker, for `flight_messages`. Thread-safe, as Flight's client is."""
 
-    def __init__(self, address: str) -> None:
+    _tokens: Tokens | None = None
+
+    def __init__(self, address: str, tokens: Tokens | None = None) -> None:
+        """`tokens`: for a broker that enforces ACLs."""
         self.address = address
+        self._tokens = tokens
+        token = tokens.of(address) if tokens is not None else None
+        middleware = [_TokenSender(token)] if token is not None else []
         try:
-            self._flight = flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
+            self._flight = flight.FlightClient(
+                f"grpc://{address}", generic_options=_OPTIONS, middleware=middleware
+            )
         except pa.ArrowException as error:
             raise failure_of(error, address) from error
 
@@ -194,7 +204,7 @@ class Channel:
         try:
             results = list(self._flight.do_action(action, options))
         except (pa.ArrowException, OSError) as error:
-            raise failure_of(error, self.address) from error
+            raise self.failure_of(error) from error
         if not results:  # another program's Flight server
             reason = f"it does not support {name!r}"
             raise errors.WrongPort(address=self.address, reason=reason)
@@ -212,8 +222,39 @@ class Channel:
         """Returns a writer, used only to end the stream, and a reader of row batches."""
         return self._flight.do_exchange(_command(request))
 
+    def failure_of(self, error: BaseException) -> errors.SparklogError:
+        """See `failure_of`. A refused token counts as a broken channel if a new one can be made."""
+        failure = failure_of(error, self.address)
+        if not isinstance(failure, errors.RootTokenNeeded) or self._tokens is None:
+            return failure
+        if self._tokens.renewed(self.address) is None:
+            return failure
+        return errors.BrokerUnavailable(address=self.address, reason=failure.reason)
+
     def close(self) -> None:
         self._flight.close()
+
+
+class _TokenSender(flight.ClientMiddlewareFactory):
+    """Adds a token to each call."""
+
+    def __init__(self, token: TokenSource) -> None:
+        super().__init__()
+        self._token = token
+
+    def start_call(self, _info: Any) -> flight.ClientMiddleware:
+        return _TokenHeader(self._token())
+
+
+class _TokenHeader(flight.ClientMiddleware):
+    """Adds a token to one call."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def sending_headers(self) -> dict[str, str]:
+        return {"authorization": self._token}
 
 
 def failure_of(error: BaseException, address: str) -> errors.SparklogError:
@@ -337,6 +378,7 @@ class Connection:
             one once retries time out; any other exception becomes the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
         timeout_seconds: how long an action is retried, unless the call sets a timeout.
+        tokens: for brokers that enforce ACLs; None: none are sent.
         jitter: returns random numbers from 0 to 1 for the waits.
     """
 
@@ -346,8 +388,10 @@ class Connection:
         *,
         clock: ThreadClock | None = None,
         timeout_seconds: float = limits.ACTION_TIMEOUT_SECONDS,
+        tokens: Tokens | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._tokens = tokens
         self.clock: ThreadClock = clock or SystemClock()
         self._resolve = resolve
         self._timeout_seconds = timeout_seconds
@@ -613,7 +657,7 @@ class Connection:
         else:
             self._check_answers(address, is_learned=self._is_cluster and broker >= 0)
             home = address
-        channel = Channel(home) if isinstance(home, str) else home
+        channel = Channel(home, self._tokens) if isinstance(home, str) else home
         with self._lock:
             if address is None:
                 self._home = channel.address

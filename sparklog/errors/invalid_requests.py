@@ -63,6 +63,51 @@ class BadOption(Invalid):
     reason: str
 
 
+class NotAuthorized(Invalid):
+    """No ACL allows a principal what it has asked for, or one denies it."""
+
+    code = "not_authorized"
+    template = (
+        "{principal} at {host} is not allowed to {operation} {resource} {name!r};"
+        " `sparklog acls list` shows the ACLs that apply."
+    )
+    principal: str
+    host: str
+    operation: str
+    resource: str
+    name: str
+
+
+class TopicNotAuthorized(NotAuthorized):
+    """An operation on a topic is not allowed, whether the topic exists or not."""
+
+    code = "topic_not_authorized"
+
+
+class GroupNotAuthorized(NotAuthorized):
+    """An operation on a consumer group is not allowed, whether the group exists or not."""
+
+    code = "group_not_authorized"
+
+
+class ClusterNotAuthorized(NotAuthorized):
+    """An operation on the whole cluster is not allowed."""
+
+    code = "cluster_not_authorized"
+
+
+class RootTokenNeeded(Invalid):
+    """ACLs are enforced, and Flight serves only programs that can read the root's `security/`."""
+
+    code = "root_token_needed"
+    template = (
+        "ACLs are enforced, so the Flight port serves only programs that prove that they can read"
+        " security/ in the root, and {reason}. Connect by the root as a user that can read it, or"
+        " log in to a Kafka listener."
+    )
+    reason: str
+
+
 class NotInstalled(Invalid):
     """Packages of an extra are not installed; `hint` says how to install them."""
 

@@ -214,11 +214,12 @@ class FencedLeaderEpoch(Retriable):
 
 
 class SecurityNotRead(Retriable):
-    """A broker refuses logins, because it cannot read the users: try again, or another broker."""
+    """A broker refuses logins, and requests while ACLs are enforced, because it cannot read the
+    users and ACLs: try again, or another broker."""
 
     code = "security_not_read"
     template = (
-        "Logins are refused: security/ in the root was last read {seconds} s ago. Make it readable"
+        "Clients are refused: security/ in the root was last read {seconds} s ago. Make it readable"
         " for the broker again."
     )
     seconds: int

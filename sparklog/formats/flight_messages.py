@@ -250,6 +250,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     refused: list[Refused] = []
     kept_records: list[KeptRecords] = []
     """At most `limits.STATUS_TOPICS` of them."""
+    security_version: int = 0
+    """The version of the users and ACLs that the broker goes by; 0 if it has none."""
 
 
 class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -294,16 +294,16 @@ def test_a_user_that_is_removed_while_it_logs_in(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise: the last look before a connection is served decides, not the password's check."""
-    root, authentication = agent.settings.root, agent._authentication
+    root, authentication = agent.settings.root, agent._access.authentication
     assert authentication is not None
     change(root, users.added("bob", users.credentials_of(PASSWORD)))
-    authentication.refresh()
+    authentication.watch.refresh()
     log_in = authentication.log_in
 
     def slow(name: str, password: str) -> Identity | None:
         found = log_in(name, password)
         change(root, users.removed("bob"))
-        authentication.refresh()
+        authentication.watch.refresh()
         return found
 
     monkeypatch.setattr(authentication, "log_in", slow)
@@ -356,9 +356,7 @@ def test_users_that_are_deleted_under_a_broker(
     """Promise: no user logs in any more, though there is nothing new to read."""
     change(str(tmp_path), users.added("alice", users.credentials_of(PASSWORD)))
     with Agent(settings(tmp_path, authority)) as agent:
-        authentication = agent._authentication
-        assert authentication is not None
-        monkeypatch.setattr(authentication, "_stale_seconds", 0.3)
+        monkeypatch.setattr(agent._access.watch, "_stale_seconds", 0.3)
         shutil.rmtree(tmp_path / "security")
         wait_until(lambda: Work.LOGINS in agent.parts.broker.refused.states(), "no such state")
         with contextlib.closing(Frames(local(agent))) as client:

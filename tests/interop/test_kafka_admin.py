@@ -560,17 +560,40 @@ def test_what_has_a_config_is_listed(log: sparklog.Log, frames: Frames) -> None:
 
 
 def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
-    """No transactions, no groups of KIP-848, no share groups, no security: a client sees it.
+    """No transactions, no groups of KIP-848, no share groups, no quotas: a client sees it.
 
-    Of ACLs it may ask, and hears that there are none; of SASL as well.
+    Of ACLs it may ask, and hears that they are off; of SASL as well.
     """
     offered = {each.api_key for each in frames.ask(18, 4, CLIENT).api_keys}
     transactions = {24, 25, 26, 27, 28, 65, 66}
     new_groups = {68, 69, 76, 77, 78, 79, 80, 88, 89, 90, 91, 92}
-    security = {30, 31, 38, 39, 40, 41, 50, 51}
+    security = {38, 39, 40, 41, 50, 51}
     quotas = {48, 49}
     assert not offered & (transactions | new_groups | security | quotas)
-    assert {0, 1, 2, 3, 17, 18, 19, 20, 23, 32, 33, 35, 36, 37, 44, 60, 61, 74, 75} <= offered
+    assert {
+        0,
+        1,
+        2,
+        3,
+        17,
+        18,
+        19,
+        20,
+        23,
+        29,
+        30,
+        31,
+        32,
+        33,
+        35,
+        36,
+        37,
+        44,
+        60,
+        61,
+        74,
+        75,
+    } <= offered
 
 
 def test_the_cluster_is_described(

@@ -30,7 +30,9 @@ class FakeCluster:
         self.answer: Answer = lambda _broker, _name, _request: None
         self.tail: Callable[[int, Any], Any] = lambda _broker, _request: None
         self.read: Callable[[int, Any], Any] = lambda _broker, _ticket: None
-        monkeypatch.setattr(connections, "Channel", lambda address: _Channel(self, address))
+        monkeypatch.setattr(
+            connections, "Channel", lambda address, _tokens: _Channel(self, address)
+        )
         monkeypatch.setattr(connections, "_probe", lambda address, *_: self.broker_at(address))
 
     def connect(self, addresses: str, *, timeout_seconds: float = 10.0) -> Connection:

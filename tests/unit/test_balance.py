@@ -26,6 +26,8 @@ class FakeView:
     def second(self) -> str:
         return self.states[0]
 
+    tokens = None
+
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         state = self.states[0]
         if len(self.states) > 1:
@@ -52,7 +54,7 @@ def test_a_balance_waits_for_a_broker_that_starts(monkeypatch: pytest.MonkeyPatc
     """A broker gets partitions once it serves: a round before that says nothing about the end."""
     view, moves = FakeView(["starting", "starting", "starting", "up"]), [2]
 
-    def ask(_address: str, _action: str, request: BalanceCluster) -> BalanceReply:
+    def ask(_address: str, _action: str, request: BalanceCluster, **_: object) -> BalanceReply:
         is_due = view.second == "up" and not request.dry_run and bool(moves)
         return BalanceReply(moved=moves.pop() if is_due else 0)
 
@@ -64,6 +66,6 @@ def test_a_balance_waits_for_a_broker_that_starts(monkeypatch: pytest.MonkeyPatc
 
 def test_a_balance_names_a_broker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time ends, and the error says for which broker it has waited."""
-    monkeypatch.setattr(cluster, "ask", lambda *_: BalanceReply())
+    monkeypatch.setattr(cluster, "ask", lambda *_, **__: BalanceReply())
     with pytest.raises(errors.TimedOut, match="while these are starting: 2"):
         cluster.balance(FakeView(["starting"]), ManualClock(), timeout_seconds=3.0)

@@ -13,6 +13,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.broker.broker import Fetched
+from sparklog.broker.kafka.access import OPEN
 from sparklog.broker.kafka.apis import fetch
 from sparklog.broker.kafka.apis.fetch import READ_AHEAD_PARTITIONS, READ_TOGETHER
 from sparklog.broker.kafka.messages import Request
@@ -260,7 +261,9 @@ def collected(context: Turns) -> fetch._FetchPartition:
         topic={}, identity="t", number=0, offset=0, limit_bytes=1 << 20, leader_epoch=-1
     )
     body = SimpleNamespace(min_bytes=1, max_bytes=1 << 20, max_wait=timedelta(seconds=60))
-    request = cast("Request", SimpleNamespace(version=11, body=body, memory=NoBounds()))
+    request = cast(
+        "Request", SimpleNamespace(version=11, body=body, memory=NoBounds(), access=OPEN)
+    )
     asyncio.run(fetch._collect(cast("HandlerContext", context), [partition], request))
     return partition
 

@@ -122,25 +122,38 @@ def test_full_sessions_are_replaced_when_they_are_old(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sparklog.broker.kafka.sessions.FETCH_SESSIONS", 2)
     clock = ManualClock()
     all_sessions = FetchSessions(clock)
-    first, second = all_sessions.open({}), all_sessions.open({})
+    first, second = all_sessions.open({}, "User:x"), all_sessions.open({}, "User:x")
     assert first is not None
     assert second is not None
-    assert all_sessions.open({}) is None
+    assert all_sessions.open({}, "User:x") is None
     clock.advance(FETCH_SESSION_KEPT_SECONDS - 1)
     all_sessions.advance(first)
-    assert all_sessions.open({}) is None
+    assert all_sessions.open({}, "User:x") is None
     clock.advance(1)
-    assert all_sessions.open({}) is not None
-    assert (all_sessions.find(first.session_id), all_sessions.find(second.session_id)) == (
+    assert all_sessions.open({}, "User:x") is not None
+    assert (
+        all_sessions.find(first.session_id, "User:x"),
+        all_sessions.find(second.session_id, "User:x"),
+    ) == (
         first,
         None,
     )
     assert len(all_sessions) == 2
 
 
+def test_a_session_belongs_to_a_user() -> None:
+    """Promise: another user that guesses its id neither reads through it nor closes it."""
+    all_sessions = FetchSessions(ManualClock())
+    session = all_sessions.open({}, "User:alice")
+    assert session is not None
+    assert all_sessions.find(session.session_id, "User:bob") is None
+    all_sessions.close(session.session_id, "User:bob")
+    assert all_sessions.find(session.session_id, "User:alice") is session
+
+
 def test_epochs_wrap_around_to_1() -> None:
     """The epochs 0 and -1 are reserved."""
-    session = sessions.FetchSession(1, epoch=2**31 - 2)
+    session = sessions.FetchSession(1, "User:x", epoch=2**31 - 2)
     session.advance(0.0)
     assert session.epoch == 2**31 - 1
     session.advance(0.0)

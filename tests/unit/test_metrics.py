@@ -30,6 +30,7 @@ from sparklog.storage.objects import (
     MemoryStore,
     ScriptedFaults,
 )
+from tests.support.acls import without_acls
 from tests.support.brokers import START_US, Rig
 from tests.support.metrics import Values, parsed
 from tests.support.waiting import time_with
@@ -106,6 +107,7 @@ def bench() -> Bench:
         store=rig.store,
         kafka=kafka,
         flight=Flight(),
+        authorization=without_acls(rig.store, clock),
         cluster_id=rig.leadership.cluster.cluster_id,
         epoch=rig.leadership.epoch,
         small_file_bytes=1 << 20,

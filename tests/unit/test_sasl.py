@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,11 +18,11 @@ from sparklog import errors
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
 from sparklog.broker.refused_work import RefusedWork, Work
+from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
 from sparklog.security import users
 from sparklog.security.scram import MECHANISMS, Mechanism, ScramClient, ScramError
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.security_store import SecurityStore, open_security
 from tests.support.kafkas import Frames
 from tests.support.users import PASSWORD, change_users
 
@@ -40,17 +39,16 @@ class World:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
         self.change(users.added("alice", CREDENTIALS), create=True)
-        found = open_security(self.store, clock=self.clock)
-        assert found is not None
-        self.security: SecurityStore = found
         self.refused = RefusedWork(self.clock)
-        self.authentication = Authentication(
-            found,
+        self.watch = SecurityWatch(
+            self.store,
             clock=self.clock,
             follow_seconds=0.1,
             stale_seconds=STALE_SECONDS,
             refused=self.refused,
         )
+        self.watch.open()
+        self.authentication = Authentication(self.watch)
         self.checks = 0
 
     def change(self, what: users.Change, *, create: bool = False) -> None:
@@ -154,13 +152,13 @@ def test_a_password_that_was_right_is_checked_once(world: World) -> None:
     log_in(PASSWORD)
     assert world.checks == 1
     world.change(users.with_credentials("alice", users.credentials_of("new")))
-    world.authentication.refresh()
+    world.watch.refresh()
     with pytest.raises(LoginRefused):
         log_in(PASSWORD)
     log_in("new")
     assert world.checks == 3
     world.change(users.disabled("alice", True))
-    world.authentication.refresh()
+    world.watch.refresh()
     with pytest.raises(LoginRefused):
         log_in("new")
 
@@ -222,7 +220,7 @@ def test_a_user_that_is_disabled_and_enabled_between_two_looks(world: World) -> 
     for is_disabled in (True, False):
         world.change(users.disabled("alice", is_disabled))
     assert world.authentication.is_current(server.identity)
-    world.authentication.refresh()
+    world.watch.refresh()
     assert not world.authentication.is_current(server.identity)
 
 
@@ -230,7 +228,7 @@ def test_a_long_start_does_not_refuse_logins(world: World) -> None:
     """Promise: a broker that has waited for its predecessor looks again before it serves."""
     world.clock.advance(2 * STALE_SECONDS)
     loops = mock.Mock()
-    world.authentication.follow(loops)
+    world.watch.follow(loops)
     world.authentication.check_fresh()
     loops.start.assert_called_once()
 
@@ -250,7 +248,7 @@ def test_a_disabled_user_looks_like_a_wrong_password(world: World) -> None:
     is_disabled = False
     before = salt()
     world.change(users.disabled("alice", True))
-    world.authentication.refresh()
+    world.watch.refresh()
     is_disabled = True
     assert salt() == before
 
@@ -275,7 +273,7 @@ def test_a_user_that_changes_during_its_login(
     first = authenticate(server, client.first())
     for each in changes:
         world.change(each)
-    world.authentication.refresh()
+    world.watch.refresh()
     refusal(server, client.final(first))
 
 
@@ -317,7 +315,7 @@ def test_a_server_that_does_not_know_the_password(world: World) -> None:
     """Promise: a client notices it, as one that has taken the port of a dead broker."""
     other = World()
     other.change(users.with_credentials("alice", users.credentials_of("guess")))
-    other.authentication.refresh()
+    other.watch.refresh()
     server = other.server()
     handshake(server, "SCRAM-SHA-256")
     client = ScramClient(Mechanism.SHA_256, "alice", PASSWORD)
@@ -499,8 +497,7 @@ def test_nobody_logs_in_while_the_users_are_not_read(world: World) -> None:
     with pytest.raises(errors.SecurityNotRead):
         scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
     assert Work.LOGINS in world.refused.states()
-    world.authentication.refresh()
+    world.watch.refresh()
     server = world.server()
     handshake(server, "SCRAM-SHA-256")
     scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
-    assert msgspec.structs.asdict(world.security.current)["users"].keys() == {"alice"}

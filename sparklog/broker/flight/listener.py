@@ -26,6 +26,7 @@ from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerS
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.flight import group_calls, protocol, tails
+from sparklog.broker.flight.gate import OPEN_ACTIONS, Gate
 from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
 from sparklog.broker.flight.grpc.status import UNKNOWN, GrpcError, PeerGone
@@ -64,11 +65,16 @@ _IO_ERROR: Final = b"5"
 """Arrow's status code for an IO error."""
 _MESSAGE_LENGTH: Final = 1_000
 """The maximum length of an error message: clients accept a few thousand bytes of trailers."""
-_WITHOUT_SIGHT: Final = frozenset(
-    {"groups.join", "groups.sync", "groups.heartbeat", "groups.leave", "root.prove"}
-)
+_OF_MEMBERS: Final = frozenset({"groups.join", "groups.sync", "groups.heartbeat", "groups.leave"})
+_WITHOUT_SIGHT: Final = _OF_MEMBERS | {"root.prove"}
 """Actions served without sight of the metadata: a group outlives a store outage, and other
 brokers ask whether this one is alive."""
+_WITHOUT_SECURITY: Final = _OF_MEMBERS | {"status", "figures"}
+"""Actions served while the security state cannot be read, which they show."""
+_ADMINISTRATIVE: Final = frozenset(
+    {"broker.drain", "cluster.balance", "cluster.move", "cluster.upgrade"}
+)
+"""Actions that move partitions between brokers, or cannot be undone."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
 """Actions whose reply may lack what another broker knows, and so needs proof of leadership."""
 
@@ -79,6 +85,7 @@ class FlightListener:
     Args:
         listening: a listening socket, which the listener takes over.
         clock: None: the machine's own.
+        gate: admits calls; None: all are served.
         hooks: called for each request; None: no hooks.
     """
 
@@ -91,9 +98,11 @@ class FlightListener:
         bounds: StreamBounds | None = None,
         max_batch_bytes: int = limits.MAX_BATCH_BYTES,
         clock: ThreadClock | None = None,
+        gate: Gate | None = None,
         hooks: RequestHooks | None = None,
     ) -> None:
         self._broker = broker
+        self._gate = gate
         self._hooks = hooks
         clock = clock or SystemClock()
         bounds = bounds or StreamBounds()
@@ -117,11 +126,11 @@ class FlightListener:
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES
         methods = {
-            "DoPut": (self.do_put, batch_bytes),
-            "DoGet": (self.do_get, _REQUEST_BYTES),
-            "DoExchange": (self.do_exchange, _REQUEST_BYTES),
-            "DoAction": (self.do_action, _REQUEST_BYTES),
-            "ListActions": (self.list_actions, _REQUEST_BYTES),
+            "DoPut": (self._gated(self.do_put), batch_bytes),
+            "DoGet": (self._gated(self.do_get), _REQUEST_BYTES),
+            "DoExchange": (self._gated(self.do_exchange), _REQUEST_BYTES),
+            "DoAction": (self.do_action, _REQUEST_BYTES),  # judged by its name
+            "ListActions": (self._gated(self.list_actions), _REQUEST_BYTES),
         }
         self._server = Server(
             listening,
@@ -138,6 +147,8 @@ class FlightListener:
             tick=self._streams.tick,
             clock=clock,
         )
+        if gate is not None:
+            gate.on_enforced = self.cut_connections
         self._server.start()
 
     def budgets(self) -> list[Budget]:
@@ -344,6 +355,13 @@ class FlightListener:
         if known is None:
             reason = f"{flight_messages.NO_ACTION}{name[:_MESSAGE_LENGTH]!r}"
             raise errors.BadRequest(reason=reason)
+        client = call.peer
+        if self._gate is not None and name not in OPEN_ACTIONS:
+            client = self._gate.check(
+                call,
+                needs_fresh=name not in _WITHOUT_SECURITY,
+                is_administrative=name in _ADMINISTRATIVE,
+            )
         request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
         del message, data
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
@@ -353,10 +371,7 @@ class FlightListener:
             self._check_sight()
         looks = self._broker.metadata.looks
         change = self._changes.get(name)
-        if change is None:
-            reply = self._actions[name](request)
-        else:
-            reply = change(request, client=call.peer)
+        reply = self._actions[name](request) if change is None else change(request, client=client)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:
@@ -415,6 +430,17 @@ class FlightListener:
                     self.open_calls -= 1
 
         return counted
+
+    def _gated(self, serve: Callable[[Call], None]) -> Callable[[Call], None]:
+        gate = self._gate
+        if gate is None:
+            return serve
+
+        def gated(call: Call) -> None:
+            gate.check(call)
+            serve(call)
+
+        return gated
 
     def _check_sight(self) -> None:
         """Calls `LeaderMetadata.regain_sight` if the broker may have been replaced."""

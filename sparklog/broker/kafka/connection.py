@@ -21,7 +21,7 @@ from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
-from sparklog.broker.kafka.messages import ANONYMOUS, Fields, Origin, Raw, Request
+from sparklog.broker.kafka.messages import Fields, Origin, Raw, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.tls.engine import TlsFailed
@@ -238,8 +238,8 @@ class KafkaConnection:
 
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
-        principal = self.identity.principal if self.identity is not None else ANONYMOUS
-        origin = Origin(host, self._listener, principal)
+        access = self._context.access_of(self.identity, self._stream.peer)
+        origin = Origin(host, self._listener, access)
         while True:
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
@@ -309,6 +309,7 @@ class KafkaConnection:
                 arrival = arrival._replace(looks=broker.metadata.looks)
             request, items = await self._parse(api, frame, origin, grant)
             del frame
+            origin.access.check_fresh(is_of_member=api.needs_no_acls)
             if not api.is_pipelined:
                 await self._replies.join()  # it may read what an earlier request writes
             if items > limits.KAFKA_LITTLE_ITEMS:

@@ -26,11 +26,14 @@ import structlog
 import uvloop
 
 from sparklog import errors
+from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
 from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.admission import (
     Admission,
     AdmissionRefused,
@@ -87,6 +90,7 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.READ: READ_THREADS,
     WorkerPool.SEEK: _SEEK_THREADS,
     WorkerPool.PROOF: 1,
+    WorkerPool.LOOK: 1,
     WorkerPool.PASSWORDS: _PASSWORD_THREADS,
     WorkerPool.LARGE_REQUEST: 1,
 }
@@ -120,6 +124,8 @@ class KafkaListener:
         acceptors: one for each listener; their sockets are closed with it.
         memory_bytes: the bound on `ListenerMemory`.
         authentication: the users; None if no listener asks for a login.
+        authorization: the ACLs; None if everything is allowed to everybody.
+        acl_admin: changes them.
         clock: None for the system clock.
     """
 
@@ -132,6 +138,8 @@ class KafkaListener:
         request_max_bytes: int,
         memory_bytes: int,
         authentication: Authentication | None = None,
+        authorization: Authorization | None = None,
+        acl_admin: AclAdmin | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
@@ -154,6 +162,8 @@ class KafkaListener:
         self._max_connections_per_address = max_connections_per_address
         self._handshakes = Handshakes()
         self._authentication = authentication
+        self._authorization = authorization
+        self.acl_admin = acl_admin
         delays = FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
@@ -220,7 +230,9 @@ class KafkaListener:
         """Starts the threads of the listener."""
         self.broker.partitions.watch_leaders(self._note_leaders)
         if self._authentication is not None:
-            self._authentication.on_change = partial(self._call_in_loop, self._cut_ended_sessions)
+            self._authentication.watch.on_change.append(
+                partial(self._call_in_loop, self._cut_ended_sessions)
+            )
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),
@@ -280,6 +292,22 @@ class KafkaListener:
             connection.cut()
 
     # -------------------------------------------------------------------------- for handlers
+
+    def access_of(self, identity: Identity | None, host: str) -> Access:
+        authorization = self._authorization
+        if authorization is None:
+            return Access(None)
+
+        async def look(looks: int) -> None:
+            await self.run_blocking(WorkerPool.LOOK, authorization.watch.refresh_after, looks)
+
+        return Access(
+            authorization,
+            identity=identity,
+            host=host,
+            look=look,
+            steps=self.scheduler.iterate,
+        )
 
     def log_closed(self, peer: str, reason: str) -> None:
         self._log_rarely("a connection is closed", peer=peer, reason=reason)

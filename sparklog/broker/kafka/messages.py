@@ -42,10 +42,12 @@ from kio.serial import entity_reader, entity_writer, writers
 from kio.serial._serialize import get_field_writer
 
 from sparklog import errors
-from sparklog.broker.kafka import fetch_codec, frame_check, produce_codec
+from sparklog.broker.kafka import access, fetch_codec, frame_check, produce_codec
+from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 from sparklog.listeners import PLAINTEXT, Listener
+from sparklog.security.acl import ANONYMOUS
 
 _T = TypeVar("_T")
 
@@ -76,12 +78,11 @@ class Origin(NamedTuple):
     host: str
     """The client's address in Kafka's format; empty if unknown."""
     listener: Listener
-    principal: str
-    """The user that has logged in, as Kafka writes it; `ANONYMOUS` without a login."""
+    access: Access
+    """Authorizes the client, and names its user."""
 
 
-ANONYMOUS: Final = "User:ANONYMOUS"
-NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""), ANONYMOUS)
+NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""), access.OPEN)
 """The origin of a request that did not arrive over a connection."""
 
 
@@ -111,9 +112,15 @@ class Request:
         return self.origin.listener
 
     @property
+    def access(self) -> Access:
+        """Authorizes the client."""
+        return self.origin.access
+
+    @property
     def client(self) -> str:
         """The client id, which the client chooses, its user and its address, for the log."""
-        user = f" ({self.origin.principal})" if self.origin.principal != ANONYMOUS else ""
+        principal = self.access.principal
+        user = f" ({principal})" if principal != ANONYMOUS else ""
         return f"{self.client_id[:_CLIENT_ID_SHOWN]!r}{user} at {self.client_host.lstrip('/')}"
 
 

@@ -13,10 +13,13 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
+from sparklog.broker.acl_admin import AclAdmin
+from sparklog.broker.authentication import Identity
 from sparklog.broker.broker import AppendResult, Broker, PendingAppend
 from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
@@ -51,6 +54,8 @@ class WorkerPool(Enum):
     """Searches for offsets by timestamp, which read tables."""
     PROOF = "proof"
     """Reads of the metadata that prove leadership; waiting replies share one."""
+    LOOK = "look"
+    """Looks at the security state before a refusal is answered; waiting replies share one."""
     PASSWORDS = "passwords"
     """Checks of passwords, which take milliseconds each."""
     LARGE_REQUEST = "large-request"
@@ -77,6 +82,12 @@ class HandlerContext(Protocol):
     scheduler: LoopScheduler
     producer_id_lock: asyncio.Lock
     """Held by the request that waits for a block of producer ids; others wait for its result."""
+
+    acl_admin: AclAdmin | None
+    """None if there are no ACLs at all."""
+
+    def access_of(self, identity: Identity | None, host: str) -> Access:
+        """Returns what a client may do, by its user and its address."""
 
     def log_closed(self, peer: str, reason: str) -> None:
         """Logs why a connection is closed. If there are many per second, most are only counted."""
@@ -140,6 +151,8 @@ class ServedApi:
     """True if the broker catches up with the metadata before it handles the request."""
     is_blind: bool
     """True if a broker without sight of the metadata serves it too."""
+    needs_no_acls: bool
+    """True if it is served while ACLs are enforced and cannot be read: members stay in groups."""
     may_wait: bool
     """True if a request may wait for other clients. It is dropped when its client leaves. An
     awaitable that its handler returns retains no part of the request."""
@@ -159,6 +172,7 @@ def serves(
     is_repeatable: bool = False,
     follows: bool = False,
     is_blind: bool = False,
+    needs_no_acls: bool = False,
     may_wait: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Registers a handler for an API key.
@@ -182,6 +196,7 @@ def serves(
             is_repeatable=is_repeatable,
             follows=follows,
             is_blind=is_blind,
+            needs_no_acls=needs_no_acls,
             may_wait=may_wait,
         )
         return handler

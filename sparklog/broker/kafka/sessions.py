@@ -1,6 +1,7 @@
 """Fetch sessions (KIP-227): a consumer names its partitions once, and then only the changes.
 
-A session belongs to the listener, not to a connection. Sessions are used in one event loop.
+A session belongs to the listener and to a user, not to a connection. Sessions are used in one event
+loop.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class FetchSession:
     """
 
     session_id: int
+    principal: str
+    """The user that has opened it; no other one can use it."""
     epoch: int = _FIRST_EPOCH
     """The epoch that the next request must carry."""
     partitions: dict[Key, Any] = field(default_factory=dict)
@@ -68,18 +71,21 @@ class FetchSessions:
         count = sum(len(session.partitions) for session in self._sessions.values())
         return count + more_partitions <= FETCH_SESSION_PARTITIONS
 
-    def find(self, session_id: int) -> FetchSession | None:
-        return self._sessions.get(session_id)
+    def find(self, session_id: int, principal: str) -> FetchSession | None:
+        """Returns a session of this user."""
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.principal == principal else None
 
     def advance(self, session: FetchSession) -> None:
         """Moves a session to the epoch of its next request."""
         session.advance(self._clock.monotonic())
 
-    def close(self, session_id: int) -> None:
-        """Closes a session, if it exists."""
-        self._sessions.pop(session_id, None)
+    def close(self, session_id: int, principal: str) -> None:
+        """Closes a session, if this user has it."""
+        if self.find(session_id, principal) is not None:
+            del self._sessions[session_id]
 
-    def open(self, partitions: dict[Key, Any]) -> FetchSession | None:
+    def open(self, partitions: dict[Key, Any], principal: str) -> FetchSession | None:
         """Returns a new session with these partitions, or None if there is no capacity for it."""
         if len(self._sessions) >= FETCH_SESSIONS and not self._evict():
             return None
@@ -90,7 +96,7 @@ class FetchSessions:
         while session_id in self._sessions:
             session_id = random.randrange(1, _SESSION_IDS)
         session = FetchSession(
-            session_id, partitions=partitions, last_used_seconds=self._clock.monotonic()
+            session_id, principal, partitions=partitions, last_used_seconds=self._clock.monotonic()
         )
         self._sessions[session_id] = session
         return session

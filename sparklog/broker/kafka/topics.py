@@ -35,12 +35,27 @@ def topic_name(broker: Broker, topic: Any) -> str:
 
 def topic_name_of_id(broker: Broker, topic_id: uuid.UUID | None) -> str:
     """Returns the name of the topic with that id. Raises `TopicChanged` if no topic has it."""
-    octets = topic_id.bytes if topic_id is not None else bytes(16)
-    prefix, own_id = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
-    name = broker.partitions.topic_of(own_id.hex()) if prefix == _PREFIX else None
+    name = known_name(broker, topic_id)
     if name is None:
-        raise errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
+        raise unknown_id(topic_id)
     return name
+
+
+def known_name(broker: Broker, topic_id: uuid.UUID | None) -> str | None:
+    """Returns the name of the topic with that id; None if no topic has it."""
+    octets = _octets(topic_id)
+    prefix, own_id = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
+    return broker.partitions.topic_of(own_id.hex()) if prefix == _PREFIX else None
+
+
+def unknown_id(topic_id: uuid.UUID | None) -> errors.TopicChanged:
+    """Returns the error for an id that no topic has."""
+    octets = _octets(topic_id)
+    return errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
+
+
+def _octets(topic_id: uuid.UUID | None) -> bytes:
+    return topic_id.bytes if topic_id is not None else bytes(16)
 
 
 def check_assignment(name: str, assignments: Iterable[Sequence[int]]) -> None:

@@ -347,8 +347,8 @@ class Backlog:
     ) -> None:
         """Stops appends to the partition, and publishing it, until `reconnect` succeeds.
 
-        Does nothing if the partition has since moved to another broker, or was deleted. `end`: the end of the known
-        records; more may exist if `is_end_known` is False.
+        Does nothing if the partition has since moved to another broker, or was deleted. `end`: the
+        end of the known records; more may exist if `is_end_known` is False.
         """
         with self._lock:
             if partition.state not in LED or topic.is_removed:

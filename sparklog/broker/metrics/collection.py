@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparklog import errors
+from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import (
     Budget,
@@ -106,6 +107,7 @@ class Sources:
     store: Store
     kafka: KafkaFigures | None
     flight: FlightFigures
+    authorization: Authorization
     cluster_id: str
     epoch: int
     small_file_bytes: int

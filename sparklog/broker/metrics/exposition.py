@@ -427,6 +427,9 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
 def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources = collector.sources
     yield "sparklog_flight_streams", [({}, sources.flight.stream_count)]
+    authorizer = "kafka_server_authorizer_metrics"
+    yield f"{authorizer}_acls_total_count", [({}, sources.authorization.acl_count)]
+    yield f"{authorizer}_authorization_denied_total", [({}, sources.authorization.denied)]
     kafka = sources.kafka
     if kafka is None:
         return

@@ -50,6 +50,7 @@ _GAUGES: Final = {
     "sparklog_kafka_unadmitted_connections": (
         "Connections from Kafka clients that have not completed a TLS handshake or a login."
     ),
+    "kafka_server_authorizer_metrics_acls_total_count": "ACLs of the root.",
     "kafka_network_socketserver_networkprocessoravgidle_percent": (
         "Share of time, 0 to 1, during which the Kafka listener's thread is idle."
     ),
@@ -178,6 +179,10 @@ _COUNTERS: Final = {
     ),
     "kafka_server_socket_server_metrics_failed_authentication_total": (
         "Connections from Kafka clients whose TLS handshake or login failed or did not end in time."
+    ),
+    "kafka_server_authorizer_metrics_authorization_denied_total": (
+        "Operations that no ACL allows, one for each resource that a request names, and Flight"
+        " calls without a valid token; also while ACLs are only observed."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",

@@ -30,7 +30,6 @@ from sparklog.client.connection import (
     Backoff,
     Connection,
     RetryLog,
-    failure_of,
     is_of_the_broker,
     may_pass,
 )
@@ -464,7 +463,7 @@ class Fetcher:
                 address=channel.address, reason="it ended the stream"
             ) from None
         except (pa.ArrowException, OSError) as error:
-            failure = failure_of(error, channel.address)
+            failure = channel.failure_of(error)
             if is_of_the_broker(failure) and not reading.over.is_set():
                 self._connection.broke(channel)
             raise failure from error

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.client import arguments
-from sparklog.client.connection import Connection, failure_of, is_of_the_broker
+from sparklog.client.connection import Connection, is_of_the_broker
 from sparklog.client.offsets import describe
 from sparklog.client.producer.batch import Header
 from sparklog.client.serialize import Deserializer
@@ -219,7 +219,7 @@ def _one_stream(
         reader = None
     except (pa.ArrowException, OSError) as error:
         reader = None
-        failure = failure_of(error, channel.address)
+        failure = channel.failure_of(error)
         if is_of_the_broker(failure):
             connection.broke(channel)
         raise failure from error

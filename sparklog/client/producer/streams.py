@@ -13,7 +13,6 @@ from sparklog.client.connection import (
     Channel,
     Connection,
     RetryLog,
-    failure_of,
     is_of_the_broker,
 )
 from sparklog.client.producer.batch import PartitionBatch
@@ -96,7 +95,7 @@ class ProducerStream(StreamState):
             try:
                 self.writer.close()
             except (pa.ArrowException, OSError) as error:
-                return failure_of(error, self.channel.address)
+                return self.channel.failure_of(error)
         return None
 
 
@@ -195,7 +194,7 @@ class TopicStreams:
         try:
             stream = ProducerStream(channel, self._topic, step.columns)
         except (pa.ArrowException, OSError) as error:
-            self._route_failed(route, channel, failure_of(error, channel.address))
+            self._route_failed(route, channel, channel.failure_of(error))
             return
         with self._lock:
             self._schedule.stream_opened(route, stream)
@@ -228,7 +227,7 @@ class TopicStreams:
             while (reply := stream.read()) is not None:
                 self._answered(route, stream, reply)
         except (pa.ArrowException, OSError, errors.SparklogError) as error:
-            failure = failure_of(error, stream.channel.address)
+            failure = stream.channel.failure_of(error)
         failure = stream.close() or failure
         with self._lock:
             self._threads.signal()

@@ -131,6 +131,7 @@ class Call:
         "_prefix",
         "_queued_large",
         "_start",
+        "authorization",
         "began",
         "connection",
         "deadline",
@@ -168,6 +169,8 @@ class Call:
         self._clock = clock
         self.peer = connection.peer
         """The client's `host:port`."""
+        self.authorization = ""
+        """The header of this name; empty without one."""
         self.stream_id = stream_id
         self._method = method
         self.is_dead = False

@@ -442,6 +442,7 @@ class GrpcConnection:
             clock=self._clock,
         )
         call.length_left = length
+        call.authorization = headers.get(b"authorization", b"").decode(errors="replace")
         with self.lock:
             if not server.admit_call(call):
                 self._control(http2.reset(stream, http2.REFUSED_STREAM))

@@ -33,7 +33,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         )
 
     changes = {ResourceType.TOPIC: change, ResourceType.GROUP: change_group}
-    return await alter_resources(context, body, changes)
+    return await alter_resources(context, request, changes)
 
 
 def _value(entry: Any) -> str:

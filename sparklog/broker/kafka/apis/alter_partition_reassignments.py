@@ -19,6 +19,7 @@ from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import check_assignment, partition_status
+from sparklog.security.acl import Operation
 
 
 @serves(45, "alter_partition_reassignments", max_version=1, is_repeatable=True, follows=True)
@@ -26,9 +27,18 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     body, broker = request.body, context.broker
     refused: dict[tuple[str, int], errors.SparklogError] = {}
     targets: dict[tuple[str, int], int] = {}
+    denied: errors.NotAuthorized | None = None
+    code, message = ErrorCode.none, None
+    try:
+        await request.access.check(Operation.ALTER)
+    except errors.NotAuthorized as error:
+        denied, code, message = error, code_of(error), str(error)
     async for topic in context.scheduler.iterate(body.topics):
         async for each in context.scheduler.iterate(topic.partitions):
             key = topic.name, each.partition_index
+            if denied is not None:
+                refused[key] = denied
+                continue
             try:
                 _check(broker, topic.name, each)
             except errors.SparklogError as error:
@@ -36,7 +46,6 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             else:
                 if each.replicas is not None:
                     targets[key] = each.replicas[0]
-    code, message = ErrorCode.none, None
     try:
         if targets:
             refused |= await context.run_blocking(

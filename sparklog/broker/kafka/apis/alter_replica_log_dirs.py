@@ -14,21 +14,26 @@ from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import partition_status
+from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
 
 
 @serves(34, "alter_replica_log_dirs", max_version=2, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     broker, codes = context.broker, dict[str, dict[int, ErrorCode]]()
     root = broker.cluster().root
+    is_refused = bool(
+        await request.access.refused(Operation.ALTER, ResourceType.CLUSTER, (CLUSTER_NAME,))
+    )
     async for each in context.scheduler.iterate(request.body.dirs):
         async for topic in context.scheduler.iterate(each.topics):
             of_topic = codes.setdefault(topic.name, {})
             async for number in context.scheduler.iterate(topic.partitions):
-                of_topic[number] = (
-                    _code(broker, topic.name, number)
-                    if each.path == root
-                    else ErrorCode.log_dir_not_found
-                )
+                if is_refused:
+                    of_topic[number] = ErrorCode.cluster_authorization_failed
+                elif each.path == root:
+                    of_topic[number] = _code(broker, topic.name, number)
+                else:
+                    of_topic[number] = ErrorCode.log_dir_not_found
     return {
         "throttle_time": NO_TIME,
         "results": [

@@ -22,7 +22,7 @@ _NAME: Final = re.compile("[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 _PRODUCE: Final = 0
 
 
-@serves(18, "api_versions", max_version=4, is_blind=True)
+@serves(18, "api_versions", max_version=4, is_blind=True, needs_no_acls=True)
 async def _handle(_context: HandlerContext, request: Request) -> Reply:
     return reply_to(request.body)
 

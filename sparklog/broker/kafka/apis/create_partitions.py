@@ -19,21 +19,25 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, se
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import check_assignment
 from sparklog.formats import flight_messages
+from sparklog.security.acl import Operation, ResourceType
 
 
 @serves(37, "create_partitions", max_version=3, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)
+    refused = await request.access.refused(
+        Operation.ALTER, ResourceType.TOPIC, (name for name, count in counts.items() if count == 1)
+    )
     return {
         "throttle_time": NO_TIME,
         "results": [
             await _widen(
                 context,
+                request,
                 each,
                 is_repeated=counts[each.name] > 1,
-                only_checks=body.validate_only,
-                client=request.client,
+                is_refused=each.name in refused,
             )
             async for each in context.scheduler.iterate(body.topics)
         ],
@@ -41,17 +45,21 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
 
 
 async def _widen(
-    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool, client: str
+    context: HandlerContext, request: Request, topic: Any, *, is_repeated: bool, is_refused: bool
 ) -> Fields:
     code, message = ErrorCode.none, None
     change = flight_messages.AddPartitions(topic=topic.name, partitions=topic.count)
     try:
         if is_repeated:
             raise errors.BadRequest(reason=f"topic {topic.name} is named twice")
+        if is_refused:
+            raise request.access.error(Operation.ALTER, ResourceType.TOPIC, topic.name)
         context.broker.topics.check_partitions(change)
         _check_assignments(context, topic)
-        if not only_checks:
-            add_partitions = partial(context.broker.topics.add_partitions, client=client)
+        if await request.access.still_refused(Operation.ALTER, ResourceType.TOPIC, (topic.name,)):
+            raise request.access.error(Operation.ALTER, ResourceType.TOPIC, topic.name)
+        if not request.body.validate_only:
+            add_partitions = partial(context.broker.topics.add_partitions, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, add_partitions, change)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)

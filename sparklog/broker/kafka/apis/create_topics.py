@@ -7,12 +7,14 @@ and has no further effect: the brokers agree on leaders among themselves.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors, limits
+from sparklog.broker.kafka.access import NOTHING
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
@@ -20,19 +22,35 @@ from sparklog.broker.kafka.resources import config_fields
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import check_assignment, kafka_id
 from sparklog.formats import flight_messages
+from sparklog.security.acl import Operation, ResourceType
+
+_FIRST_WITH_CONFIGS: Final = 5
+"""The first version whose reply contains the topic's configuration."""
 
 
 @serves(19, "create_topics", max_version=7, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
+    body, access = request.body, request.access
     counts = Counter(each.name for each in body.topics)
     only_checks = getattr(body, "validate_only", False)
     topics = {each.name: each for each in body.topics}  # a repeated topic is rejected once
+    refused = await access.refused(
+        Operation.CREATE,
+        ResourceType.TOPIC,
+        (name for name, count in counts.items() if count == 1),
+        or_cluster=Operation.CREATE,
+    )
+    hidden: Collection[str] = NOTHING
+    if request.version >= _FIRST_WITH_CONFIGS:
+        others = (name for name, count in counts.items() if count == 1 and name not in refused)
+        hidden = await access.refused(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, others)
     found: dict[str, errors.SparklogError | tuple[int, dict[str, str], Any]] = {}
     wanted: list[flight_messages.CreateTopic] = []
     create_all = partial(context.broker.topics.create_all, client=request.client)
     async for each in context.scheduler.iterate(topics.values()):
         try:
+            if each.name in refused:
+                raise access.error(Operation.CREATE, ResourceType.TOPIC, each.name)
             creation = _parse(each, is_repeated=counts[each.name] > 1)
             context.broker.topics.check_replication(each.name, each.replication_factor)
             if only_checks:
@@ -43,6 +61,15 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             found[each.name] = error
     for first in range(0, len(wanted), limits.TOPICS_CREATED_TOGETHER):
         some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
+        now_refused = await access.still_refused(
+            Operation.CREATE,
+            ResourceType.TOPIC,
+            (each.topic for each in some),
+            or_cluster=Operation.CREATE,
+        )
+        for name in now_refused:
+            found[name] = access.error(Operation.CREATE, ResourceType.TOPIC, name)
+        some = [each for each in some if each.topic not in now_refused]
         created = await context.run_blocking(WorkerPool.CHANGE, create_all, some)
         for creation, info in zip(some, created, strict=True):
             if isinstance(info, errors.SparklogError):
@@ -53,7 +80,8 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            _fields(context, name, found[name]) async for name in context.scheduler.iterate(topics)
+            _fields(context, name, found[name], hides_config=name in hidden)
+            async for name in context.scheduler.iterate(topics)
         ],
     }
 
@@ -62,6 +90,8 @@ def _fields(
     context: HandlerContext,
     name: str,
     found: errors.SparklogError | tuple[int, dict[str, str], Any],
+    *,
+    hides_config: bool,
 ) -> Fields:
     if isinstance(found, errors.SparklogError):
         return {
@@ -74,12 +104,23 @@ def _fields(
             "configs": (),
         }
     count, config, topic_id = found
-    entries = context.broker.topics.configs_of_new(config)
-    return {
+    created = {
         "name": name,
         "topic_id": topic_id,
         "error_code": ErrorCode.none,
         "error_message": None,
+    }
+    if hides_config:
+        return {
+            **created,
+            "topic_config_error_code": int(ErrorCode.topic_authorization_failed),
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "configs": (),
+        }
+    entries = context.broker.topics.configs_of_new(config)
+    return {
+        **created,
         "num_partitions": count,
         "replication_factor": 1,
         "configs": [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -19,6 +20,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, se
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats import flight_messages
 from sparklog.limits import KAFKA_WAIT_SECONDS
+from sparklog.security.acl import Operation, ResourceType
 
 _NO_OFFSET: Final = -1
 _FIRST_PAUSE_SECONDS: Final = 0.01
@@ -28,19 +30,24 @@ _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 @serves(21, "delete_records", max_version=2, may_wait=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    refused = await request.access.refused(
+        Operation.DELETE, ResourceType.TOPIC, (each.name for each in request.body.topics)
+    )
     timeout_seconds = min(request.body.timeout.total_seconds(), KAFKA_WAIT_SECONDS)
     deadline = time.monotonic() + timeout_seconds
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _delete(context, topic, deadline, timeout_seconds)
+            await _delete(context, request, topic, deadline, timeout_seconds)
+            if topic.name not in refused
+            else _not_authorized(topic)
             async for topic in context.scheduler.iterate(request.body.topics)
         ],
     }
 
 
 async def _delete(
-    context: HandlerContext, topic: Any, deadline: float, timeout_seconds: float
+    context: HandlerContext, request: Request, topic: Any, deadline: float, timeout_seconds: float
 ) -> Fields:
     """Deletes records of all partitions together, except those that are rejected individually."""
     codes: dict[int, ErrorCode] = {}
@@ -63,9 +70,18 @@ async def _delete(
             topic=topic.name, offsets=offsets, timeout_seconds=timeout_seconds
         )
         try:
-            starts = (await _delete_published(context, deletion_request, deadline)).starts
+            starts = (await _delete_published(context, request, deletion_request, deadline)).starts
         except errors.SparklogError as error:
             codes |= dict.fromkeys(offsets, code_of(error))
+    return _fields(topic, codes, starts)
+
+
+def _not_authorized(topic: Any) -> Fields:
+    numbers = (each.partition_index for each in topic.partitions)
+    return _fields(topic, dict.fromkeys(numbers, ErrorCode.topic_authorization_failed), {})
+
+
+def _fields(topic: Any, codes: Mapping[int, ErrorCode], starts: Mapping[int, int]) -> Fields:
     return {
         "name": topic.name,
         "partitions": [
@@ -80,7 +96,10 @@ async def _delete(
 
 
 async def _delete_published(
-    context: HandlerContext, deletion_request: flight_messages.DeleteRecords, deadline: float
+    context: HandlerContext,
+    request: Request,
+    deletion_request: flight_messages.DeleteRecords,
+    deadline: float,
 ) -> flight_messages.LogStarts:
     """Waits, without occupying a thread, until the records are published, and deletes them."""
     deletion = context.broker.deletion.begin(deletion_request)
@@ -91,4 +110,7 @@ async def _delete_published(
             raise context.broker.deletion.timed_out(deletion, deletion_request.timeout_seconds)
         await asyncio.sleep(min(pause_seconds, left_seconds))
         pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+    topic = deletion_request.topic
+    if await request.access.still_refused(Operation.DELETE, ResourceType.TOPIC, (topic,)):
+        raise request.access.error(Operation.DELETE, ResourceType.TOPIC, topic)
     return await context.run_blocking(WorkerPool.CHANGE, context.broker.deletion.end, deletion)

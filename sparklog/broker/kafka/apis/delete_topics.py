@@ -1,10 +1,15 @@
-"""DeleteTopics (20): deletes topics by name, or by id since version 6 (KIP-516)."""
+"""DeleteTopics (20): deletes topics by name, or by id since version 6 (KIP-516).
+
+A client that may not describe a topic learns nothing about it, except that an id exists. A client
+that may describe a topic but not delete it learns whether the topic exists.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -13,39 +18,88 @@ from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import topic_name_of_id
+from sparklog.broker.kafka.topics import known_name, unknown_id
+from sparklog.security.acl import Operation, ResourceType
 
 
 @serves(20, "delete_topics", max_version=6, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
+    body, access = request.body, request.access
     topics = (
         [(each.name, each.topic_id) for each in body.topics]
         if hasattr(body, "topics")
         else [(name, None) for name in body.topic_names]
     )
     counts = Counter(topics)
+    names = {
+        (name, topic_id): name if name is not None else known_name(context.broker, topic_id)
+        for name, topic_id in counts
+    }
+    judged = _Judged(
+        hidden=await access.refused(
+            Operation.DESCRIBE,
+            ResourceType.TOPIC,
+            filter(None, names.values()),
+            or_cluster=Operation.DELETE,
+        ),
+        refused=await access.refused(
+            Operation.DELETE,
+            ResourceType.TOPIC,
+            filter(None, names.values()),
+            or_cluster=Operation.DELETE,
+        ),
+    )
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _delete(context, *each, is_repeated=count > 1, client=request.client)
+            await _delete(context, request, *each, names[each], judged, is_repeated=count > 1)
             async for each, count in context.scheduler.iterate(counts.items())
         ],
     }
 
 
+class _Judged(NamedTuple):
+    """The names of topics that the client may not describe, and of those it may not delete."""
+
+    hidden: Collection[str]
+    refused: Collection[str]
+
+
 async def _delete(
-    context: HandlerContext, name: str | None, topic_id: Any, *, is_repeated: bool, client: str
+    context: HandlerContext,
+    request: Request,
+    name: str | None,
+    topic_id: Any,
+    found: str | None,
+    judged: _Judged,
+    *,
+    is_repeated: bool,
 ) -> Fields:
+    """Deletes a topic. `found`: its name, which has been judged; None if no topic had that id."""
+    broker = context.broker
     code, message = ErrorCode.none, None
     try:
         if (name is None) == (topic_id is None):
             raise errors.BadRequest(reason="specify either a topic's name or its id, not both")
         if is_repeated:
             raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
-        name = name if name is not None else topic_name_of_id(context.broker, topic_id)
-        delete = partial(context.broker.topics.delete, client=client)
-        await context.run_blocking(WorkerPool.CHANGE, delete, name)
+        if found is None or (name is None and known_name(broker, topic_id) != found):
+            raise unknown_id(topic_id)
+        is_hidden = found in judged.hidden
+        if found in judged.refused or (is_hidden and name is not None):
+            if name is not None and not is_hidden and not broker.topics.exists(found):
+                raise errors.UnknownTopic(topic=found)
+            name = name if is_hidden else found
+            error_name = name if name is not None else str(topic_id)
+            raise request.access.error(Operation.DELETE, ResourceType.TOPIC, error_name)
+        if await request.access.still_refused(
+            Operation.DELETE, ResourceType.TOPIC, (found,), or_cluster=Operation.DELETE
+        ):
+            error_name = name if name is not None else str(topic_id)
+            raise request.access.error(Operation.DELETE, ResourceType.TOPIC, error_name)
+        name = found
+        delete = partial(broker.topics.delete, client=request.client)
+        await context.run_blocking(WorkerPool.CHANGE, delete, found)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}

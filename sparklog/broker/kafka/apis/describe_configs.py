@@ -18,13 +18,16 @@ from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.resources import (
+    CheckAllowed,
     ResourceType,
     check_has_loggers,
     config_fields,
     is_this_broker,
+    judge,
 )
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.topic_names import check_topic_name
+from sparklog.security.acl import Operation
 
 
 @serves(32, "describe_configs", max_version=4, is_repeatable=True)
@@ -34,17 +37,20 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         (each.resource_type, each.resource_name, each.configuration_keys): each
         async for each in context.scheduler.iterate(body.resources)
     }
+    check_allowed = await judge(request.access, Operation.DESCRIBE_CONFIGS, resources.values())
+    make = partial(_resource_fields, context, body, check_allowed)
     return {
         "throttle_time": NO_TIME,
-        "results": LazyArray(
-            partial(_resource_fields, context, body), tuple(resources.values()), is_slow=True
-        ),
+        "results": LazyArray(make, tuple(resources.values()), is_slow=True),
     }
 
 
-def _resource_fields(context: HandlerContext, body: Any, resource: Any) -> Fields:
+def _resource_fields(
+    context: HandlerContext, body: Any, check_allowed: CheckAllowed, resource: Any
+) -> Fields:
     code, message, entries = ErrorCode.none, None, []
     try:
+        check_allowed(resource.resource_type, resource.resource_name)
         entries = _entries(context, resource.resource_type, resource.resource_name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Final
 
+from kio.schema.errors import ErrorCode
+
 from sparklog.broker.groups.messages import GroupError, GroupState
-from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.error_codes import code_of, group_code
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
-from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_GROUP
+from sparklog.broker.kafka.operations import NOT_REQUESTED
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.consumer_offsets import MemberRecord
+from sparklog.security.acl import Operation, ResourceType
 
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 6
 
 
 @serves(15, "describe_groups", max_version=6, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    is_requested = getattr(request.body, "include_authorized_operations", False)
-    operations = ON_GROUP if is_requested else NOT_REQUESTED
+    refused = await request.access.refused(
+        Operation.DESCRIBE, ResourceType.GROUP, request.body.groups
+    )
     return {
         "throttle_time": NO_TIME,
         "groups": LazyArray(
-            partial(_group, context, request.version, operations),
+            partial(_group, context, request, refused),
             tuple(dict.fromkeys(request.body.groups)),
             is_slow=True,  # each may have a thousand members
         ),
     }
 
 
-def _group(context: HandlerContext, version: int, operations: int, group_id: str) -> Fields:
+def _group(
+    context: HandlerContext, request: Request, refused: Collection[str], group_id: str
+) -> Fields:
+    if group_id in refused:
+        error = request.access.error(Operation.DESCRIBE, ResourceType.GROUP, group_id)
+        return _no_group(group_id, code_of(error), str(error))
     group = context.groups.describe(group_id)
     if isinstance(group, GroupError):
         is_missing = group is GroupError.GROUP_ID_NOT_FOUND
-        reports_missing = not is_missing or version >= _FIRST_WITH_GROUP_NOT_FOUND
-        return {
-            "error_code": group_code(group if reports_missing else None),
-            "error_message": f"Group {group_id} not found." if is_missing else None,
-            "group_id": group_id,
-            "group_state": GroupState.DEAD.value if is_missing else "",
-            "protocol_type": "",
-            "protocol_data": "",
-            "members": (),
-            "authorized_operations": NOT_REQUESTED,
-        }
+        reports_missing = not is_missing or request.version >= _FIRST_WITH_GROUP_NOT_FOUND
+        return _no_group(
+            group_id,
+            group_code(group if reports_missing else None),
+            f"Group {group_id} not found." if is_missing else None,
+            state=GroupState.DEAD.value if is_missing else "",
+            operations=_authorized_operations(request, group_id) if is_missing else NOT_REQUESTED,
+        )
     return {
         "error_code": group_code(None),
         "error_message": None,
@@ -53,6 +60,32 @@ def _group(context: HandlerContext, version: int, operations: int, group_id: str
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol,
         "members": LazyArray(_member, group.members),
+        "authorized_operations": _authorized_operations(request, group_id),
+    }
+
+
+def _authorized_operations(request: Request, group_id: str) -> int:
+    if not getattr(request.body, "include_authorized_operations", False):
+        return NOT_REQUESTED
+    return request.access.authorized_operations(ResourceType.GROUP, group_id)
+
+
+def _no_group(
+    group_id: str,
+    code: ErrorCode,
+    message: str | None,
+    *,
+    state: str = "",
+    operations: int = NOT_REQUESTED,
+) -> Fields:
+    return {
+        "error_code": code,
+        "error_message": message,
+        "group_id": group_id,
+        "group_state": state,
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": (),
         "authorized_operations": operations,
     }
 

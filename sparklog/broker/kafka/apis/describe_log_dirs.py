@@ -6,13 +6,20 @@ from collections.abc import Collection, Mapping
 
 from kio.schema.errors import ErrorCode
 
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.security.acl import Operation
 
 
 @serves(35, "describe_log_dirs", max_version=4, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    try:
+        await request.access.check(Operation.DESCRIBE)
+    except errors.NotAuthorized as error:
+        return {"throttle_time": NO_TIME, "error_code": code_of(error), "results": ()}
     sizes = await context.run_blocking(WorkerPool.READ, context.broker.partitions.log_bytes)
     requested = {name: set(partition_sizes) for name, partition_sizes in sizes.items()}
     if request.body.topics is not None:

@@ -10,10 +10,13 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from sparklog import errors
 from sparklog.broker.broker import Broker
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.topics import nodes
+from sparklog.security.acl import Operation
 
 _TOPIC: Final = "__cluster_metadata"
 _UNKNOWN: Final = -1
@@ -21,6 +24,15 @@ _UNKNOWN: Final = -1
 
 @serves(55, "describe_quorum", max_version=2, is_repeatable=True, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    try:
+        await request.access.check(Operation.DESCRIBE)
+    except errors.NotAuthorized as error:
+        return {
+            "error_code": code_of(error),
+            "error_message": str(error),
+            "topics": (),
+            "nodes": (),
+        }
     topics = request.body.topics
     # Kafka answers only a request for this one partition.
     is_known = [each.topic_name for each in topics[:2]] == [_TOPIC] and [

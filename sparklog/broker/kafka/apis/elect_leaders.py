@@ -7,7 +7,7 @@ Otherwise the controller moves the partition to another broker on its own.
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -18,6 +18,7 @@ from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import partition_status
+from sparklog.security.acl import Operation
 
 _PREFERRED: Final = 0
 _UNAVAILABLE: Final = {
@@ -30,6 +31,10 @@ _UNAVAILABLE: Final = {
 @serves(43, "elect_leaders", max_version=2, follows=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body, broker = request.body, context.broker
+    try:
+        await request.access.check(Operation.ALTER)
+    except errors.NotAuthorized as error:
+        return await _not_authorized(context, body, error)
     kind = getattr(body, "election_type", _PREFERRED)
     results: list[Fields] = []
     if body.topic_partitions is None:
@@ -49,6 +54,26 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "throttle_time": NO_TIME,
         "error_code": ErrorCode.none if is_known else ErrorCode.invalid_request,
         "replica_election_results": results,
+    }
+
+
+async def _not_authorized(
+    context: HandlerContext, body: Any, error: errors.NotAuthorized
+) -> Fields:
+    code, message = code_of(error), str(error)
+    return {
+        "throttle_time": NO_TIME,
+        "error_code": code,
+        "replica_election_results": [
+            {
+                "topic": each.topic,
+                "partition_result": [
+                    {"partition_id": number, "error_code": code, "error_message": message}
+                    for number in each.partitions
+                ],
+            }
+            async for each in context.scheduler.iterate(body.topic_partitions or ())
+        ],
     }
 
 

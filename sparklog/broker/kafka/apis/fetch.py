@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors, limits
 from sparklog.broker.broker import Fetched
 from sparklog.broker.kafka import leaders
-from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.error_codes import code_of, noted
 from sparklog.broker.kafka.leaders import Leader
 from sparklog.broker.kafka.messages import ChunkedBytes, FetchReply, Fields, LazyArray, Raw, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
@@ -36,6 +36,7 @@ from sparklog.limits import (
     KAFKA_SHORT_RECORDS_BYTES,
     KAFKA_WAIT_SECONDS,
 )
+from sparklog.security.acl import Operation, ResourceType
 
 READ_AHEAD_PARTITIONS = 64  # of a fetch that one read-ahead covers
 READ_SECONDS = 2.0  # after which a fetch is answered with the partitions read so far
@@ -43,7 +44,10 @@ READ_TOGETHER = 4  # partitions of a fetch that are read from storage concurrent
 FETCH_BYTES = 8 * limits.MIB  # of records in one reply; a larger batch gets its own reply
 
 _READ_COMMITTED: Final = 1
+_NOT_AUTHORIZED: Final = ErrorCode.topic_authorization_failed
+_UNKNOWN_ID: Final = ErrorCode.unknown_topic_id
 _REFUSED_BEFORE_READING: Final = {
+    _NOT_AUTHORIZED,
     ErrorCode.unknown_topic_or_partition,
     ErrorCode.unknown_topic_id,
 }
@@ -88,10 +92,10 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     requested = await _requested_partitions(context, body)
     session = None
     if epoch in (_NO_SESSION, _NEW_SESSION):
-        context.sessions.close(session_id)
+        context.sessions.close(session_id, request.access.principal)
         partitions = requested
     else:
-        session = context.sessions.find(session_id)
+        session = context.sessions.find(session_id, request.access.principal)
         if session is None:
             return _error_reply(ErrorCode.fetch_session_id_not_found)
         if session.epoch != epoch:
@@ -99,7 +103,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         context.sessions.advance(session)
         added = sum(key not in session.partitions for key in requested)
         if added and not context.sessions.has_capacity(added):
-            context.sessions.close(session_id)
+            context.sessions.close(session_id, request.access.principal)
             return _error_reply(ErrorCode.fetch_session_id_not_found)
         async for key, partition in context.scheduler.iterate(requested.items()):
             before = session.partitions.get(key)
@@ -109,7 +113,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             session.partitions.pop(key, None)
         partitions = session.partitions
     if partitions:  # none: the client closes its session
-        await _collect(context, list(partitions.values()), request)
+        await _collect_allowed(context, list(partitions.values()), request)
     async for partition in context.scheduler.iterate(list(partitions.values())):
         size = partition.size if partition.chunks else 0
         context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
@@ -118,8 +122,27 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     if session is not None:
         return await _reply(context, await _changed(context, session), session, request)
     if epoch == _NEW_SESSION:
-        session = context.sessions.open(partitions)
+        session = context.sessions.open(_allowed(partitions), request.access.principal)
     return await _reply(context, list(partitions.values()), session, request)
+
+
+async def _collect_allowed(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], request: Request
+) -> None:
+    """Reads records, and drops those that the client may not read any more when they are there."""
+    await _collect(context, partitions, request)
+    judged = await _judge(context, request, partitions)
+    if judged.refused:
+        for partition in partitions:
+            if partition.identity in judged.refused:
+                _refuse(partition)
+
+
+def _allowed(partitions: dict[Key, _FetchPartition]) -> dict[Key, _FetchPartition]:
+    """Returns the partitions of a session: a client must not fill them with those of others."""
+    if all(each.code != _NOT_AUTHORIZED for each in partitions.values()):
+        return partitions
+    return {key: each for key, each in partitions.items() if each.code != _NOT_AUTHORIZED}
 
 
 async def _requested_partitions(context: HandlerContext, body: Any) -> dict[Key, _FetchPartition]:
@@ -176,7 +199,8 @@ async def _collect(
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     has_turn = False
     while True:
-        has_records = await _refresh_all(context, partitions)
+        judged = await _judge(context, request, partitions)
+        has_records = await _refresh_all(context, partitions, judged)
         if has_records and not has_turn and _finds_little(context, partitions):
             has_turn = True
             if await context.wait_fetch_turn():
@@ -394,10 +418,54 @@ class _ReadAhead:
         return time.monotonic() >= self._deadline
 
 
-async def _refresh_all(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> bool:
+class _Judged(NamedTuple):
+    """The topics of a fetch that are not read now: by their names, or the ids that it has used."""
+
+    refused: Collection[str | uuid.UUID] = ()
+    unknown: Collection[str | uuid.UUID] = ()
+    """Ids that no topic had when the others were authorized."""
+
+
+_ALL_ALLOWED: Final = _Judged()
+
+
+async def _judge(
+    context: HandlerContext, request: Request, partitions: Sequence[_FetchPartition]
+) -> _Judged:
+    """Returns the topics that the client may not read. Raises what `still_refused` raises."""
+    if not request.access.is_evaluated:
+        return _ALL_ALLOWED
+    names: dict[str | uuid.UUID, str] = {}
+    unknown: set[str | uuid.UUID] = set()
+    async for partition in context.scheduler.iterate(partitions):
+        if partition.identity not in names and partition.identity not in unknown:
+            try:
+                names[partition.identity] = _name(context, partition.identity)
+            except errors.TopicChanged:
+                unknown.add(partition.identity)
+    refused = await request.access.still_refused(Operation.READ, ResourceType.TOPIC, names.values())
+    return _Judged({each for each, name in names.items() if name in refused}, unknown)
+
+
+def _refuse(partition: _FetchPartition) -> None:
+    partition.code, partition.chunks, partition.size = _NOT_AUTHORIZED, (), 0
+    partition.start = partition.end = -1
+
+
+async def _refresh_all(
+    context: HandlerContext,
+    partitions: Sequence[_FetchPartition],
+    judged: _Judged,
+) -> bool:
     """Looks up the partitions, moving ones twice. Returns whether any of them has records."""
     moving = []
     async for partition in context.scheduler.iterate(partitions):
+        if judged is not _ALL_ALLOWED and partition.identity in judged.refused:
+            _refuse(partition)
+            continue
+        if judged is not _ALL_ALLOWED and partition.identity in judged.unknown:
+            partition.code, partition.chunks, partition.size = noted(_UNKNOWN_ID), (), 0
+            continue
         _refresh(context, partition)
         if partition.code == ErrorCode.not_leader_or_follower:
             moving.append(partition)
@@ -418,11 +486,7 @@ def _refresh(context: HandlerContext, partition: _FetchPartition) -> None:
 
 
 def _look_up(context: HandlerContext, partition: _FetchPartition) -> None:
-    identity = partition.identity
-    if isinstance(identity, str):
-        partition.name = identity
-    else:
-        partition.name = topic_name_of_id(context.broker, identity)
+    partition.name = _name(context, partition.identity)
     context.broker.partitions.check_leader_epoch(
         partition.name, partition.number, partition.leader_epoch
     )
@@ -437,6 +501,13 @@ def _look_up(context: HandlerContext, partition: _FetchPartition) -> None:
             start=status.start,
             end=status.end,
         )
+
+
+def _name(context: HandlerContext, identity: str | uuid.UUID) -> str:
+    """Returns the name of a topic. Raises `TopicChanged` if no topic has that id."""
+    if isinstance(identity, str):
+        return identity
+    return topic_name_of_id(context.broker, identity)
 
 
 async def _fetch(

@@ -8,16 +8,19 @@ the reason; on any other, librdkafka retries until its timeout.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker.kafka.access import NOTHING
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes
+from sparklog.security.acl import Operation, ResourceType
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
@@ -25,11 +28,21 @@ _TRANSACTION: Final = 1
 
 @serves(10, "find_coordinator", max_version=6, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
-    failure = await _failure(context, getattr(body, "key_type", _GROUP))
+    body, access = request.body, request.access
+    key_type = getattr(body, "key_type", _GROUP)
+    keys = (body.key,) if hasattr(body, "key") else body.coordinator_keys
+    refused: Collection[str] = NOTHING
+    if key_type == _GROUP:
+        refused = await access.refused(Operation.DESCRIBE, ResourceType.GROUP, keys)
+    failure = None
+    if any(key not in refused for key in keys):
+        failure = await _failure(context, key_type)
     known = {each.broker: each for each in nodes(context.broker, request.listener)}
 
     def found(group: str) -> Fields:
+        if group in refused:
+            error = access.error(Operation.DESCRIBE, ResourceType.GROUP, group)
+            return _refused(code_of(error), str(error))
         if failure is not None:
             return failure
         coordinator = context.groups.coordinator_of(group)
@@ -52,13 +65,10 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             "port": node.port,
         }
 
-    return {
-        "throttle_time": NO_TIME,
-        **found(getattr(body, "key", "")),
-        "coordinators": LazyArray(
-            lambda key: {"key": key, **found(key)}, getattr(body, "coordinator_keys", ())
-        ),
-    }
+    if hasattr(body, "key"):
+        return {"throttle_time": NO_TIME, **found(body.key)}
+    coordinators = LazyArray(lambda key: {"key": key, **found(key)}, keys)
+    return {"throttle_time": NO_TIME, "coordinators": coordinators}
 
 
 async def _failure(context: HandlerContext, key_type: int) -> Fields | None:

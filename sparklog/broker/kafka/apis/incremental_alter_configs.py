@@ -55,7 +55,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         ResourceType.GROUP: change_group,
         ResourceType.BROKER_LOGGER: change_levels,
     }
-    return await alter_resources(context, body, changes)
+    return await alter_resources(context, request, changes)
 
 
 def _level(edit: Edit, logger: str, value: str | None) -> str:

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.kafka.error_codes import code_of
-from sparklog.broker.kafka.messages import Request
+from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats import flight_messages
@@ -18,16 +18,20 @@ from sparklog.formats import flight_messages
 
 @serves(22, "init_producer_id", max_version=5)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
-    producer_id, code = -1, ErrorCode.none
-    if body.transactional_id is not None:
-        code = ErrorCode.invalid_request
-    else:
-        try:
-            # A producer that asks again has given up its old batches, and starts new sequences.
-            producer_id = (await _new_producer(context)).producer_id
-        except errors.SparklogError as error:
-            code = code_of(error)
+    if request.body.transactional_id is not None:
+        return _fields(ErrorCode.invalid_request)
+    try:
+        await request.access.check_idempotent_write()
+    except errors.NotAuthorized as error:
+        return _fields(code_of(error))
+    try:
+        # A producer that asks again has given up its old batches, and starts new sequences.
+        return _fields(ErrorCode.none, (await _new_producer(context)).producer_id)
+    except errors.SparklogError as error:
+        return _fields(code_of(error))
+
+
+def _fields(code: ErrorCode, producer_id: int = -1) -> Fields:
     return {
         "throttle_time": NO_TIME,
         "error_code": code,

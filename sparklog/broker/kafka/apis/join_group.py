@@ -6,16 +6,24 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
 from sparklog.broker.groups.messages import JoinReply, JoinRequest, MemberProtocol
-from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.error_codes import code_of, group_code
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME, to_ms
+from sparklog.security.acl import Operation, ResourceType
 
 
-@serves(11, "join_group", max_version=9, is_blind=True, may_wait=True)
+@serves(11, "join_group", max_version=9, is_blind=True, may_wait=True, needs_no_acls=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
+    try:
+        await request.access.check(Operation.READ, ResourceType.GROUP, body.group_id)
+    except errors.NotAuthorized as error:
+        return _fields(JoinReply(member_id=""), code_of(error), request.version)
     group_request = JoinRequest(
         member_id=body.member_id,
         instance_id=getattr(body, "group_instance_id", None),
@@ -37,9 +45,13 @@ async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitabl
 
 async def _reply(waiting: Future[JoinReply], version: int) -> Fields:
     reply = await asyncio.wrap_future(waiting)
+    return _fields(reply, group_code(reply.error), version)
+
+
+def _fields(reply: JoinReply, code: ErrorCode, version: int) -> Fields:
     return {
         "throttle_time": NO_TIME,
-        "error_code": group_code(reply.error),
+        "error_code": code,
         "generation_id": reply.generation,
         "protocol_type": reply.protocol_type,
         # Nullable since version 7.

@@ -6,16 +6,22 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
+from sparklog import errors
 from sparklog.broker.groups.messages import Leaver, LeaveReply
-from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.error_codes import code_of, group_code
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.security.acl import Operation, ResourceType
 
 
-@serves(13, "leave_group", max_version=5, is_blind=True)
+@serves(13, "leave_group", max_version=5, is_blind=True, needs_no_acls=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
+    try:
+        await request.access.check(Operation.READ, ResourceType.GROUP, body.group_id)
+    except errors.NotAuthorized as error:
+        return {"throttle_time": NO_TIME, "error_code": code_of(error), "members": ()}
     leavers = [
         Leaver(
             member_id=each.member_id,

@@ -9,14 +9,21 @@ from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.resources import ResourceType
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.security.acl import Operation
 
 
 @serves(74, "list_config_resources", max_version=1, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    try:
+        await request.access.check(Operation.DESCRIBE_CONFIGS)
+    except errors.NotAuthorized as error:
+        return _reply([], code=code_of(error))
     # Version 0 requests client metrics subscriptions only, and has no field for types.
     types = list(getattr(request.body, "resource_types", (ResourceType.CLIENT_METRICS,)))
     if any(kind not in list(ResourceType) for kind in types):

@@ -6,7 +6,7 @@ The local log start (-4) is the log start offset. There is no tiered offset (-5)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -17,6 +17,7 @@ from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats import flight_messages
+from sparklog.security.acl import Operation, ResourceType
 
 _NO_EPOCH: Final = -1
 _GREATEST_TIME: Final = -3
@@ -26,22 +27,30 @@ _SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4:
 
 @serves(2, "list_offsets", max_version=10, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
+    refused = await request.access.refused(
+        Operation.DESCRIBE, ResourceType.TOPIC, (each.name for each in request.body.topics)
+    )
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _topic(context, each, request.version)
+            await _topic(context, each, request.version, refused)
             async for each in context.scheduler.iterate(request.body.topics)
         ],
     }
 
 
-async def _topic(context: HandlerContext, topic: Any, version: int) -> Fields:
+async def _topic(
+    context: HandlerContext, topic: Any, version: int, refused: Collection[str]
+) -> Fields:
     """Returns each partition once, with an error if the request names it more than once."""
     counts = Counter(each.partition_index for each in topic.partitions)
+    is_refused = topic.name in refused
     results = {}
     async for each in context.scheduler.iterate(topic.partitions):
         number = each.partition_index
-        if counts[number] > 1:
+        if is_refused:
+            results[number] = _error_fields(number, ErrorCode.topic_authorization_failed)
+        elif counts[number] > 1:
             results[number] = _error_fields(number, ErrorCode.invalid_request)
         elif each.timestamp < 0 and not _SINCE_VERSION.get(each.timestamp, version + 1) <= version:
             results[number] = _error_fields(number, ErrorCode.unsupported_version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -17,22 +17,30 @@ from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.limits import GROUP_OFFSETS_STEP
+from sparklog.security.acl import Operation, ResourceType
 
 _FIRST_WITH_GROUP_NOT_FOUND: Final = 9
 
 
 @serves(8, "offset_commit", max_version=9, is_pipelined=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
-    body = request.body
+    body, access = request.body, request.access
+    if await access.refused(Operation.READ, ResourceType.GROUP, (body.group_id,)):
+        make = partial(_topic_with_code, ErrorCode.group_authorization_failed)
+        return {"throttle_time": NO_TIME, "topics": LazyArray(make, body.topics)}
+    refused = await access.refused(
+        Operation.READ, ResourceType.TOPIC, (each.name for each in body.topics)
+    )
     count = sum(len(topic.partitions) for topic in body.topics)
     if count > GROUP_OFFSETS_STEP:  # takes too long for the event loop
-        return _reply(
-            await context.run_blocking(WorkerPool.LARGE_REQUEST, _commit, context, body), request
+        waiting = await context.run_blocking(
+            WorkerPool.LARGE_REQUEST, _commit, context, body, refused
         )
-    return _reply(_commit(context, body), request)
+        return _reply(waiting, request, refused)
+    return _reply(_commit(context, body, refused), request, refused)
 
 
-def _commit(context: HandlerContext, body: Any) -> Future[Errors]:
+def _commit(context: HandlerContext, body: Any, refused: Collection[str]) -> Future[Errors]:
     offsets = {
         (topic.name, each.partition_index): Commit(
             offset=each.committed_offset,
@@ -40,6 +48,7 @@ def _commit(context: HandlerContext, body: Any) -> Future[Errors]:
             metadata=each.committed_metadata or "",
         )
         for topic in body.topics
+        if topic.name not in refused
         for each in topic.partitions
     }
     return context.groups.commit(
@@ -51,13 +60,22 @@ def _commit(context: HandlerContext, body: Any) -> Future[Errors]:
     )
 
 
-async def _reply(waiting: Future[Errors], request: Request) -> Fields:
+async def _reply(waiting: Future[Errors], request: Request, refused: Collection[str]) -> Fields:
     results = await asyncio.wrap_future(waiting)
-    topics = LazyArray(partial(_topic, results, request.version), request.body.topics)
+    topics = LazyArray(partial(_topic, results, request.version, refused), request.body.topics)
     return {"throttle_time": NO_TIME, "topics": topics}
 
 
-def _topic(results: Errors, version: int, topic: Any) -> Fields:
+def _topic_with_code(code: ErrorCode, topic: Any) -> Fields:
+    def make(partition: Any) -> Fields:
+        return {"partition_index": partition.partition_index, "error_code": code}
+
+    return {"name": topic.name, "partitions": LazyArray(make, topic.partitions)}
+
+
+def _topic(results: Errors, version: int, refused: Collection[str], topic: Any) -> Fields:
+    if topic.name in refused:
+        return _topic_with_code(ErrorCode.topic_authorization_failed, topic)
     partitions = LazyArray(partial(_partition, results, version, topic.name), topic.partitions)
     return {"name": topic.name, "partitions": partitions}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.limits import GROUP_OFFSETS_STEP
+from sparklog.security.acl import Operation, ResourceType
 
 _GROUP_ERRORS = {
     GroupError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -40,9 +42,19 @@ def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> 
 
 @serves(47, "offset_delete", max_version=0)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
+    body, access = request.body, request.access
+    try:
+        await access.check(Operation.DELETE, ResourceType.GROUP, body.group_id)
+    except errors.NotAuthorized as error:
+        return {"error_code": code_of(error), "throttle_time": NO_TIME, "topics": ()}
+    refused = await access.refused(
+        Operation.READ, ResourceType.TOPIC, (each.name for each in body.topics)
+    )
     partitions = [
-        (topic.name, each.partition_index) for topic in body.topics for each in topic.partitions
+        (topic.name, each.partition_index)
+        for topic in body.topics
+        if topic.name not in refused
+        for each in topic.partitions
     ]
     if len(partitions) > GROUP_OFFSETS_STEP:  # takes too long for the event loop
         waiting = await context.run_blocking(
@@ -57,7 +69,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "error_code": group_code(group_error),
         "throttle_time": NO_TIME,
-        "topics": LazyArray(partial(_topic, context, results), topics),
+        "topics": LazyArray(partial(_topic, context, results, refused), topics),
     }
 
 
@@ -69,9 +81,17 @@ def _error_of_group(context: HandlerContext, group_id: str) -> GroupError | None
     return found if isinstance(found, GroupError) else None
 
 
-def _topic(context: HandlerContext, results: Errors, topic: Any) -> Fields:
-    partitions = LazyArray(partial(_partition, context, results, topic.name), topic.partitions)
-    return {"name": topic.name, "partitions": partitions}
+def _topic(
+    context: HandlerContext, results: Errors, refused: Collection[str], topic: Any
+) -> Fields:
+    is_refused = topic.name in refused
+    make = _not_authorized if is_refused else partial(_partition, context, results, topic.name)
+    return {"name": topic.name, "partitions": LazyArray(make, topic.partitions)}
+
+
+def _not_authorized(partition: Any) -> Fields:
+    code = ErrorCode.topic_authorization_failed
+    return {"partition_index": partition.partition_index, "error_code": code}
 
 
 def _partition(context: HandlerContext, results: Errors, topic: str, partition: Any) -> Fields:

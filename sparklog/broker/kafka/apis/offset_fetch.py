@@ -1,13 +1,14 @@
 """OffsetFetch (9): the committed offsets of groups (KIP-447, KIP-709).
 
-All offsets are stable, because there are no transactions.
+All offsets are stable, because there are no transactions. A request for all offsets of a group
+leaves out the topics that the client may not describe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -19,32 +20,51 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, se
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.consumer_offsets import CommittedOffset
 from sparklog.limits import GROUP_OFFSETS_STEP
+from sparklog.security.acl import Operation, ResourceType
 
-_Offsets = Mapping[TopicPartition, CommittedOffset]
+_Offsets: TypeAlias = Mapping[TopicPartition, CommittedOffset]
+_Found: TypeAlias = _Offsets | GroupError | ErrorCode
+"""The offsets of a group, or the reason why there are none."""
 
 
 @serves(9, "offset_fetch", max_version=9, is_repeatable=True, needs_proof=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body, version = request.body, request.version
-    if hasattr(body, "groups"):
-        groups = tuple({each.group_id: each for each in body.groups}.values())
-        prefetched = await _prefetch(context, groups)
+    body, access = request.body, request.access
+    has_groups = hasattr(body, "groups")
+    groups = (
+        tuple({each.group_id: each for each in body.groups}.values()) if has_groups else (body,)
+    )
+    refused_groups = await access.refused(
+        Operation.DESCRIBE, ResourceType.GROUP, (each.group_id for each in groups)
+    )
+    allowed = (each for each in groups if each.group_id not in refused_groups)
+    refused_topics = await access.refused(
+        Operation.DESCRIBE,
+        ResourceType.TOPIC,
+        (topic.name for each in allowed for topic in each.topics or ()),
+    )
+    prefetched = await _prefetch(context, groups, refused_groups)
+    make = partial(_group, context, request, prefetched, refused_topics)
+    if has_groups:
         is_slow = any(each.topics is None for each in groups)  # all offsets of a group
-        make = partial(_group_with_id, context, version, prefetched)
         replies = LazyArray(make, groups, is_slow=is_slow)
         return {"throttle_time": NO_TIME, "groups": replies}
-    prefetched = await _prefetch(context, [body])
     if body.topics is None:
         await context.scheduler.wait_turn()
-    return {"throttle_time": NO_TIME, **_group(context, body, version, prefetched)}
+    return {"throttle_time": NO_TIME, **make(body)}
 
 
 async def _prefetch(
-    context: HandlerContext, groups: Sequence[Any]
-) -> dict[str, _Offsets | GroupError]:
-    """Fetches the offsets of groups that have many of them, outside the event loop."""
-    offsets: dict[str, _Offsets | GroupError] = {}
+    context: HandlerContext, groups: Sequence[Any], refused: Collection[str]
+) -> dict[str, _Found]:
+    """Fetches the offsets of groups that have many of them, outside the event loop.
+
+    The result also has the error of each group in `refused`.
+    """
+    offsets: dict[str, _Found] = dict.fromkeys(refused, ErrorCode.group_authorization_failed)
     async for each in context.scheduler.iterate(groups):
+        if each.group_id in refused:
+            continue
         partitions = _requested_partitions(each)
         is_large = (
             context.groups.has_many_offsets(each.group_id)
@@ -64,35 +84,45 @@ def _requested_partitions(group: Any) -> list[TopicPartition] | None:
     return [(each.name, number) for each in group.topics for number in each.partition_indexes]
 
 
-def _group_with_id(
-    context: HandlerContext,
-    version: int,
-    prefetched: Mapping[str, _Offsets | GroupError],
-    group: Any,
-) -> Fields:
-    return {"group_id": group.group_id, **_group(context, group, version, prefetched)}
-
-
 def _group(
     context: HandlerContext,
+    request: Request,
+    prefetched: Mapping[str, _Found],
+    refused: Collection[str],
     group: Any,
-    version: int,
-    prefetched: Mapping[str, _Offsets | GroupError],
 ) -> Fields:
+    """Returns the fields of a group. `refused`: topics that the client may not describe."""
     offsets = prefetched.get(group.group_id)
     if offsets is None:
         offsets = context.groups.committed(group.group_id, _requested_partitions(group))
     code = ErrorCode.none
     if isinstance(offsets, GroupError):
-        code, offsets = group_code(offsets), {}
-        if version >= 2:  # in older versions each partition carries the error
-            return {"error_code": code, "topics": ()}
-    topics = tuple(_by_topic(group.topics, offsets).items())
-    return {"error_code": code, "topics": LazyArray(partial(_topic, offsets, code), topics)}
+        offsets = group_code(offsets)
+    if isinstance(offsets, ErrorCode):
+        code, offsets = offsets, {}
+        if request.version >= 2:  # in older versions each partition carries the error
+            return {"group_id": group.group_id, "error_code": code, "topics": ()}
+    by_topic = _by_topic(group.topics, offsets)
+    if group.topics is None and request.access.is_limited:
+        by_topic = {
+            name: numbers
+            for name, numbers in by_topic.items()
+            if request.access.may(Operation.DESCRIBE, ResourceType.TOPIC, name)
+        }
+    make = partial(_topic, offsets, code, refused)
+    topics = LazyArray(make, tuple(by_topic.items()))
+    return {"group_id": group.group_id, "error_code": code, "topics": topics}
 
 
-def _topic(offsets: _Offsets, code: ErrorCode, partitions: tuple[str, list[int]]) -> Fields:
+def _topic(
+    offsets: _Offsets,
+    code: ErrorCode,
+    refused: Collection[str],
+    partitions: tuple[str, list[int]],
+) -> Fields:
     topic, numbers = partitions
+    if topic in refused:
+        offsets, code = {}, ErrorCode.topic_authorization_failed
     return {
         "name": topic,
         "partitions": LazyArray(partial(_partition, offsets, topic, code), numbers),

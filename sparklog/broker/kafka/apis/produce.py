@@ -25,15 +25,17 @@ from sparklog import errors
 from sparklog.broker.broker import Append, PendingAppend, WouldBlock
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.kafka import leaders
+from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.leaders import Leader
 from sparklog.broker.kafka.messages import Fields, LazyArray, PlainProduceReply, Request
 from sparklog.broker.kafka.registry import HandlerContext, Outcome, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
-from sparklog.broker.kafka.topics import identity_fields, topic_name
+from sparklog.broker.kafka.topics import identity_fields, known_name, topic_name, unknown_id
 from sparklog.formats.record import LOG_APPEND_TIME
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 from sparklog.listeners import Listener
+from sparklog.security.acl import Operation, ResourceType
 
 _Prepared = tuple[int, Append | errors.SparklogError]
 """A partition, and its checked batch or the error with which it is rejected."""
@@ -42,6 +44,7 @@ _PreparedTopics = list[tuple[Any, list[_Prepared]]]
 _QueuedTopics = list[tuple[Any, list[_Queued]]]
 _FIRST_WITH_ZSTD: Final = 7
 """The first version whose batches may be compressed with zstd (KIP-110)."""
+_TOPIC: Final = ResourceType.TOPIC
 _CODEC_AT: Final = 22
 """The position of the lower byte of a batch's attributes, whose lowest bits are the codec."""
 _CODEC_BITS: Final = 0x07
@@ -56,7 +59,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitabl
     prepared = await _prepare(context, request)
     pending_appends: list[PendingAppend] = []
     try:
-        queued = await _queue(context, prepared, pending_appends)
+        queued = await _queue(context, request.access, prepared, pending_appends)
     finally:
         # Always, even with acks=0 or after the client has left: this makes the batches durable.
         durable = context.when_durable(pending_appends)
@@ -84,24 +87,40 @@ def _refusal(body: Any) -> errors.SparklogError | None:
 
 async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics:
     body = request.body
-    refusal = _refusal(body)
+    # Once, so that a topic that becomes known meanwhile is not written to without being authorized.
+    names = [_known_name(context, topic) for topic in body.topic_data]
+    refused = await request.access.refused(Operation.WRITE, _TOPIC, filter(None, names))
+    invalid = _refusal(body)
     no_records = errors.BadBatch(reason="the partition has no records")
     prepared: _PreparedTopics = []
     moving: list[tuple[list[_Prepared], int, Any]] = []
-    for topic in body.topic_data:
+    for topic, name in zip(body.topic_data, names, strict=True):
         partitions: list[_Prepared] = []
+        refusal = invalid
+        if name is None:
+            refusal = unknown_id(topic.topic_id)
+        elif name in refused:
+            named = name if hasattr(topic, "name") else str(topic.topic_id)
+            refusal = request.access.error(Operation.WRITE, _TOPIC, named)
         async for each in context.scheduler.iterate(topic.partition_data):
-            outcome = refusal or await _outcome(context, request.version, topic, each, no_records)
+            outcome = refusal or await _outcome(
+                context, request.version, name or "", each, no_records
+            )
             if isinstance(outcome, errors.NotLeader):
-                moving.append((partitions, len(partitions), (topic, each)))
+                moving.append((partitions, len(partitions), (name, each)))
             partitions.append((each.index, outcome))
         prepared.append((topic, partitions))
     if moving:
         await leaders.settle(context, [_place(of[at][1]) for of, at, _ in moving])
-        async for of, at, (topic, each) in context.scheduler.iterate(moving):
-            outcome = await _outcome(context, request.version, topic, each, no_records)
+        async for of, at, (name, each) in context.scheduler.iterate(moving):
+            outcome = await _outcome(context, request.version, name, each, no_records)
             of[at] = each.index, outcome
     return prepared
+
+
+def _known_name(context: HandlerContext, topic: Any) -> str | None:
+    """Returns the name of a topic; None for an id that no topic has."""
+    return topic.name if hasattr(topic, "name") else known_name(context.broker, topic.topic_id)
 
 
 def _place(error: Append | errors.SparklogError) -> TopicPartition:
@@ -111,11 +130,10 @@ def _place(error: Append | errors.SparklogError) -> TopicPartition:
 
 
 async def _outcome(
-    context: HandlerContext, version: int, topic: Any, each: Any, no_records: errors.BadBatch
+    context: HandlerContext, version: int, name: str, each: Any, no_records: errors.BadBatch
 ) -> Append | errors.SparklogError:
     """Returns the checked batch of a partition, or the error with which it is rejected."""
     try:
-        name = topic_name(context.broker, topic)
         if not each.records:
             return no_records
         if version < _FIRST_WITH_ZSTD:
@@ -141,7 +159,10 @@ async def _checked(context: HandlerContext, topic: str, partition: int, data: by
 
 
 async def _queue(
-    context: HandlerContext, prepared: _PreparedTopics, pending_appends: list[PendingAppend]
+    context: HandlerContext,
+    access: Access,
+    prepared: _PreparedTopics,
+    pending_appends: list[PendingAppend],
 ) -> _QueuedTopics:
     """Queues the appends with the writer, adding each to `pending_appends`."""
     deadline = time.monotonic() + context.broker.submit_timeout_seconds
@@ -155,7 +176,7 @@ async def _queue(
                 continue
             outcome: PendingAppend | errors.SparklogError
             try:
-                outcome = await _submit(context, append, pending_appends, deadline)
+                outcome = await _submit(context, access, append, pending_appends, deadline)
                 pending_appends.append(outcome)
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
@@ -167,7 +188,11 @@ async def _queue(
 
 
 async def _submit(
-    context: HandlerContext, append: Append, pending_appends: list[PendingAppend], deadline: float
+    context: HandlerContext,
+    access: Access,
+    append: Append,
+    pending_appends: list[PendingAppend],
+    deadline: float,
 ) -> PendingAppend:
     """Queues one append. Raises `QueueFull` if the queue stays full until the deadline.
 
@@ -182,6 +207,8 @@ async def _submit(
     try:
         async with asyncio.timeout(deadline - time.monotonic()), context.writer_queue_lock:
             while True:
+                if await access.still_refused(Operation.WRITE, _TOPIC, (append.topic,)):
+                    raise access.error(Operation.WRITE, _TOPIC, append.topic)
                 try:
                     return context.broker.submit(append)
                 except errors.QueueFull:

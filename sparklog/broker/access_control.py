@@ -1,0 +1,116 @@
+"""Access to one broker: its users, their ACLs, and tokens of programs with access to the root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from sparklog.broker.acl_admin import AclAdmin
+from sparklog.broker.authentication import Authentication, open_authentication
+from sparklog.broker.authorization import Authorization
+from sparklog.broker.flight.gate import Gate
+from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.loops import Loops
+from sparklog.broker.refused_work import RefusedWork
+from sparklog.broker.security_watch import watch_security
+from sparklog.clock import Clock
+from sparklog.options import is_loopback_ip
+from sparklog.security.root_token import Tokens
+from sparklog.settings import BrokerSettings
+from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.objects import Store
+from sparklog.storage.root_tokens import RootTokens
+
+_log = structlog.get_logger("sparklog.broker")
+
+
+class AskWithTokens(Protocol):
+    """Sends a request to a broker, as `Ask` does."""
+
+    def __call__(
+        self,
+        address: str,
+        action: str,
+        request: msgspec.Struct,
+        *,
+        timeout_seconds: float,
+        tokens: Tokens | None = None,
+    ) -> Any:
+        """See `Ask`. `tokens`: for a broker that enforces ACLs."""
+
+
+class AccessControl:
+    """The parts of a broker that decide who may do what."""
+
+    def __init__(
+        self, settings: BrokerSettings, store: Store, *, clock: Clock, refused: RefusedWork
+    ) -> None:
+        """Reads nothing yet. `refused`: notes the work that is refused for lack of the state."""
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self.watch = watch_security(settings, store, clock=clock, refused=refused)
+        self.authentication: Authentication | None = None
+        """The users of the root, if a listener asks for a login."""
+        self.authorization = Authorization(self.watch, clock=clock)
+        self.acl_admin = AclAdmin(store, self.watch, clock=clock)
+
+    def open(self, known: ClusterMetadata) -> None:
+        """Reads the users before the broker takes over, if they are needed.
+
+        `known`: a version of the metadata, which may be old.
+
+        Raises `BadOption` if clients log in and there are no users, and what
+        `SecurityWatch.open` raises.
+        """
+        if self._settings.kafka.has_sasl or known.security:
+            self.watch.open()
+        self.authentication = open_authentication(self._settings, self.watch)
+
+    def follow_metadata(self, metadata: Callable[[], ClusterMetadata]) -> None:
+        """Reads the state that the metadata of the leader names. Raises what `refresh` raises."""
+        self.watch.chain_id = lambda: metadata().security
+        self.watch.refresh()
+
+    def follow(self, loops: Loops) -> None:
+        """Starts to follow the changes of the state."""
+        self.watch.follow(loops)
+
+    def note_if_stale(self) -> None:
+        """Notes the work that is refused because the state cannot be read."""
+        self.watch.note_if_stale()
+
+    def gate(self, leadership: Leadership, address: str) -> Gate:
+        """Returns the gate for Flight calls to the broker, which listens at `address`."""
+        if self.watch.is_enforced and not is_loopback_ip(address):
+            _log.warning(
+                "ACLs are enforced, so Flight serves programs on this machine only: listen at a"
+                " loopback address",
+                flight=address,
+            )
+        return Gate(
+            self.authorization,
+            broker=leadership.broker,
+            epoch=leadership.epoch,
+            clock=self._clock,
+        )
+
+    def asking(self, ask: AskWithTokens, metadata: Callable[[], ClusterMetadata]) -> Ask:
+        """Returns `ask` with tokens for members that enforce ACLs."""
+        members = RootTokens(self._store, metadata, clock=self._clock)
+
+        def ask_member(
+            address: str,
+            action: str,
+            request: msgspec.Struct,
+            *,
+            timeout_seconds: float,
+        ) -> Any:
+            tokens = members if self.authorization.evaluates else None
+            return ask(address, action, request, timeout_seconds=timeout_seconds, tokens=tokens)
+
+        return ask_member

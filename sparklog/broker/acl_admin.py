@@ -1,0 +1,153 @@
+"""Administration of the ACLs by clients of a broker, which may be any broker of the root."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from sparklog import errors
+from sparklog.broker.authentication import Identity
+from sparklog.broker.security_watch import SecurityWatch
+from sparklog.clock import Clock
+from sparklog.security.acl import (
+    CLUSTER_NAME,
+    Acl,
+    AclFilter,
+    AclIndex,
+    Operation,
+    ResourceType,
+)
+from sparklog.security.acls import added, check_acl, matching, removed
+from sparklog.security.state import Author, SecurityState
+from sparklog.security.users import Change
+from sparklog.storage.objects import Store
+from sparklog.storage.security_store import change_security
+
+_log = structlog.get_logger("sparklog.authorization")
+_COMPARED: Final = 10_000_000
+"""Comparisons of a filter with an ACL by one request, which take seconds."""
+CHANGED_ACLS = 2_000  # by one request at most
+
+
+class Administrator:
+    """A client that changes ACLs, which is judged again on the version that its change extends."""
+
+    def __init__(self, principal: str, host: str, identity: Identity | None) -> None:
+        """`identity`: of a client that has logged in."""
+        self._principal = principal
+        self._host = host
+        self._identity = identity
+
+    def author(self, clock: Clock) -> Author:
+        return Author(principal=self._principal, host=self._host, at_us=clock.now_us())
+
+    def check(self, state: SecurityState) -> None:
+        """Raises `ClusterNotAuthorized` if the client may not change `state`.
+
+        This broker may know an older version, in which the client was still an administrator.
+        """
+        identity = self._identity
+        index = AclIndex(
+            (acl for acl in state.acls if acl.resource is ResourceType.CLUSTER),
+            super_users=state.policy.super_users,
+        )
+        is_known = identity is None or identity.is_current(state)
+        if not is_known or not index.allows_listed(
+            self._principal, self._host, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
+        ):
+            raise errors.ClusterNotAuthorized(
+                principal=self._principal,
+                host=self._host,
+                operation=Operation.ALTER.name,
+                resource="cluster",
+                name=CLUSTER_NAME,
+            )
+
+
+class AclAdmin:
+    """Reads and changes the ACLs of a root. Thread-safe; its methods wait for the store."""
+
+    def __init__(self, store: Store, watch: SecurityWatch, *, clock: Clock) -> None:
+        self._store = store
+        self._watch = watch
+        self._clock = clock
+
+    def matching(self, wanted: AclFilter) -> list[Acl]:
+        """Returns the ACLs that a filter selects, sorted."""
+        return sorted(matching(self._watch.state, wanted))
+
+    def create(
+        self, administrator: Administrator, acls: Sequence[Acl]
+    ) -> list[errors.SparklogError | None]:
+        """Adds ACLs, and returns the error of each that is invalid; the others are added.
+
+        Raises `ClusterNotAuthorized`, `BadOption` if there would be too many, and what
+        `change_security` raises.
+        """
+        outcomes: list[errors.SparklogError | None] = []
+        valid = []
+        for acl in acls:
+            try:
+                check_acl(acl)
+            except errors.BadOption as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+                valid.append(acl)
+        if valid:
+            self._change(administrator, added(valid))
+        return outcomes
+
+    def delete(
+        self, administrator: Administrator, filters: Sequence[AclFilter]
+    ) -> list[frozenset[Acl]]:
+        """Removes the ACLs that filters select, and returns those of each filter.
+
+        Raises `ClusterNotAuthorized`, and what `change_security` raises.
+        """
+        found: list[frozenset[Acl]] = []
+
+        def change(state: SecurityState) -> SecurityState | None:
+            if len(filters) * len(state.acls) > _COMPARED:
+                reason = (
+                    f"{len(filters):,} filters for {len(state.acls):,} ACLs: send fewer at once"
+                )
+                raise errors.BadRequest(reason=reason)
+            found[:] = [matching(state, each) for each in filters]
+            selected = sum(map(len, found))
+            if selected > CHANGED_ACLS:
+                reason = f"the filters select {selected:,} ACLs; at most {CHANGED_ACLS:,}"
+                raise errors.BadRequest(reason=f"{reason} are deleted at once")
+            return removed(frozenset[Acl]().union(*found))(state)
+
+        self._change(administrator, change)
+        return found
+
+    def _change(self, administrator: Administrator, change: Change) -> None:
+        author = administrator.author(self._clock)
+        before = self._watch.state.version
+        after = change_security(
+            self._store,
+            functools.partial(_checked, administrator.check, change),
+            author=author,
+            clock=self._clock,
+        )
+        self._watch.refresh()
+        if after.author == author and after.version != before:
+            _log.info(
+                "changed ACLs",
+                principal=author.principal,
+                host=author.host,
+                version=after.version,
+                acls=len(after.acls),
+            )
+
+
+def _checked(
+    check: Callable[[SecurityState], None], change: Change, state: SecurityState
+) -> SecurityState | None:
+    check(state)
+    return change(state)

@@ -1,0 +1,273 @@
+"""Authorization of the client of one Kafka connection; handlers judge by it, and by nothing else.
+
+A handler judges before it looks whether a topic or a group exists, so that its reply reveals
+nothing about those that the client may not see. A refusal is answered only after a look at the
+security state that began after the request had arrived; if that fails, the connection is closed.
+Entries that are left out of a list (`may`) need no such look: to the client they are like those
+that are created a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from typing import Final
+
+from sparklog import errors, limits
+from sparklog.broker.acl_admin import Administrator
+from sparklog.broker.authentication import Identity
+from sparklog.broker.authorization import Authorization, View, not_authorized
+from sparklog.security.acl import (
+    ANONYMOUS,
+    CLUSTER_NAME,
+    OPERATIONS,
+    Operation,
+    ResourceType,
+    normal_host,
+)
+from sparklog.security.state import Mode
+
+_CLUSTER: Final = ResourceType.CLUSTER
+_EVERY_OPERATION: Final = {
+    resource: sum(1 << each for each in operations) for resource, operations in OPERATIONS.items()
+}
+NOTHING: Final[frozenset[str]] = frozenset()
+Steps = Callable[[Iterable[str]], AsyncIterator[str]]
+"""Yields the same items, but lets other work of the event loop run between them."""
+
+
+class Access:
+    """Decides for the client of one connection. Used in the listener's event loop."""
+
+    def __init__(
+        self,
+        authorization: Authorization | None,
+        *,
+        identity: Identity | None = None,
+        host: str = "",
+        look: Callable[[int], Awaitable[None]] | None = None,
+        steps: Steps | None = None,
+    ) -> None:
+        """Creates the access of a client.
+
+        Args:
+            authorization: None: everything is allowed.
+            identity: the user; None for a client that has not logged in.
+            host: the client's address.
+            look: waits for `SecurityWatch.refresh_after`.
+            steps: for many items.
+        """
+        self._authorization = authorization
+        self.principal = identity.principal if identity is not None else ANONYMOUS
+        """The user as Kafka writes it, such as "User:alice"."""
+        self._identity = identity
+        self._client = self.principal, normal_host(host)
+        self._look = look
+        self._steps = steps
+
+    @property
+    def _view(self) -> View | None:
+        """The view to judge by; None if ACLs are not evaluated."""
+        if self._authorization is None:
+            return None
+        view = self._authorization.view
+        return view if view.mode is not Mode.OFF else None
+
+    @property
+    def is_limited(self) -> bool:
+        """True if something may be refused or left out."""
+        view = self._view
+        return view is not None and view.mode is Mode.ENFORCE
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True unless the policy of the root is `off`, or there is none."""
+        return self._view is not None
+
+    @property
+    def administrator(self) -> Administrator:
+        """The client in the role of an administrator of ACLs."""
+        return Administrator(*self._client, self._identity)
+
+    def check_fresh(self, *, is_of_member: bool = False) -> None:
+        """Raises `SecurityNotRead` if ACLs are enforced by a state that is too old.
+
+        `is_of_member`: such a state suffices, by which the client was allowed to join its group.
+        """
+        if self._authorization is None:
+            return
+        watch = self._authorization.watch
+        if watch.is_unread or (watch.is_enforced and not is_of_member):
+            watch.check_fresh()
+
+    # -------------------------------------------------------------------------- refusals
+
+    async def refused(
+        self,
+        operation: Operation,
+        resource: ResourceType,
+        names: Iterable[str],
+        *,
+        or_cluster: Operation | None = None,
+    ) -> Collection[str]:
+        """Returns the names of the resources on which an operation is not allowed.
+
+        `or_cluster`: an operation on the cluster that also allows it on each of them.
+
+        Raises `SecurityNotRead` if that cannot be decided.
+        """
+        view = self._view
+        if view is None:
+            return NOTHING
+        names = dict.fromkeys(names)
+        looks = self._looks
+        denied = await self._denied(view, operation, resource, names, or_cluster)
+        if not denied:
+            return NOTHING
+        if view.mode is Mode.ENFORCE:
+            view = await self._newer_view(looks)
+            if view is None:
+                return NOTHING
+            denied = await self._denied(view, operation, resource, names, or_cluster)
+        is_refused = view.mode is Mode.ENFORCE
+        self._note(operation, resource, denied, is_refused=is_refused)
+        return denied if is_refused else NOTHING
+
+    async def still_refused(
+        self,
+        operation: Operation,
+        resource: ResourceType,
+        names: Iterable[str],
+        *,
+        or_cluster: Operation | None = None,
+    ) -> Collection[str]:
+        """Authorizes again, in a request that has waited; see `refused`.
+
+        Raises `ConnectionResetError` if the user was removed or disabled meanwhile.
+        """
+        if self._authorization is None:
+            return NOTHING
+        state = self._authorization.watch.state
+        if self._identity is not None and not self._identity.is_current(state):
+            raise ConnectionResetError("the user was removed or disabled")
+        self.check_fresh()
+        return await self.refused(operation, resource, names, or_cluster=or_cluster)
+
+    async def check(
+        self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
+    ) -> None:
+        """Raises `NotAuthorized` if an operation is not allowed, and what `refused` raises."""
+        if await self.refused(operation, resource, (name,)):
+            raise self.error(operation, resource, name)
+
+    async def check_security_change(self) -> None:
+        """Raises what `check` raises for ALTER on the cluster, also while ACLs are only observed.
+
+        Otherwise any client could become an administrator before ACLs are enforced.
+        """
+        view = self._view
+        if view is None or self._may_alter(view):
+            return
+        view = await self._newer_view(self._looks)
+        if view is None or self._may_alter(view):
+            return
+        self._note(Operation.ALTER, _CLUSTER, (CLUSTER_NAME,), is_refused=True)
+        raise self.error(Operation.ALTER, _CLUSTER, CLUSTER_NAME)
+
+    async def check_idempotent_write(self) -> None:
+        """Raises `ClusterNotAuthorized` unless the client may write to some topic (KIP-679)."""
+        view = self._view
+        if view is None or self._may_write_idempotently(view):
+            return
+        if view.mode is Mode.ENFORCE:
+            view = await self._newer_view(self._looks)
+            if view is None or self._may_write_idempotently(view):
+                return
+        is_refused = view.mode is Mode.ENFORCE
+        self._note(Operation.IDEMPOTENT_WRITE, _CLUSTER, (CLUSTER_NAME,), is_refused=is_refused)
+        if is_refused:
+            raise self.error(Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME)
+
+    def error(
+        self, operation: Operation, resource: ResourceType, name: str
+    ) -> errors.NotAuthorized:
+        """Returns the error for an operation that is not allowed."""
+        return not_authorized(*self._client, operation, resource, name)
+
+    # -------------------------------------------------------------------------- lists
+
+    def may(
+        self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
+    ) -> bool:
+        """Returns whether an operation is allowed, as far as is known now."""
+        view = self._view
+        return (
+            view is None
+            or view.mode is not Mode.ENFORCE
+            or view.allows(*self._client, operation, resource, name)
+        )
+
+    def authorized_operations(
+        self, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
+    ) -> int:
+        """Returns the operations that are allowed on a resource, as a bit field (KIP-430)."""
+        if not self.is_limited:
+            return _EVERY_OPERATION[resource]
+        return sum(1 << each for each in OPERATIONS[resource] if self.may(each, resource, name))
+
+    # -------------------------------------------------------------------------- decisions
+
+    @property
+    def _looks(self) -> int:
+        assert self._authorization is not None
+        return self._authorization.watch.looks
+
+    async def _newer_view(self, looks: int) -> View | None:
+        """Returns the view after a look that is not one of the first `looks`."""
+        assert self._look is not None
+        await self._look(looks)
+        return self._view
+
+    async def _denied(
+        self,
+        view: View,
+        operation: Operation,
+        resource: ResourceType,
+        names: Collection[str],
+        or_cluster: Operation | None,
+    ) -> Collection[str]:
+        if or_cluster and view.allows(*self._client, or_cluster, _CLUSTER, CLUSTER_NAME):
+            return NOTHING
+        if len(names) <= limits.KAFKA_LITTLE_ITEMS or self._steps is None:
+            return {
+                name for name in names if not view.allows(*self._client, operation, resource, name)
+            }
+        return {
+            name
+            async for name in self._steps(names)
+            if not view.allows(*self._client, operation, resource, name)
+        }
+
+    def _may_alter(self, view: View) -> bool:
+        return view.allows_administration(*self._client)
+
+    def _may_write_idempotently(self, view: View) -> bool:
+        return view.allows(
+            *self._client, Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME
+        ) or view.allows_on_any(*self._client, Operation.WRITE, ResourceType.TOPIC)
+
+    def _note(
+        self,
+        operation: Operation,
+        resource: ResourceType,
+        names: Collection[str],
+        *,
+        is_refused: bool,
+    ) -> None:
+        assert self._authorization is not None
+        self._authorization.note_denied(
+            *self._client, operation, resource, names, is_refused=is_refused
+        )
+
+
+OPEN: Final = Access(None)
+"""Allows everything."""
