@@ -20,7 +20,7 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import broker, cluster, groups, jobs, maintenance, topics, users
+from sparklog.cli import acls, broker, cluster, groups, jobs, maintenance, security, topics, users
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -45,6 +45,8 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
 app.add_typer(users.app, name="users")
+app.add_typer(acls.app, name="acls")
+app.add_typer(security.app, name="security")
 app.add_typer(jobs.app, name="jobs")
 app.command(cls=Command)(produce)
 app.command(cls=Command)(consume)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pwd
-import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from sparklog import errors
-from sparklog.options import ROOT_VARIABLE, STORAGE_PREFIX, check_root, storage_options
+from sparklog.cli.security_root import (
+    SecurityRootOption,
+    change_state,
+    known_state,
+    root_store,
+)
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import JsonOption, YesOption, confirm
 from sparklog.terminal.printing import print_columns
-
-if TYPE_CHECKING:
-    from sparklog.security.state import SecurityState
-    from sparklog.security.users import Change
-    from sparklog.storage.objects import Store
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,17 +28,6 @@ app = typer.Typer(
 _STANDARD_INPUT: Final = "-"
 _PASSWORD_FILE_BYTES: Final = 65_536
 
-_RootOption = Annotated[
-    str | None,
-    typer.Option(
-        "--root",
-        metavar="URI",
-        help="The root of the log: a folder, or s3://…, gs://…, az://…. No broker is needed; those"
-        f" that run follow within one or two seconds. Default: {ROOT_VARIABLE}. Options of the"
-        f" object store come from {STORAGE_PREFIX}<OPTION>.",
-        show_default=False,
-    ),
-]
 _NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the user.", show_default=False)
 ]
@@ -72,7 +57,7 @@ def add(
             " where everybody who may read the whole bucket can try passwords.",
         ),
     ] = False,
-    root: _RootOption = None,
+    root: SecurityRootOption = None,
 ) -> None:
     """Add a user with a password.
 
@@ -85,8 +70,8 @@ def add(
     from sparklog.security import users
     from sparklog.security.state import NO_USERS
 
-    store = _store(root)
-    known = _known_state(store)
+    store = root_store(root)
+    known = known_state(store, may_create=True)
     if not store.is_local and not beside_the_data and known is None:
         raise typer.BadParameter(
             "the users of a bucket are in security/ of it: deny that prefix to everybody but the"
@@ -97,7 +82,7 @@ def add(
         typer.echo(f"user {name} exists")
         return
     credentials = users.credentials_of(_password(password_file))
-    _change(store, users.added(name, credentials, may_exist=if_not_exists), create=True)
+    change_state(store, users.added(name, credentials, may_exist=if_not_exists), create=True)
     typer.echo(f"user {name} added")
 
 
@@ -108,7 +93,7 @@ def set_password(
     cut: Annotated[
         bool, typer.Option("--cut", help="Also cut the connections that the user has.")
     ] = False,
-    root: _RootOption = None,
+    root: SecurityRootOption = None,
 ) -> None:
     """Change the password of a user.
 
@@ -119,34 +104,34 @@ def set_password(
     from sparklog.security import users
     from sparklog.security.state import NO_USERS
 
-    store = _store(root)
-    users.with_credentials(name, {})(_known_state(store) or NO_USERS)  # before it asks
+    store = root_store(root)
+    users.with_credentials(name, {})(known_state(store) or NO_USERS)  # before it asks
     credentials = users.credentials_of(_password(password_file))
-    _change(store, users.with_credentials(name, credentials, cut=cut))
+    change_state(store, users.with_credentials(name, credentials, cut=cut))
     typer.echo(f"password of user {name} changed")
 
 
 @app.command(cls=Command)
-def disable(name: _NameArgument, root: _RootOption = None) -> None:
+def disable(name: _NameArgument, root: SecurityRootOption = None) -> None:
     """Keep a user from logging in, and cut its connections.
 
     Example: sparklog users disable alice --root ./data
     """
     from sparklog.security import users
 
-    _change(_store(root), users.disabled(name, True))
+    change_state(root_store(root), users.disabled(name, True))
     typer.echo(f"user {name} disabled")
 
 
 @app.command(cls=Command)
-def enable(name: _NameArgument, root: _RootOption = None) -> None:
+def enable(name: _NameArgument, root: SecurityRootOption = None) -> None:
     """Let a disabled user log in again.
 
     Example: sparklog users enable alice --root ./data
     """
     from sparklog.security import users
 
-    _change(_store(root), users.disabled(name, False))
+    change_state(root_store(root), users.disabled(name, False))
     typer.echo(f"user {name} enabled")
 
 
@@ -154,7 +139,7 @@ def enable(name: _NameArgument, root: _RootOption = None) -> None:
 def remove(
     name: _NameArgument,
     yes: YesOption = False,
-    root: _RootOption = None,
+    root: SecurityRootOption = None,
 ) -> None:
     """Remove a user, and cut its connections.
 
@@ -162,22 +147,22 @@ def remove(
     """
     from sparklog.security import users
 
-    store = _store(root)
+    store = root_store(root)
     if not yes:
         confirm(f"Remove user {name}?")
-    _change(store, users.removed(name))
+    change_state(store, users.removed(name))
     typer.echo(f"user {name} removed")
 
 
 @app.command("list", cls=Command)
-def list_users(as_json: JsonOption = False, root: _RootOption = None) -> None:
+def list_users(as_json: JsonOption = False, root: SecurityRootOption = None) -> None:
     """List the users.
 
     Example: sparklog users list --root ./data
     """
     import msgspec
 
-    state = _known_state(_store(root), may_create=False)
+    state = known_state(root_store(root))
     known = state.users if state is not None else {}
     if as_json:
         found = [{"name": name, "disabled": user.disabled} for name, user in sorted(known.items())]
@@ -185,71 +170,6 @@ def list_users(as_json: JsonOption = False, root: _RootOption = None) -> None:
         return
     rows = [(name, "disabled" if user.disabled else "") for name, user in sorted(known.items())]
     print_columns([("user", "state"), *rows])
-
-
-def _store(root: str | None) -> Store:
-    from sparklog.storage.objects import LocalStore, open_store
-
-    root = root or os.environ.get(ROOT_VARIABLE)
-    if not root:
-        raise typer.BadParameter(f"no root is named: pass --root, or set {ROOT_VARIABLE}")
-    check_root("--root", root, "")
-    store = open_store(root, storage_options(root))
-    if isinstance(store, LocalStore):
-        _check_owner(Path(store.root))
-    return store
-
-
-def _check_owner(root: Path) -> None:
-    """Raises a usage error for a root of another user: its brokers could not read the change."""
-    owner = -1
-    for path in (root / "cluster.json", root):  # a new root belongs to the folder's owner
-        with contextlib.suppress(OSError):
-            owner = path.stat().st_uid
-            break
-    else:
-        return  # it is created, or another error says why not
-    if owner != os.geteuid():
-        raise typer.BadParameter(
-            f"{root} belongs to {_name_of(owner)}, whose brokers could not read a change by"
-            f" {_name_of(os.geteuid())}: run the command as that user, for example with"
-            f" sudo -u {_name_of(owner)}"
-        )
-
-
-def _name_of(uid: int) -> str:
-    """Returns the name of a user of this machine; its number in a container that knows no name."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _known_state(store: Store, *, may_create: bool = True) -> SecurityState | None:
-    """Returns the newest security state; None if the root has none, or, with `may_create`, if it
-    is not a root yet.
-    """
-    from sparklog.clock import SystemClock
-    from sparklog.storage.security_store import open_security
-
-    try:
-        security = open_security(store, clock=SystemClock())
-    except errors.NotARoot:
-        if not may_create:
-            raise
-        return None
-    return security.look() if security is not None else None
-
-
-def _change(store: Store, change: Change, *, create: bool = False) -> None:
-    from sparklog.clock import SystemClock
-    from sparklog.security.state import Author
-    from sparklog.storage.security_store import change_security
-
-    clock = SystemClock()
-    who = f"Root:{_name_of(os.geteuid())}@{socket.gethostname()}"
-    author = Author(principal=who, at_us=clock.now_us())
-    change_security(store, change, author=author, clock=clock, create=create)
 
 
 def _password(file: str | None) -> str:

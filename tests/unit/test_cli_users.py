@@ -114,7 +114,7 @@ def test_the_first_user_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: readers of the bucket do not find it by accident."""
     monkeypatch.setenv("SPARKLOG_STORAGE_ALLOW_HTTP", "true")
     monkeypatch.setenv("SPARKLOG_STORAGE_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("sparklog.cli.users._known_state", lambda _: None)
+    monkeypatch.setattr("sparklog.cli.users.known_state", lambda *_, **__: None)
     refused = ask("s3://bucket/log", "add", "alice", "--password-file", "-")
     assert refused.exit_code == ExitCode.USAGE
     assert "--beside-the-data" in refused.output

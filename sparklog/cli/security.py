@@ -1,0 +1,323 @@
+"""`sparklog security`: the mode in which brokers evaluate ACLs, and the super users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sparklog import errors
+from sparklog.cli.security_root import (
+    SecurityRootOption,
+    change_state,
+    check_place,
+    known_state,
+    root_store,
+)
+from sparklog.options import is_loopback_ip
+from sparklog.terminal.commands import Command, ExitCode
+from sparklog.terminal.options import JsonOption, YesOption, confirm
+
+if TYPE_CHECKING:
+    from sparklog.security.state import Mode, SecurityState
+    from sparklog.storage.metadata.liveness import Leader
+    from sparklog.storage.objects import Store
+
+_IN_FORCE_SECONDS: Final = 10.0
+"""The wait for brokers to follow a change; usually it takes a second or two."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show and change whether brokers evaluate ACLs, and the super users.",
+)
+
+_SuperUserOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="User:NAME",
+        help="Add a super user, which may do everything; repeat it for more.",
+        show_default=False,
+    ),
+]
+_RemoveSuperUserOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="User:NAME", help="Remove a super user; repeat it for more.", show_default=False
+    ),
+]
+_AllowEveryoneOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-everyone-if-no-acl-found/--no-allow-everyone-if-no-acl-found",
+        help="Whether everybody may do everything with a resource that no ACL mentions. Without the"
+        " option, that stays as it is; at first, they may not.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(cls=Command)
+def status(as_json: JsonOption = False, root: SecurityRootOption = None) -> None:
+    """Show whether ACLs are enforced, the super users, and the author of the last change.
+
+    Example: sparklog security status --root ./data
+    """
+    import msgspec
+
+    from sparklog.security.state import NO_USERS
+
+    state = known_state(root_store(root)) or NO_USERS
+    if as_json:
+        typer.echo(msgspec.json.encode(_facts(state)).decode())
+    else:
+        _print(state)
+
+
+@app.command(cls=Command)
+def enforce(
+    super_user: _SuperUserOption = None,
+    remove_super_user: _RemoveSuperUserOption = None,
+    allow_everyone: _AllowEveryoneOption = None,
+    yes: YesOption = False,
+    root: SecurityRootOption = None,
+) -> None:
+    """Have brokers refuse what no ACL allows.
+
+    ACLs bind clients of brokers, not programs that can read the root itself. Run `observe` first,
+    and wait until the brokers' logs have no more requests that would be refused. The command can be
+    repeated to change the super users.
+
+    The Flight listener has no users yet: while ACLs are enforced, it serves only programs on the
+    broker's machine that can read security/ of the root. So the command fails while a live broker
+    has another Flight address than a loopback one.
+
+    Example: sparklog security enforce --super-user User:admin --root ./data
+    """
+    from sparklog.security.state import Mode
+
+    _set(Mode.ENFORCE, super_user, remove_super_user, allow_everyone, is_sure=yes, root=root)
+
+
+@app.command(cls=Command)
+def observe(
+    super_user: _SuperUserOption = None,
+    remove_super_user: _RemoveSuperUserOption = None,
+    allow_everyone: _AllowEveryoneOption = None,
+    yes: YesOption = False,
+    root: SecurityRootOption = None,
+) -> None:
+    """Have brokers log what `enforce` would refuse, and serve it.
+
+    Only changes of ACLs through a broker are refused where no ACL allows them: otherwise any client
+    could become an administrator.
+
+    Example: sparklog security observe --super-user User:admin --root ./data
+    """
+    from sparklog.security.state import Mode
+
+    _set(Mode.OBSERVE, super_user, remove_super_user, allow_everyone, is_sure=yes, root=root)
+
+
+@app.command(cls=Command)
+def off(yes: YesOption = False, root: SecurityRootOption = None) -> None:
+    """Have brokers evaluate no ACLs: every client may do everything.
+
+    ACLs and super users stay for later.
+
+    Example: sparklog security off --root ./data
+    """
+    from sparklog.security.state import Mode
+
+    _set(Mode.OFF, is_sure=yes, root=root)
+
+
+@app.command(cls=Command)
+def rekey(yes: YesOption = False, root: SecurityRootOption = None) -> None:
+    """Give a root that was copied, or restored from a backup, keys of its own.
+
+    Brokers do not start on such a root while it has the keys of the original: an administrator of
+    the one would be an administrator of the other. Users, passwords and ACLs stay as they are.
+
+    Example: sparklog security rekey --root ./restored
+    """
+    from sparklog.security.policies import rekeyed
+
+    store = root_store(root)
+    if known_state(store) is None:
+        typer.echo("nothing to do: the root has no users, ACLs or keys")
+        return
+    if not yes:
+        confirm("Replace the keys?")
+    change_state(store, rekeyed)
+    typer.echo("the root has keys of its own")
+
+
+def _set(
+    mode: Mode,
+    add_super_users: list[str] | None = None,
+    remove_super_users: list[str] | None = None,
+    allow_everyone: bool | None = None,
+    *,
+    is_sure: bool,
+    root: str | None,
+) -> None:
+    """Changes the policy, after confirmation if that is needed."""
+    from sparklog.security.policies import with_policy
+    from sparklog.security.state import NO_USERS, Mode
+
+    change = with_policy(
+        mode=mode,
+        add_super_users=add_super_users or (),
+        remove_super_users=remove_super_users or (),
+        allow_everyone=allow_everyone,
+    )
+    store = root_store(root)
+    known = known_state(store)
+    before = known or NO_USERS
+    after = change(before)
+    if after is None:
+        typer.echo(f"nothing to change: {_EFFECTS[mode]}")
+        return
+    check_place(store, known)
+    if mode is Mode.ENFORCE and before.policy.mode is not Mode.ENFORCE:
+        _check_flight(store)
+    _print(after, is_planned=True)
+    for line in _warnings(before, after):
+        typer.echo(f"sparklog: {line}", err=True)
+    is_leap = {before.policy.mode, mode} == {Mode.OFF, Mode.ENFORCE}
+    is_opened = before.policy.mode is Mode.ENFORCE and mode is not Mode.ENFORCE
+    if (is_leap or is_opened) and not is_sure:
+        confirm("Continue?")
+    version = change_state(store, change).version
+    typer.echo(_EFFECTS[mode])
+    _await_brokers(store, version)
+
+
+def _await_brokers(store: Store, version: int) -> None:
+    """Waits until all brokers go by the version; exits with 3 if some do not."""
+    from sparklog import cluster
+    from sparklog.clock import SystemClock
+
+    clock = SystemClock()
+    view = cluster.RootView(store, clock, waits=lambda _leaders, _seconds: None)
+    late = cluster.await_security(view, version, clock, timeout_seconds=_IN_FORCE_SECONDS)
+    for broker, reason in sorted(late.items()):
+        typer.echo(f"sparklog: not in force at broker {broker}: {reason}", err=True)
+    if late:
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+_EFFECTS: Final = {
+    "off": "ACLs are not evaluated",
+    "observe": "ACLs are evaluated, and refusals only logged",
+    "enforce": "ACLs are enforced",
+}
+"""By mode."""
+
+
+def _warnings(before: SecurityState, after: SecurityState) -> Iterator[str]:
+    from sparklog.security.acl import ANONYMOUS
+    from sparklog.security.state import Mode
+
+    policy = after.policy
+    for each in policy.super_users:
+        name = each.partition(":")[2]
+        if each not in before.policy.super_users and name not in after.users:
+            yield f"there is no user {name} yet"
+    if ANONYMOUS in policy.super_users:
+        yield "clients that have not logged in are a super user: everybody may do everything"
+    if policy.mode is not Mode.OFF and not policy.super_users:
+        yield (
+            "there is no super user: ACLs can only be changed by commands with --root, unless one"
+            " of them allows ALTER on the cluster"
+        )
+    if (before.policy.mode, policy.mode) == (Mode.OFF, Mode.ENFORCE):
+        yield "`sparklog security observe` would first log the requests that will be refused"
+
+
+# ------------------------------------------------------------------------------ status
+
+
+def _facts(state: SecurityState) -> dict[str, object]:
+    policy, author = state.policy, state.author
+    return {
+        "mode": policy.mode.value,
+        "super_users": list(policy.super_users),
+        "allow_everyone_if_no_acl_found": policy.allow_everyone_if_no_acl_found,
+        "users": len(state.users),
+        "acls": len(state.acls),
+        "version": state.version,
+        "author": author.principal or None,
+        "host": author.host or None,
+        "changed_at": _time(author.at_us) if author.at_us else None,
+    }
+
+
+def _print(state: SecurityState, *, is_planned: bool = False) -> None:
+    """Prints the state; `is_planned`: one that follows the newest version."""
+    policy = state.policy
+    disabled = sum(user.disabled for user in state.users.values())
+    unlisted = "everybody" if policy.allow_everyone_if_no_acl_found else "super users only"
+    lines = {
+        "mode": f"{policy.mode.value}: {_EFFECTS[policy.mode.value]}",
+        "super users": ", ".join(policy.super_users) or "-",
+        "without ACLs": f"a resource is open to {unlisted}",
+        "users": f"{len(state.users):,}" + (f", {disabled:,} of them disabled" if disabled else ""),
+        "ACLs": f"{len(state.acls):,}",
+    }
+    if state.version:
+        name = "last change" if is_planned else "version"
+        number = "" if is_planned else f"{state.version}, "
+        author = state.author
+        host = f" from {author.host}" if author.host else ""
+        by = f"by {author.principal}{host} at {_time(author.at_us)}"
+        lines[name] = f"{number}{by}"
+    for name, words in lines.items():
+        typer.echo(f"{name:<14} {words}")
+    typer.echo(
+        "ACLs bind clients of brokers. A program that can read the root can read every record."
+    )
+
+
+def _time(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
+
+
+# ------------------------------------------------------------------------------ Flight
+
+
+def _check_flight(store: Store) -> None:
+    """Raises `BadOption` while a live broker has a Flight address that is not a loopback one."""
+    from sparklog import limits
+    from sparklog.clock import SystemClock
+    from sparklog.storage.metadata.leadership import is_up
+    from sparklog.storage.metadata.liveness import LeaderState, LeaderWatch
+    from sparklog.storage.metadata.store import MetadataStore
+
+    def waits(leader: Leader, seconds: float) -> None:
+        waiting = f"waiting up to {seconds:g} s to see whether broker {leader.broker} is alive"
+        typer.echo(f"sparklog: {waiting}", err=True)
+
+    clock = SystemClock()
+    metadata = MetadataStore(store, clock=clock).refresh()
+    for broker, known in sorted(metadata.brokers.items()):
+        if not known.flight or is_loopback_ip(known.flight) or not is_up(metadata, broker):
+            continue
+        watch = LeaderWatch(
+            store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
+        )
+        found = watch.wait_for_state(metadata, on_wait=waits)
+        if found is None or found.state is LeaderState.DEAD or is_loopback_ip(found.leader.flight):
+            continue
+        raise errors.BadOption(
+            option="mode",
+            value="enforce",
+            reason=f"broker {broker} has the Flight address {found.leader.flight}, but while ACLs"
+            " are enforced Flight, which has neither users nor TLS yet, serves only programs on the"
+            " broker's machine: native clients and brokers elsewhere could not use it. Set"
+            " flight.listen and flight.advertised of the broker to a loopback address, and restart"
+            " it",
+        )
