@@ -10,6 +10,7 @@ from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
+from benchmarks.kafka.acls import acls
 from benchmarks.kafka.logins import logins
 from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
@@ -27,6 +28,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-rebalance": kafka.rebalance,
     "kafka-tls": tls,
     "kafka-logins": logins,
+    "kafka-acls": acls,
     "kafka-tails": tails.kafka,
     "kafka-native-tails": tails.native,
     "kafka-large-records": reads.large,

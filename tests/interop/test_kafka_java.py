@@ -24,6 +24,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
 from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
 from sparklog.storage.objects import open_store
+from tests.support.acls import set_acls
 from tests.support.certificates import Authority
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
@@ -624,3 +625,34 @@ sasl.jaas.config=org.apache.kafka.common.security.{module} required {login};
         )
         assert refused.returncode != 0
         assert "SaslAuthenticationException" in refused.stdout + refused.stderr
+
+
+def test_kafka_acls_tool(tmp_path: Path) -> None:
+    """Promise: kafka-acls.sh adds, lists and removes ACLs, unmodified, as a super user."""
+    root, paths = tmp_path / "root", class_path()
+    store = open_store(str(root), {})
+    add_alice(store)
+    set_acls(store, super_users=["User:alice"])
+    config = tmp_path / "client.properties"
+    login = f'username="alice" password="{PASSWORD}"'
+    config.write_text(
+        f"""security.protocol=SASL_PLAINTEXT
+sasl.mechanism=PLAIN
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required {login};
+"""
+    )
+    kafka = KafkaSettings(listen="SASL_PLAINTEXT://127.0.0.1:0", sasl_mechanisms="PLAIN")
+    with broker(root, kafka=kafka) as agent:
+        tool = ("--bootstrap-server", agent.kafka_address, "--command-config", str(config))
+
+        def acls(*arguments: str) -> str:
+            return run(paths, f"{TOOLS}.AclCommand", *tool, *arguments)
+
+        rights = ("--allow-principal", "User:bob", "--topic", "orders")
+        assert "Adding ACLs for resource" in acls("--add", *rights, "--producer")
+        listed = acls("--list", "--topic", "orders")
+        for operation in ("WRITE", "DESCRIBE", "CREATE"):
+            entry = f"principal=User:bob, host=*, operation={operation}, permissionType=ALLOW"
+            assert entry in listed
+        acls("--remove", *rights, "--producer", "--force")
+        assert "User:bob" not in acls("--list")
