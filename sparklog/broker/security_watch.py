@@ -145,12 +145,18 @@ class SecurityWatch:
         self._looked, self._succeeded = began, number
 
     def _read(self) -> None:
-        if self._security is None and (chain_id := self.chain_id()):
-            self._security = security_of(self._store, chain_id, clock=self._clock)
-        newest = self._security.look() if self._security is not None else self.state
-        if newest is not self.state:
-            check_home(self._store, newest)
-            self.state = newest
+        security = self._security
+        if security is None and (chain_id := self.chain_id()):
+            security = security_of(self._store, chain_id, clock=self._clock)
+        if security is None:
+            return
+        try:
+            newest = security.look()
+            if newest is not self.state:
+                check_home(self._store, newest)
+                self.state = newest
+        finally:
+            self._security = security  # after a first look that succeeds, the state is not unread
         if self._announced is not self.state:
             for each in self.on_change:
                 each()

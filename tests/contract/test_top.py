@@ -281,7 +281,7 @@ def test_a_silent_broker_delays_one_picture_only(monkeypatch: pytest.MonkeyPatch
     """
     calls, may_answer = Counter[str](), threading.Event()
 
-    def figures_of(address: str, *, timeout_seconds: float) -> BrokerFigures:
+    def figures_of(address: str, *, timeout_seconds: float, **_: object) -> BrokerFigures:
         calls[address] += 1
         if address == "host:2":
             if calls[address] == 1:
@@ -292,6 +292,8 @@ def test_a_silent_broker_delays_one_picture_only(monkeypatch: pytest.MonkeyPatch
     states = {1: "up", 2: "up"}
 
     class AView:
+        tokens = None
+
         def describe(self, *, topics: bool = False) -> ClusterDescription:
             brokers = [
                 BrokerDescription(broker=each, epoch=1, state=state, address=f"host:{each}")
