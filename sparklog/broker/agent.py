@@ -21,7 +21,6 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker import ports
 from sparklog.broker.access_control import AccessControl, AskWithTokens
 from sparklog.broker.assembly import (
     ClusterParts,
@@ -38,7 +37,7 @@ from sparklog.broker.failover.heartbeats import Heartbeats
 from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.listening import Listeners, check_installed, compile_loops
+from sparklog.broker.listening import Listeners, check_installed, compile_loops, ports_of
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.histories import Histories
@@ -50,8 +49,7 @@ from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.pools import Pools
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
-from sparklog.formats import flight_messages
-from sparklog.listeners import parse, text_of
+from sparklog.listeners import text_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
 from sparklog.storage.metadata import identity
@@ -297,14 +295,9 @@ class Agent:
             leader = self._leader_watch.poll()
             if leader is not None and leader.leader.known.kind != BrokerKind.STANDING:
                 found.append(leader)
-        addresses: list[str] = []
-        for each in found:
-            if each is not None and each.state is not LeaderState.DEAD:
-                addresses.append(each.leader.flight)
-                if (heartbeat := each.leader.heartbeat) is not None:
-                    kafka = parse(heartbeat.kafka_listeners or heartbeat.kafka)
-                    addresses += [heartbeat.metrics, *(one.address for one in kafka)]
-        return {ports.port_of(address) for address in addresses if address}
+        return ports_of(
+            each.leader for each in found if each and each.state is not LeaderState.DEAD
+        )
 
     def _start_serving(self) -> None:
         open_table = functools.partial(
@@ -382,28 +375,11 @@ class Agent:
         listeners.bind_all(patience_seconds=patience_seconds)
         groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
         try:
-            listeners.open_kafka(
-                broker,
-                groups,
-                self._access,
-                patience_seconds=patience_seconds,
-            )
+            listeners.open_kafka(broker, groups, self._access, patience_seconds=patience_seconds)
             # Set before the Flight listener opens: its first client may ask for it.
-            process = this_process()
-            broker.serving = flight_messages.BrokerInfo(
-                broker=self._leadership.broker,
-                epoch=self._leadership.epoch,
-                address=self.address,
-                kafka=self.kafka_address,
-                kafka_listeners=text_of(listeners.kafka_open),
-                metrics=self.metrics_address,
-                kind=self.kind,
-                version=VERSION,
-                host=process.host,
-                pid=process.pid,
-                started_us=self._meta.current.brokers[self._leadership.broker].started_us,
-                log=self.settings.log.file,
-                wal=self._wal,
+            started_us = self._meta.current.brokers[self._leadership.broker].started_us
+            broker.serving = listeners.info(
+                self._leadership, kind=self.kind, started_us=started_us, wal=self._wal
             )
             broker.prove = self._heartbeats.prove
             broker.cluster_admin.answers = self._answers

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -26,10 +26,15 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.loops import Loops
-from sparklog.listeners import Listener
+from sparklog.formats.flight_messages import BrokerInfo
+from sparklog.listeners import Listener, parse, text_of
 from sparklog.settings import BrokerSettings
+from sparklog.storage.metadata.liveness import Leader
 from sparklog.storage.metadata.model import Membership
+from sparklog.storage.metadata.processes import this_process
+from sparklog.version import VERSION
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.listener import KafkaListener
@@ -99,6 +104,25 @@ class Listeners:
         """The address of the first listener for Kafka clients; empty while none is open."""
         found = self.kafka_open
         return found[0].address if found else ""
+
+    def info(self, leadership: Leadership, *, kind: str, started_us: int, wal: str) -> BrokerInfo:
+        """Returns the broker as clients see it. `wal`: the storage of its write-ahead log."""
+        process = this_process()
+        return BrokerInfo(
+            broker=leadership.broker,
+            epoch=leadership.epoch,
+            address=self.flight_address,
+            kafka=self.kafka_address,
+            kafka_listeners=text_of(self.kafka_open),
+            metrics=self.metrics_address,
+            kind=kind,
+            version=VERSION,
+            host=process.host,
+            pid=process.pid,
+            started_us=started_us,
+            log=self._settings.log.file,
+            wal=wal,
+        )
 
     def membership(self) -> Membership:
         """Returns the addresses for clients as a member of a cluster registers them."""
@@ -306,6 +330,17 @@ def _advertised(advertised: str, listen: str) -> str:
     """Returns the address for clients; port 0 of `advertised` means the port that was bound."""
     host, _, port = advertised.rpartition(":")
     return f"{host}:{ports.port_of(listen)}" if port == "0" else advertised or listen
+
+
+def ports_of(leaders: Iterable[Leader]) -> set[int]:
+    """Returns the ports at which brokers listen, as far as their heartbeats name them."""
+    addresses: list[str] = []
+    for each in leaders:
+        addresses.append(each.flight)
+        if (heartbeat := each.heartbeat) is not None:
+            kafka = parse(heartbeat.kafka_listeners or heartbeat.kafka)
+            addresses += [heartbeat.metrics, *(one.address for one in kafka)]
+    return {ports.port_of(address) for address in addresses if address}
 
 
 def check_installed(settings: BrokerSettings) -> None:
