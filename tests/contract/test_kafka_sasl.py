@@ -69,6 +69,13 @@ def settings(root: Path, authority: Authority, **more: Any) -> BrokerSettings:
     )
 
 
+@pytest.fixture(autouse=True)
+def _leavings() -> Iterator[None]:
+    """Otherwise another test of this process has to collect what kafka-python leaves."""
+    yield
+    close_leavings()
+
+
 @pytest.fixture(name="authority", scope="module")
 def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))

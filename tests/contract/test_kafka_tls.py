@@ -28,11 +28,19 @@ from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
 from sparklog.storage.objects import open_store
 from tests.support.certificates import Authority
+from tests.support.kafkas import close_leavings
 from tests.support.waiting import wait_until
 
 SECONDS: Final = 30.0
 LARGE: Final = bytes(range(256)) * 3_600  # larger than what the engine takes in a step
 Client = Callable[[str, Authority], None]
+
+
+@pytest.fixture(autouse=True)
+def _leavings() -> Iterator[None]:
+    """Otherwise another test of this process has to collect what kafka-python leaves."""
+    yield
+    close_leavings()
 
 
 @pytest.fixture(name="authority", scope="module")
