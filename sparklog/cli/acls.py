@@ -402,16 +402,13 @@ def _operation(text: str) -> Operation:
 
 def _note_lack_of_effect(known: SecurityState | None, principal: str) -> None:
     """Prints why ACLs that were added may have no effect."""
+    from sparklog.security.acl import ANONYMOUS, ANYONE
     from sparklog.security.state import NO_USERS, Mode
 
     state = known or NO_USERS
     name = principal.partition(":")[2]
-    if principal not in _WITHOUT_USER and name not in state.users:
+    if principal not in (ANYONE, ANONYMOUS) and name not in state.users:
         typer.echo(f"sparklog: there is no user {name} yet", err=True)
     if state.policy.mode is not Mode.ENFORCE:
         how = "`sparklog security enforce` does so"
         typer.echo(f"sparklog: ACLs are not enforced yet; {how}", err=True)
-
-
-_WITHOUT_USER: Final = ("User:*", "User:ANONYMOUS")
-"""Principals of clients that need no user."""

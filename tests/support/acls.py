@@ -10,12 +10,10 @@ from sparklog.broker.authorization import Authorization
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ThreadClock
-from sparklog.security.acl import Acl, Operation, PatternType, Permission, ResourceType
+from sparklog.security.acl import ANONYMOUS, Acl, Operation, PatternType, Permission, ResourceType
 from sparklog.security.state import Mode, Policy, SecurityState
 from sparklog.storage.objects import Store
 from tests.support.users import change_users
-
-ANONYMOUS = "User:ANONYMOUS"
 
 
 def acl(

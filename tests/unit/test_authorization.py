@@ -22,14 +22,21 @@ from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
 from sparklog.security import users
-from sparklog.security.acl import AclFilter, AclIndex, Operation, Permission, ResourceType
+from sparklog.security.acl import (
+    ANONYMOUS,
+    AclFilter,
+    AclIndex,
+    Operation,
+    Permission,
+    ResourceType,
+)
 from sparklog.security.state import Mode, SecurityState
 from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.root_tokens import RootTokens
 from sparklog.storage.security_store import SecurityStore
-from tests.support.acls import ANONYMOUS, acl, set_acls, watch_of
+from tests.support.acls import acl, set_acls, watch_of
 from tests.support.users import add_alice, change_users
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER

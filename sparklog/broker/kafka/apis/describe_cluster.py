@@ -11,7 +11,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.operations import NOT_REQUESTED, on_cluster
+from sparklog.broker.kafka.operations import on_cluster
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import nodes
@@ -51,9 +51,5 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         "cluster_id": cluster.cluster_id,
         "controller_id": -1 if code else context.broker.broker_id,
         "brokers": () if code else brokers,
-        "cluster_authorized_operations": (
-            on_cluster(request.access)
-            if body.include_cluster_authorized_operations
-            else NOT_REQUESTED
-        ),
+        "cluster_authorized_operations": on_cluster(request),
     }

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from sparklog.broker.groups.messages import GroupError, GroupState
 from sparklog.broker.kafka.error_codes import code_of, group_code
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
-from sparklog.broker.kafka.operations import NOT_REQUESTED
+from sparklog.broker.kafka.operations import NOT_REQUESTED, on_group
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.formats.consumer_offsets import MemberRecord
@@ -50,7 +50,7 @@ def _group(
             group_code(group if reports_missing else None),
             f"Group {group_id} not found." if is_missing else None,
             state=GroupState.DEAD.value if is_missing else "",
-            operations=_authorized_operations(request, group_id) if is_missing else NOT_REQUESTED,
+            operations=on_group(request, group_id) if is_missing else NOT_REQUESTED,
         )
     return {
         "error_code": group_code(None),
@@ -60,14 +60,8 @@ def _group(
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol,
         "members": LazyArray(_member, group.members),
-        "authorized_operations": _authorized_operations(request, group_id),
+        "authorized_operations": on_group(request, group_id),
     }
-
-
-def _authorized_operations(request: Request, group_id: str) -> int:
-    if not getattr(request.body, "include_authorized_operations", False):
-        return NOT_REQUESTED
-    return request.access.authorized_operations(ResourceType.GROUP, group_id)
 
 
 def _no_group(

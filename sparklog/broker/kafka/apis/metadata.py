@@ -19,7 +19,7 @@ from sparklog import errors
 from sparklog.broker.broker import Broker
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
-from sparklog.broker.kafka.operations import NOT_REQUESTED, on_cluster
+from sparklog.broker.kafka.operations import NOT_REQUESTED, on_cluster, on_topic
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import known_name, nodes, topic_fields, topic_name_of_id
@@ -31,7 +31,6 @@ CREATED_TOPICS = 16  # created by one Metadata request at most; repeated request
 
 @serves(3, "metadata", max_version=13, is_repeatable=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
-    body = request.body
     topics = await _requested_topics(context, request)
     hidden = await request.access.refused(
         Operation.DESCRIBE, ResourceType.TOPIC, _requested_names(context.broker, topics)
@@ -49,11 +48,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         # librdkafka does not ask for the controller again after losing the one it knows.
         "controller_id": context.broker.broker_id,
         "topics": LazyArray(partial(_topic, context, request, created), topics),
-        "cluster_authorized_operations": (
-            on_cluster(request.access)
-            if getattr(body, "include_cluster_authorized_operations", False)
-            else NOT_REQUESTED
-        ),
+        "cluster_authorized_operations": on_cluster(request),
         "error_code": ErrorCode.none,
     }
 
@@ -163,7 +158,7 @@ def _topic(context: HandlerContext, request: Request, created: _Created, topics:
         if isinstance(error, errors.UnknownTopic):
             retry_code = ErrorCode.leader_not_available
             code = created.refused.get(str(name), code if created.are_all else retry_code)
-            operations = _authorized_operations(request, str(name))
+            operations = on_topic(request, str(name))
         return {
             "error_code": code,
             "name": name,
@@ -173,16 +168,10 @@ def _topic(context: HandlerContext, request: Request, created: _Created, topics:
         }
 
 
-def _authorized_operations(request: Request, name: str) -> int:
-    if not getattr(request.body, "include_topic_authorized_operations", False):
-        return NOT_REQUESTED
-    return request.access.authorized_operations(ResourceType.TOPIC, name)
-
-
 def _known_topic_fields(context: HandlerContext, request: Request, name: str) -> Fields:
     """Returns the topic's fields, and its authorized operations if they are requested."""
     statuses = context.broker.partitions.statuses(name)
     return {
         **topic_fields(context.broker, name, statuses, request.listener),
-        "topic_authorized_operations": _authorized_operations(request, name),
+        "topic_authorized_operations": on_topic(request, name),
     }
