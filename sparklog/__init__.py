@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sparklog.client.serialize import string_serializer as string_serializer
     from sparklog.connecting import connect as connect
     from sparklog.errors import SparklogError as SparklogError
+    from sparklog.security.credentials import Security as Security
 
 __all__ = [
     "AppendedRange",
@@ -59,6 +60,7 @@ __all__ = [
     "Record",
     "RecordFuture",
     "RecordMetadata",
+    "Security",
     "SparklogError",
     "TableFuture",
     "__version__",
@@ -88,6 +90,7 @@ _MODULE_OF: Final = {
     "Record": "sparklog.client.consumer.reading",
     "RecordFuture": "sparklog.client.producer.batch",
     "RecordMetadata": "sparklog.client.producer.batch",
+    "Security": "sparklog.security.credentials",
     "SparklogError": "sparklog.errors",
     "TableFuture": "sparklog.client.producer.batch",
     "connect": "sparklog.connecting",

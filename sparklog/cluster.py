@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ from sparklog.formats.flight_messages import (
     PartitionMove,
     UpgradeReply,
 )
-from sparklog.security.root_token import Tokens
+from sparklog.security.credentials import Credentials
 from sparklog.storage.metadata import identity, overview
 from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.metadata.identity import Answer
@@ -36,7 +37,7 @@ from sparklog.storage.metadata.liveness import Leader, LeaderState, Sighting
 from sparklog.storage.metadata.overview import ENDED, SERVING, BrokerState
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.root_tokens import RootTokens
+from sparklog.storage.root_credentials import RootCredentials
 
 _ANSWER_SECONDS: Final = 60.0
 """A broker that describes the cluster may have to watch a silent one for some seconds."""
@@ -56,8 +57,8 @@ class View(Protocol):
         ...
 
     @property
-    def tokens(self) -> Tokens | None:
-        """For brokers that enforce ACLs; None if there is no root to read the key from."""
+    def credentials(self) -> Credentials | None:
+        """For requests to brokers; None: those of the environment."""
         ...
 
 
@@ -71,13 +72,14 @@ class RootView:
         self._clock = clock
         self._waits = waits
         self._metadata = MetadataStore(store, clock=clock)
-        self._tokens = RootTokens(store, lambda: self._metadata.current, clock=clock)
+        self._credentials = RootCredentials(store, lambda: self._metadata.current, clock=clock)
+        self._ask = partial(connection.ask, credentials=self._credentials.without_tokens())
         self._asked: set[tuple[int, int]] = set()
         """Live brokers, with their epochs, already asked whether they serve this root."""
 
     @property
-    def tokens(self) -> Tokens | None:
-        return self._tokens
+    def credentials(self) -> Credentials | None:
+        return self._credentials
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         """Raises `CorruptObject` and the store's errors."""
@@ -87,7 +89,7 @@ class RootView:
             newest=self._metadata.refresh,
             waits=self._waits,
             answers=identity.answers(
-                self._store, connection.ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+                self._store, self._ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
             ),
         )
         for broker in self._of_the_original(sightings.values()):
@@ -117,7 +119,7 @@ class RootView:
 
         def ask_one(leader: Leader) -> Answer:
             asked = identity.ask_broker(
-                self._store, leader, connection.ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+                self._store, leader, self._ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
             )
             return asked.answer
 
@@ -138,7 +140,7 @@ class BrokerView:
         self._known: list[str] = []
 
     @property
-    def tokens(self) -> Tokens | None:
+    def credentials(self) -> Credentials | None:
         return None
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
@@ -204,7 +206,7 @@ def drain(
         request = DrainBroker(
             cluster_id=before.cluster_id, broker=broker, epoch=target.epoch, alone=alone
         )
-        ask(target.address, "broker.drain", request, tokens=view.tokens)
+        ask(target.address, "broker.drain", request, credentials=view.credentials)
     left = target.partitions
     while True:
         try:
@@ -244,7 +246,9 @@ def log_level(
         reason = f"Broker {broker} is not running; the ids of running brokers: {ids}"
         raise errors.BadRequest(reason=reason)
     request = LogLevel(broker=broker, level=level)
-    reply: LogLevel = ask(found[broker].address, "broker.log_level", request, tokens=view.tokens)
+    reply: LogLevel = ask(
+        found[broker].address, "broker.log_level", request, credentials=view.credentials
+    )
     return reply.level
 
 
@@ -306,7 +310,7 @@ def await_security(
         reasons: dict[int, str] = {}
         for broker, address in left.items():
             try:
-                status: BrokerStatus = ask(address, "status", Empty(), tokens=view.tokens)
+                status: BrokerStatus = ask(address, "status", Empty(), credentials=view.credentials)
             except errors.SparklogError as error:
                 reasons[broker] = str(error)
                 continue
@@ -334,7 +338,7 @@ def plan(view: View) -> Balanced:
     """Returns the result of `balance`, as far as a broker can predict it. Moves nothing."""
     cluster = view.describe()
     before = _loads(cluster)
-    moves = _plan(cluster, view.tokens)
+    moves = _plan(cluster, view.credentials)
     after = Counter(before)
     after.subtract(each.leader for each in moves)
     after.update(each.target for each in moves)
@@ -368,7 +372,7 @@ def balance(
         for each in up if starting else _members_up(now):
             try:
                 reply: BalanceReply = ask(
-                    each.address, "cluster.balance", BalanceCluster(), tokens=view.tokens
+                    each.address, "cluster.balance", BalanceCluster(), credentials=view.credentials
                 )
                 in_round += reply.moved
             except errors.Retriable as error:
@@ -397,7 +401,7 @@ def balance(
             for name, leaders in (before.leaders or {}).items()
             for then, leader in zip(leaders, (after.leaders or {}).get(name, []), strict=False)
         ),
-        left=_plan(after, view.tokens),
+        left=_plan(after, view.credentials),
     )
 
 
@@ -409,7 +413,9 @@ def upgrade(view: View) -> UpgradeReply:
     failures: list[errors.SparklogError] = []
     for each in _members_up(view.describe()):
         try:
-            reply: UpgradeReply = ask(each.address, "cluster.upgrade", Empty(), tokens=view.tokens)
+            reply: UpgradeReply = ask(
+                each.address, "cluster.upgrade", Empty(), credentials=view.credentials
+            )
             return reply
         except errors.Retriable as error:  # the next one sees the level as it is by then
             failures.append(error)
@@ -428,7 +434,7 @@ def _members_up(cluster: ClusterDescription) -> list[BrokerDescription]:
     return found
 
 
-def _plan(cluster: ClusterDescription, tokens: Tokens | None) -> list[PartitionMove]:
+def _plan(cluster: ClusterDescription, credentials: Credentials | None) -> list[PartitionMove]:
     """Returns the moves according to one broker that answers: all brokers see the same moves."""
     failures: list[errors.SparklogError] = []
     for each in _members_up(cluster):
@@ -437,7 +443,7 @@ def _plan(cluster: ClusterDescription, tokens: Tokens | None) -> list[PartitionM
                 each.address,
                 "cluster.balance",
                 BalanceCluster(dry_run=True),
-                tokens=tokens,
+                credentials=credentials,
             )
             return reply.moves
         except errors.Retriable as error:
@@ -470,18 +476,18 @@ def ask(
     request: msgspec.Struct,
     *,
     timeout_seconds: float = _ANSWER_SECONDS,
-    tokens: Tokens | None = None,
+    credentials: Credentials | None = None,
 ) -> Any:
     """Returns the reply from the broker at `host:port` to an action.
 
-    `tokens`: for a broker that enforces ACLs.
+    `credentials`: None: those of the environment.
 
     Raises `BrokerUnavailable`, `WrongPort`, and any failure that it replies: `BadRequest` if its
     release does not support the action.
     """
     try:
         return connection.ask(
-            address, action, request, timeout_seconds=timeout_seconds, tokens=tokens
+            address, action, request, timeout_seconds=timeout_seconds, credentials=credentials
         )
     except errors.BadRequest as error:
         if not error.reason.startswith(NO_ACTION):

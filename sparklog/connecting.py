@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import logging
 import math
@@ -55,6 +56,7 @@ from sparklog.options import (
     is_loopback,
     storage_options,
 )
+from sparklog.security.credentials import ClientCredentials, Security
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
 from sparklog.storage.metadata import identity, placement
 from sparklog.storage.metadata.cluster_file import open_cluster, read_cluster
@@ -62,7 +64,7 @@ from sparklog.storage.metadata.identity import Answer
 from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch, Sighting, describe
 from sparklog.storage.metadata.model import BrokerKind
 from sparklog.storage.objects import Store, open_store
-from sparklog.storage.root_tokens import RootTokens
+from sparklog.storage.root_credentials import RootCredentials
 
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
@@ -93,19 +95,24 @@ def connect(
     detached: bool = False,
     kafka: str | None = None,
     storage_options: Mapping[str, str] | None = None,
+    security: Security | None = None,
 ) -> Log:
     """Opens a log by its root or by the addresses of its brokers.
 
     Args:
         target: a root: a folder, or a URI `s3://…`, `gs://…` or `az://…`. Or the Flight address of
-            a broker, `host:port`; with several, in a list or separated by commas, the first that
-            answers is used. None: `SPARKLOG_BOOTSTRAP`, or else `SPARKLOG_ROOT`.
+            a broker, `host:port`, or `tls://host:port` if it uses TLS; with several, in a list or
+            separated by commas, the first that answers is used. None: `SPARKLOG_BOOTSTRAP`, or
+            else `SPARKLOG_ROOT`.
         detached: for a root without a live broker: start the broker as a separate process. By
             default it runs in this process.
         kafka: for a root without a live broker: the address `host:port` at which the new broker
             listens for Kafka clients. None: `SPARKLOG_KAFKA_LISTEN`, or else no Kafka listener.
         storage_options: credentials and other options of the object store, by obstore's names; they
             take precedence over the environment's `SPARKLOG_STORAGE_<OPTION>`.
+        security: for an address `tls://…`: the CA of the brokers. None: the environment's
+            `SPARKLOG_CLIENT_CA`, or else the CAs that this machine trusts. Not with a root: the
+            root knows the CA of its brokers.
 
     Raises:
         errors.BadOption: no target, or one that is neither an address nor a root; an argument for
@@ -140,11 +147,15 @@ def connect(
         _refuse_with_address(
             location, detached=detached, kafka=kafka, storage=bool(storage_options)
         )
-        log = Log(Connection.to(location), root=location)
+        credentials = ClientCredentials(security)
+        log = Log(Connection.to(location, credentials=credentials), root=location)
         log.connection.channel()
         _visiting.add(log)
         _close_at_exit()
         return log
+    if security is not None:
+        reason = f"it applies to addresses of brokers, and {location} is a root, which has the CA"
+        raise errors.BadOption(option="security", value=str(security), reason=reason)
     with _named_as_given(kafka):
         session = _RootSession(location, detached=detached, kafka=kafka, given=storage_options)
         session.resolve(patience_seconds=limits.ACTION_TIMEOUT_SECONDS)
@@ -290,6 +301,10 @@ class _RootSession:
         if starts:
             self._settings = _broker_settings(root, self._kind, kafka, storage)
         self._clock = clock or SystemClock()
+        self._credentials = RootCredentials(
+            self._store, lambda: self._watch.metadata, clock=self._clock
+        )
+        self._ask = functools.partial(ask, credentials=self._credentials.without_tokens())
         self._watch = LeaderWatch(
             self._store,
             clock=self._clock,
@@ -297,10 +312,9 @@ class _RootSession:
                 local=self._store.is_local
             ).dead_after_seconds,
             answers=identity.answers(
-                self._store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+                self._store, self._ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
             ),
         )
-        self._tokens = RootTokens(self._store, lambda: self._watch.metadata, clock=self._clock)
         self._lock = threading.Lock()
         self._agent: Agent | None = None
         self._has_resolved = False
@@ -312,7 +326,7 @@ class _RootSession:
 
     def connection(self, resolve: Resolve) -> Connection:
         """Returns a connection to the brokers of the root. `resolve`: a method of the session."""
-        return Connection(resolve, tokens=self._tokens)
+        return Connection(resolve, credentials=self._credentials)
 
     def resolve(self, patience_seconds: float = 0.0) -> str | Channel:
         """Returns the Flight address of the root's live broker, which is started if there is none.
@@ -425,7 +439,7 @@ class _RootSession:
         Raises `WrongCluster`, `RootIsCopy`, `BadOption`, and what asking it raises.
         """
         _check_is_no_loopback_of_others(leader)
-        asked = identity.ask_broker(self._store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
+        asked = identity.ask_broker(self._store, leader, self._ask, timeout_seconds=_ANSWER_SECONDS)
         match asked.answer:
             case Answer.NONE:
                 assert asked.error is not None
@@ -452,7 +466,7 @@ class _RootSession:
             "cluster",
             flight_messages.Empty(),
             timeout_seconds=_ANSWER_SECONDS,
-            tokens=self._tokens,
+            credentials=self._credentials,
         )
         return served
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib.metadata
+import itertools
 import os
 import pwd
 import re
@@ -448,7 +449,8 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
 def check_certificates(report: status.StatusReport, clock: Clock) -> Iterator[CheckResult]:
     """Reports on the certificate of each listener with TLS."""
     for broker in report.answered:
-        for listener in listeners.parse(broker.kafka_listeners):
+        both = broker.flight_listeners, broker.kafka_listeners
+        for listener in itertools.chain.from_iterable(map(listeners.parse, both)):
             if listener.has_tls:
                 yield check_certificate(listener, clock)
 

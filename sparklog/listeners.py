@@ -1,4 +1,4 @@
-"""Listeners for Kafka clients, as settings and messages name them.
+"""Listeners for Kafka and Flight clients, as settings and messages name them.
 
 A listener is `host:port`, `PROTOCOL://host:port` or `NAME=PROTOCOL://host:port`; several are
 separated by commas. The protocol is PLAINTEXT if none is given, and the name is that of the
@@ -22,6 +22,10 @@ PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """By the names of Kafka's `security.protocol`."""
 
 
+TLS_SCHEME: Final = "tls://"
+"""Precedes the address of a Flight listener with TLS, as clients write it."""
+
+
 class Listener(NamedTuple):
     """The name, the protocol and the address of a listener."""
 
@@ -34,7 +38,7 @@ class Listener(NamedTuple):
     @property
     def host(self) -> str:
         """The host; an IPv6 address without its brackets."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return host_of(self.address)
 
     @property
     def is_loopback(self) -> bool:
@@ -56,6 +60,11 @@ class Listener(NamedTuple):
         return self.protocol in (SASL_PLAINTEXT, SASL_SSL)
 
     @property
+    def client_address(self) -> str:
+        """The address as Flight clients write it: `host:port`, or `tls://host:port`."""
+        return f"{TLS_SCHEME}{self.address}" if self.has_tls else self.address
+
+    @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
@@ -68,6 +77,11 @@ class Listener(NamedTuple):
         if self.name != self.protocol:
             return f"{self.name}={self.protocol}://{self.address}"
         return self.address if self.protocol == PLAINTEXT else f"{self.protocol}://{self.address}"
+
+
+def host_of(address: str) -> str:
+    """Returns the host of `host:port` or `tls://host:port`; an IPv6 address without brackets."""
+    return address.removeprefix(TLS_SCHEME).rpartition(":")[0].strip("[]")
 
 
 def parse(text: str) -> tuple[Listener, ...]:

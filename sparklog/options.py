@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from sparklog import errors
+from sparklog.listeners import TLS_SCHEME, host_of
 
 ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
 SPARK_ROOT_VARIABLE: Final = "SPARKLOG_SPARK_ROOT"
@@ -68,7 +69,7 @@ def is_address(text: str, *, lowest_port: int = 1) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Returns True for loopback and unspecified addresses such as `0.0.0.0`."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = host_of(address)
     try:
         numbers = ipaddress.ip_address(host)
     except ValueError:
@@ -77,30 +78,42 @@ def is_loopback(address: str) -> bool:
 
 
 def is_loopback_ip(address: str) -> bool:
-    """Returns True for `host:port` with a loopback IP address.
+    """Returns True for `host:port`, or `tls://host:port`, with a loopback IP address.
 
     A name may have several addresses, at which different programs may listen.
     """
     try:
-        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
+        return ipaddress.ip_address(host_of(address)).is_loopback
     except ValueError:
         return False
 
 
+def is_private(address: str) -> bool:
+    """Returns True if a connection to a Flight address cannot be read on the way."""
+    return address.startswith(TLS_SCHEME) or is_loopback_ip(address)
+
+
 def is_bootstrap(text: str) -> bool:
-    """Returns True if `text` is one `host:port`, or several separated by commas."""
-    return all(is_address(each.strip()) for each in text.split(","))
+    """Returns True if `text` is one address of a broker, or several separated by commas.
+
+    An address is `host:port`, or `tls://host:port`.
+    """
+    return all(_is_of_broker(each.strip()) for each in text.split(","))
+
+
+def _is_of_broker(text: str) -> bool:
+    return is_address(text.removeprefix(TLS_SCHEME))
 
 
 def check_bootstrap(option: str, value: str | Iterable[object]) -> str:
-    """Returns the addresses of one or more brokers as `host:port,host:port`.
+    """Returns the addresses of one or more brokers, separated by commas only.
 
     Raises `BadOption`, which names `option`, if a part is not an address.
     """
     parts = value.split(",") if isinstance(value, str) else list(value)
     addresses = [each.strip() for each in parts if isinstance(each, str)]
-    if not parts or len(addresses) < len(parts) or not all(map(is_address, addresses)):
-        reason = "expected host:port, or several of these separated by commas"
+    if not parts or len(addresses) < len(parts) or not all(map(_is_of_broker, addresses)):
+        reason = "expected host:port or tls://host:port, or several of these separated by commas"
         shown = value if isinstance(value, str) else repr(parts)
         raise errors.BadOption(option=option, value=shown, reason=reason)
     return ",".join(addresses)

@@ -70,24 +70,11 @@ _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=_GRACE_MAX_S
 # ------------------------------------------------------------------------------ the tables
 
 
-class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Arrow Flight listener. Addresses are `host:port`; `advertised` defaults to `listen`."""
+class _ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The listeners of one protocol, as `sparklog.listeners` parses them."""
 
-    listen: str = "127.0.0.1:8815"
+    listen: str
     advertised: str = ""
-    max_streams: Annotated[int, Meta(ge=1, le=_COUNT_MAX)] = limits.FLIGHT_STREAMS
-
-
-class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Kafka listeners, as `sparklog.listeners` parses them; an empty `listen` disables them."""
-
-    listen: str = "127.0.0.1:9092"
-    advertised: str = ""
-    request_max_bytes: _BufferBytes = 100 * limits.MIB
-    memory_bytes: _BufferBytes = 512 * limits.MIB
-    max_connections: _Count = limits.KAFKA_CONNECTIONS
-    max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
-    sasl_mechanisms: str = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN"
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
@@ -104,6 +91,29 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """True if the clients of a listener have to log in."""
         return any(each.has_sasl for each in self.listeners)
 
+    def advertised_of(self, name: str) -> str:
+        """Returns the address for a listener's clients; empty: the one that it listens on."""
+        given = dict(listeners.parse_addresses(self.advertised))
+        return given.get(name, "") or given.get("", "")
+
+
+class FlightSettings(_ListenerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Arrow Flight listeners; brokers of the cluster use the first one."""
+
+    listen: str = "127.0.0.1:8815"
+    max_streams: Annotated[int, Meta(ge=1, le=_COUNT_MAX)] = limits.FLIGHT_STREAMS
+
+
+class KafkaSettings(_ListenerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Kafka listeners; an empty `listen` disables them."""
+
+    listen: str = "127.0.0.1:9092"
+    request_max_bytes: _BufferBytes = 100 * limits.MIB
+    memory_bytes: _BufferBytes = 512 * limits.MIB
+    max_connections: _Count = limits.KAFKA_CONNECTIONS
+    max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
+    sasl_mechanisms: str = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN"
+
     def mechanisms_of(self, listener: Listener) -> tuple[str, ...]:
         """Returns the SASL mechanisms of a listener, in the order of `sasl_mechanisms`.
 
@@ -112,11 +122,6 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         is_private = listener.has_tls or listener.is_loopback
         given = tuple(each.strip() for each in self.sasl_mechanisms.split(","))
         return tuple(each for each in given if each != PLAIN or is_private)
-
-    def advertised_of(self, name: str) -> str:
-        """Returns the address for a listener's clients; empty: the one that it listens on."""
-        given = dict(listeners.parse_addresses(self.advertised))
-        return given.get(name, "") or given.get("", "")
 
 
 class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -278,6 +283,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     storage: Mapping[str, str] = {}
+
+    @property
+    def has_tls(self) -> bool:
+        """True if a listener for Kafka or Flight uses TLS."""
+        return self.kafka.has_tls or self.flight.has_tls
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -468,9 +478,16 @@ def _check_together(settings: BrokerSettings) -> None:
         )
     check_root("root", settings.root, " Addresses to listen on are kafka.listen and flight.listen.")
     _check_listeners(settings)
-    if settings.flight.advertised:
-        _check_address("flight.advertised", settings.flight.advertised, lowest_port=0)
-    _check_advertised(settings.kafka)
+    _check_advertised("flight", settings.flight, lowest_port=0)
+    _check_advertised("kafka", settings.kafka, lowest_port=1)
+    for each in settings.kafka.listeners:
+        if each.host in ANY_HOST and not settings.kafka.advertised_of(each.name):
+            raise errors.BadOption(
+                option="kafka.listen",
+                value=settings.kafka.listen,
+                reason="clients cannot connect to this host; set kafka.advertised to one that they"
+                " can",
+            )
 
     for low, high in NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)
@@ -493,8 +510,21 @@ def _check_together(settings: BrokerSettings) -> None:
 
 
 def _check_listeners(settings: BrokerSettings) -> None:
-    _check_kafka_listeners(settings)
-    listening = [("flight.listen", settings.flight.listen)]
+    _check_protocols("flight", settings.flight, settings.tls)
+    _check_protocols("kafka", settings.kafka, settings.tls)
+    _check_sasl(settings.kafka)
+    for key, value in msgspec.structs.asdict(settings.tls).items():
+        # Without a Kafka listener, the broker may be one that a program has started for itself.
+        is_unused = settings.kafka.listen and not settings.has_tls
+        if is_unused and value != getattr(TlsSettings(), key):
+            reason = (
+                f"it has no effect: kafka.listen or flight.listen needs {SSL}:// or {SASL_SSL}://"
+                " before an address"
+            )
+            raise errors.BadOption(option=f"tls.{key}", value=value, reason=reason)
+    listening = [("flight.listen", each.address) for each in settings.flight.listeners]
+    if not listening:
+        raise errors.BadOption(option="flight.listen", value="", reason="expected host:port")
     listening += [("kafka.listen", each.address) for each in settings.kafka.listeners]
     if settings.metrics.listen:
         listening.append(("metrics.listen", settings.metrics.listen))
@@ -507,14 +537,14 @@ def _check_listeners(settings: BrokerSettings) -> None:
         found[address] = option
 
 
-def _check_kafka_listeners(settings: BrokerSettings) -> None:
+def _check_protocols(table: str, settings: _ListenerSettings, tls: TlsSettings) -> None:
     """Raises `BadOption` for names, protocols and TLS that do not fit together."""
 
     def bad(reason: str) -> errors.BadOption:
-        return errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
+        return errors.BadOption(option=f"{table}.listen", value=settings.listen, reason=reason)
 
     names: set[str] = set()
-    for name, protocol, address in settings.kafka.listeners:
+    for name, protocol, address in settings.listeners:
         if not address:
             raise bad("expected host:port; there is nothing after a comma, or before one")
         if protocol not in PROTOCOLS:
@@ -524,16 +554,8 @@ def _check_kafka_listeners(settings: BrokerSettings) -> None:
         if name in names:
             raise bad(f"two listeners are called {name}: write NAME={protocol}://host:port")
         names.add(name)
-    _check_sasl(settings.kafka)
-    has_tls = settings.kafka.has_tls
-    if has_tls and not (settings.tls.certificate and settings.tls.key):
+    if settings.has_tls and not (tls.certificate and tls.key):
         raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
-    for key, value in msgspec.structs.asdict(settings.tls).items():
-        if names and not has_tls and value != getattr(TlsSettings(), key):
-            reason = (
-                f"it has no effect: kafka.listen needs {SSL}:// or {SASL_SSL}:// before an address"
-            )
-            raise errors.BadOption(option=f"tls.{key}", value=value, reason=reason)
 
 
 def _check_sasl(kafka: KafkaSettings) -> None:
@@ -555,12 +577,13 @@ def _check_sasl(kafka: KafkaSettings) -> None:
             )
 
 
-def _check_advertised(kafka: KafkaSettings) -> None:
-    """Raises `BadOption` unless each listener has an address for its clients."""
-    names = [each.name for each in kafka.listeners]
-    given = listeners.parse_addresses(kafka.advertised)
+def _check_advertised(table: str, settings: _ListenerSettings, *, lowest_port: int) -> None:
+    """Raises `BadOption` unless the advertised addresses are those of listeners."""
+    option = f"{table}.advertised"
+    names = [each.name for each in settings.listeners]
+    given = listeners.parse_addresses(settings.advertised)
     for name, address in given:
-        _check_address("kafka.advertised", address, lowest_port=1)
+        _check_address(option, address, lowest_port=lowest_port)
         reason = ""
         if len(dict(given)) < len(given):
             reason = "it has several addresses for a listener: clients get one"
@@ -569,15 +592,7 @@ def _check_advertised(kafka: KafkaSettings) -> None:
         elif name and name not in names:
             reason = f"no listener is called {name}; there is {', '.join(names) or 'none'}"
         if reason:
-            raise errors.BadOption(option="kafka.advertised", value=kafka.advertised, reason=reason)
-    for each in kafka.listeners:
-        if each.host in ANY_HOST and not kafka.advertised_of(each.name):
-            raise errors.BadOption(
-                option="kafka.listen",
-                value=kafka.listen,
-                reason="clients cannot connect to this host; set kafka.advertised to one that they"
-                " can",
-            )
+            raise errors.BadOption(option=option, value=settings.advertised, reason=reason)
 
 
 def _check_address(option: str, address: str, *, lowest_port: int) -> None:

@@ -21,7 +21,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.listeners import Listener
 from sparklog.options import is_loopback
-from sparklog.security.root_token import Tokens
+from sparklog.security.credentials import Credentials
 from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.cluster_file import open_cluster
 from sparklog.storage.metadata.identity import Answer
@@ -30,7 +30,7 @@ from sparklog.storage.metadata.liveness import Leader, LeaderState, LeaderWatch,
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from sparklog.storage.root_tokens import RootTokens
+from sparklog.storage.root_credentials import RootCredentials
 
 _ANSWER_SECONDS: Final = 10.0
 _ASKED_AT_ONCE: Final = 32
@@ -97,7 +97,7 @@ def of_root(
     meta = MetadataStore(store, clock=clock)
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
-    tokens = RootTokens(store, lambda: metadata, clock=clock)
+    credentials = RootCredentials(store, lambda: metadata, clock=clock)
     is_answered = identity.answers(store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
 
     def look_at(broker: int) -> _Asked | None:
@@ -108,7 +108,7 @@ def of_root(
             broker=broker,
             answers=is_answered,
         )
-        return _ask_leader(store, watch, metadata, waits, tokens)
+        return _ask_leader(store, watch, metadata, waits, credentials)
 
     brokers = [metadata.controller, *other_members(metadata)]
     # Not bounded by the requests that the store allows: these threads wait for brokers.
@@ -196,7 +196,7 @@ def _ask_leader(
     watch: LeaderWatch,
     metadata: ClusterMetadata,
     waits: Callable[[Leader, float], object],
-    tokens: Tokens,
+    credentials: Credentials,
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
     found, asked, reason = watch.poll(metadata), None, ""
@@ -208,7 +208,7 @@ def _ask_leader(
             if served.error is not None:
                 raise served.error
             if served.answer in identity.LIVES:
-                status = _ask(leader.flight, tokens)
+                status = _ask(leader.flight, credentials)
                 return _Asked(state=LeaderStatus.SERVED, leader=leader, status=status)
             copied = ", of which this root is a copy" if served.answer is Answer.ORIGINAL else ""
             reason = f"the broker at its address, {leader.flight}, serves {served.root}{copied}"
@@ -229,25 +229,29 @@ def _ask_leader(
 
 
 def figures_of(
-    address: str, *, timeout_seconds: float, tokens: Tokens | None = None
+    address: str, *, timeout_seconds: float, credentials: Credentials | None = None
 ) -> flight_messages.BrokerFigures:
-    """Returns the metrics of the broker at `host:port`. `tokens`: if it enforces ACLs.
+    """Returns the metrics of a broker. `credentials`: None: those of the environment.
 
     Raises `BrokerUnavailable` and `WrongPort`.
     """
     found: flight_messages.BrokerFigures = ask(
-        address, "figures", flight_messages.Empty(), timeout_seconds=timeout_seconds, tokens=tokens
+        address,
+        "figures",
+        flight_messages.Empty(),
+        timeout_seconds=timeout_seconds,
+        credentials=credentials,
     )
     return found
 
 
-def _ask(address: str, tokens: Tokens | None = None) -> flight_messages.BrokerStatus:
+def _ask(address: str, credentials: Credentials | None = None) -> flight_messages.BrokerStatus:
     status: flight_messages.BrokerStatus = ask(
         address,
         "status",
         flight_messages.Empty(),
         timeout_seconds=_ANSWER_SECONDS,
-        tokens=tokens,
+        credentials=credentials,
     )
     return status
 

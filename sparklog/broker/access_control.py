@@ -1,7 +1,8 @@
-"""Access to one broker: its users, their ACLs, and tokens of programs with access to the root."""
+"""Access to one broker: its users, their ACLs, and programs with access to the root."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,18 +18,18 @@ from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_watch import watch_security
 from sparklog.clock import Clock
-from sparklog.options import is_loopback_ip
-from sparklog.security.root_token import Tokens
+from sparklog.options import is_private
+from sparklog.security.credentials import Credentials
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
-from sparklog.storage.root_tokens import RootTokens
+from sparklog.storage.root_credentials import RootCredentials
 
 _log = structlog.get_logger("sparklog.broker")
 
 
-class AskWithTokens(Protocol):
+class AskWithCredentials(Protocol):
     """Sends a request to a broker, as `Ask` does."""
 
     def __call__(
@@ -38,9 +39,9 @@ class AskWithTokens(Protocol):
         request: msgspec.Struct,
         *,
         timeout_seconds: float,
-        tokens: Tokens | None = None,
+        credentials: Credentials | None = None,
     ) -> Any:
-        """See `Ask`. `tokens`: for a broker that enforces ACLs."""
+        """See `Ask`."""
 
 
 class AccessControl:
@@ -58,6 +59,12 @@ class AccessControl:
         """The users of the root, if a listener asks for a login."""
         self.authorization = Authorization(self.watch, clock=clock)
         self.acl_admin = AclAdmin(store, self.watch, clock=clock)
+        self._own_credentials = RootCredentials(store, self._known, clock=clock)
+        """For requests to other members."""
+        self._metadata: Callable[[], ClusterMetadata] = ClusterMetadata
+
+    def _known(self) -> ClusterMetadata:
+        return self._metadata()
 
     def open(self, known: ClusterMetadata) -> None:
         """Reads the users before the broker takes over, if they are needed.
@@ -73,6 +80,7 @@ class AccessControl:
 
     def follow_metadata(self, metadata: Callable[[], ClusterMetadata]) -> None:
         """Reads the state that the metadata of the leader names. Raises what `refresh` raises."""
+        self._metadata = metadata
         self.watch.chain_id = lambda: metadata().security
         self.watch.refresh()
 
@@ -86,10 +94,10 @@ class AccessControl:
 
     def gate(self, leadership: Leadership, address: str) -> Gate:
         """Returns the gate for Flight calls to the broker, which listens at `address`."""
-        if self.watch.is_enforced and not is_loopback_ip(address):
+        if self.watch.is_enforced and not is_private(address):
             _log.warning(
-                "ACLs are enforced, so Flight serves programs on this machine only: listen at a"
-                " loopback address",
+                "ACLs are enforced, so Flight without TLS serves programs on this machine only: use"
+                " TLS, or a loopback address",
                 flight=address,
             )
         return Gate(
@@ -99,18 +107,10 @@ class AccessControl:
             clock=self._clock,
         )
 
-    def asking(self, ask: AskWithTokens, metadata: Callable[[], ClusterMetadata]) -> Ask:
-        """Returns `ask` with tokens for members that enforce ACLs."""
-        members = RootTokens(self._store, metadata, clock=self._clock)
+    def asking(self, ask: AskWithCredentials) -> Ask:
+        """Returns `ask` with the credentials of this broker, for members of the cluster."""
+        return functools.partial(ask, credentials=self._own_credentials)
 
-        def ask_member(
-            address: str,
-            action: str,
-            request: msgspec.Struct,
-            *,
-            timeout_seconds: float,
-        ) -> Any:
-            tokens = members if self.authorization.evaluates else None
-            return ask(address, action, request, timeout_seconds=timeout_seconds, tokens=tokens)
-
-        return ask_member
+    def asking_which_root(self, ask: AskWithCredentials) -> Ask:
+        """Returns `ask` without tokens: it is not known yet which root the asked broker serves."""
+        return functools.partial(ask, credentials=self._own_credentials.without_tokens())

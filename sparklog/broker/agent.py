@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker.access_control import AccessControl, AskWithTokens
+from sparklog.broker.access_control import AccessControl, AskWithCredentials
 from sparklog.broker.assembly import (
     ClusterParts,
     Parts,
@@ -98,7 +98,7 @@ class Agent:
         allow_non_empty: bool = False,
         watch: LeaderWatch | None = None,
         hooks: RequestHooks | None = None,
-        ask: AskWithTokens | None = None,
+        ask: AskWithCredentials | None = None,
     ) -> None:
         """Creates a broker without starting it.
 
@@ -123,8 +123,16 @@ class Agent:
         self._clock = clock or SystemClock()
         self._liveness = settings.liveness.on(local=self._store.is_local)
         self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
+        self._refused = RefusedWork(self._clock)
+        self._access = AccessControl(
+            settings, self._store, clock=self._clock, refused=self._refused
+        )
         self._answers = (
-            identity.answers(self._store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
+            identity.answers(
+                self._store,
+                self._access.asking_which_root(ask),
+                timeout_seconds=limits.PROBE_TIMEOUT_SECONDS,
+            )
             if ask is not None
             else None
         )
@@ -139,13 +147,7 @@ class Agent:
         self._removed_files = RemovedFileRetention(settings.janitor.removed_file_kept_seconds)
         self._stop_lock = threading.Lock()
         """Held while the broker is being stopped."""
-        self._refused = RefusedWork(self._clock)
-        self._access = AccessControl(
-            settings, self._store, clock=self._clock, refused=self._refused
-        )
-        self._ask_member = (
-            self._access.asking(ask, lambda: self._meta.current) if ask is not None else None
-        )
+        self._ask_member = self._access.asking(ask) if ask is not None else None
         self._phase = Phase.STARTING
         self._recovered_at = -float("inf")
         """When the log was recovered, in monotonic seconds."""
@@ -403,6 +405,7 @@ class Agent:
             budgets=lambda: [*broker.budgets(), *listeners.budgets(), *groups.budgets()],
             ask=self._ask_member,
             dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},
+            certificate=listeners.tls,
         )
         broker.collect_figures = BrokerOverview(self._sources).figures
         if listeners.has_metrics:
@@ -590,6 +593,7 @@ class Agent:
             process=this_process(),
             kafka=self.kafka_address,
             kafka_listeners=text_of(self.listeners.kafka_open),
+            flight_listeners=self.listeners.several_flight,
             metrics=self.metrics_address,
             version=VERSION,
             log=self.settings.log.file,

@@ -32,7 +32,13 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
-from sparklog.broker.metrics.collection import FlightFigures, FlushCounts, KafkaFigures, Sources
+from sparklog.broker.metrics.collection import (
+    Certificate,
+    FlightFigures,
+    FlushCounts,
+    KafkaFigures,
+    Sources,
+)
 from sparklog.broker.pools import Pools
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import Clock
@@ -116,6 +122,7 @@ def sources_of(
     budgets: Callable[[], Iterable[Budget]],
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
+    certificate: Certificate | None,
 ) -> Sources:
     """Returns the sources of a broker's metrics; see `Sources` for the arguments."""
     janitor = given.settings.janitor
@@ -138,6 +145,7 @@ def sources_of(
         clock=given.clock,
         ask=ask,
         dead=dead,
+        certificate=certificate,
     )
 
 

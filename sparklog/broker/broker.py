@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import errors, limits, listeners
 from sparklog.broker import described
 from sparklog.broker.cluster_admin import ClusterAdmin
 from sparklog.broker.counts import Budget, TopicCounts
@@ -176,13 +177,21 @@ class Broker:
         """This broker's id."""
         return self._leadership.broker
 
-    def cluster(self) -> flight_messages.ClusterInfo:
-        """Returns the cluster's id and root, and its brokers that are up, this one first."""
+    def cluster(self, listener: str = "") -> flight_messages.ClusterInfo:
+        """Returns the cluster's id and root, and its brokers that are up, this one first.
+
+        `listener`: the name of the Flight listener whose addresses are returned; other brokers
+        without such a listener are left out. Empty: the first listener of each.
+        """
+        own = self._broker_info()
+        at = {each.name: each for each in listeners.parse(own.flight_listeners)}
+        if listener in at:
+            own = msgspec.structs.replace(own, address=at[listener].client_address)
         others = [
             flight_messages.BrokerInfo(
                 broker=broker,
                 epoch=known.epoch,
-                address=known.flight,
+                address=address,
                 kafka=known.kafka,
                 kind=known.kind,
                 host=known.process.host,
@@ -191,12 +200,13 @@ class Broker:
             )
             for broker, known in self.members.up().items()
             if broker != self._leadership.broker
+            and (address := known.flight_at(listener) if listener else known.flight)
         ]
         return flight_messages.ClusterInfo(
             cluster_id=self._leadership.cluster.cluster_id,
             root=self._store.uri,
             version=VERSION,
-            brokers=[self._broker_info(), *others],
+            brokers=[own, *others],
         )
 
     @property

@@ -11,13 +11,14 @@ import importlib.util
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from sparklog import errors
 from sparklog.broker import ports
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.access_control import AccessControl
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import Budget
@@ -30,7 +31,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.loops import Loops
 from sparklog.formats.flight_messages import BrokerInfo
 from sparklog.listeners import Listener, parse, text_of
-from sparklog.settings import BrokerSettings
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage.metadata.liveness import Leader
 from sparklog.storage.metadata.model import Membership
 from sparklog.storage.metadata.processes import this_process
@@ -66,12 +67,15 @@ class Listeners:
         """
         self._settings = settings
         self._hooks = hooks
-        self._flight_port = _port("flight.listen", settings.flight.listen)
+        self._flight_ports = {
+            each: ports.BoundPort("flight.listen", each.address)
+            for each in settings.flight.listeners
+        }
         self._kafka_ports = {
             each: ports.BoundPort("kafka.listen", each.address) for each in settings.kafka.listeners
         }
-        self.tls = _server_tls(settings) if settings.kafka.has_tls else None
-        """TLS of the Kafka listeners; None if all are plaintext."""
+        self.tls = _server_tls(settings) if settings.has_tls else None
+        """TLS of the listeners; None if all are plaintext."""
         self._metrics_port = _port("metrics.listen", settings.metrics.listen)
         self.flight: FlightListener | None = None
         self.kafka: KafkaListener | None = None
@@ -81,18 +85,24 @@ class Listeners:
 
     @property
     def flight_address(self) -> str:
-        """The address advertised to Flight clients, once its port is bound."""
-        assert self._flight_port is not None
-        return _advertised(self._settings.flight.advertised, self._flight_port.address)
+        """The address of the first Flight listener, for clients and brokers; its port is bound."""
+        return self.flight_advertised[0].client_address
+
+    @property
+    def flight_advertised(self) -> list[Listener]:
+        """The Flight listeners with the addresses for clients, once their ports are bound."""
+        return _all_advertised(self._settings.flight, self._flight_ports)
+
+    @property
+    def several_flight(self) -> str:
+        """All Flight listeners as `sparklog.listeners` writes them; empty if there is one."""
+        found = self.flight_advertised
+        return text_of(found) if len(found) > 1 else ""
 
     @property
     def kafka_advertised(self) -> list[Listener]:
         """The Kafka listeners with the addresses for clients, once their ports are bound."""
-        kafka = self._settings.kafka
-        return [
-            each._replace(address=_advertised(kafka.advertised_of(each.name), port.address))
-            for each, port in self._kafka_ports.items()
-        ]
+        return _all_advertised(self._settings.kafka, self._kafka_ports)
 
     @property
     def kafka_open(self) -> list[Listener]:
@@ -112,6 +122,7 @@ class Listeners:
             broker=leadership.broker,
             epoch=leadership.epoch,
             address=self.flight_address,
+            flight_listeners=text_of(self.flight_advertised),
             kafka=self.kafka_address,
             kafka_listeners=text_of(self.kafka_open),
             metrics=self.metrics_address,
@@ -130,6 +141,11 @@ class Listeners:
         return Membership(
             kafka=advertised[0].address if advertised else "",
             listeners={each.name: each.address for each in advertised},
+            flight=(
+                {each.name: each.client_address for each in self.flight_advertised}
+                if self.several_flight
+                else {}
+            ),
             rack=self._settings.cluster.rack,
         )
 
@@ -176,21 +192,10 @@ class Listeners:
         """Opens the Kafka listener, if there is one; it serves once it is started."""
         if not self._kafka_ports:
             return
-        from sparklog.broker.kafka.listener import Acceptor, KafkaListener
+        from sparklog.broker.kafka.listener import KafkaListener
 
         settings = self._settings.kafka
-        acceptors = [
-            Acceptor(
-                listener=advertised,
-                listening=port.listen(patience_seconds=patience_seconds),
-                tls=self.tls if each.has_tls else None,
-                # Of the address that it listens on: the advertised one may be a tunnel's.
-                mechanisms=settings.mechanisms_of(each) if each.has_sasl else (),
-            )
-            for (each, port), advertised in zip(
-                self._kafka_ports.items(), self.kafka_advertised, strict=True
-            )
-        ]
+        acceptors = self._acceptors(self._kafka_ports, self.kafka_advertised, patience_seconds)
         self.kafka = KafkaListener(
             broker,
             groups,
@@ -208,17 +213,35 @@ class Listeners:
         self, broker: Broker, groups: Coordinator, gate: Gate, *, patience_seconds: float
     ) -> FlightListener:
         """Opens the Flight listener, which serves immediately. `gate`: admits calls."""
-        assert self._flight_port is not None
         self.flight = FlightListener(
             broker,
             groups,
-            self._flight_port.listen(patience_seconds=patience_seconds),
+            self._acceptors(self._flight_ports, self.flight_advertised, patience_seconds),
             bounds=StreamBounds(streams=self._settings.flight.max_streams),
             max_batch_bytes=self._settings.writer.max_batch_bytes,
             gate=gate,
             hooks=self._hooks,
         )
         return self.flight
+
+    def _acceptors(
+        self,
+        bound: Mapping[Listener, ports.BoundPort],
+        advertised: Iterable[Listener],
+        patience_seconds: float,
+    ) -> list[Acceptor]:
+        """Returns the listening sockets."""
+        kafka = self._settings.kafka
+        return [
+            Acceptor(
+                listener=clients,
+                listening=port.listen(patience_seconds=patience_seconds),
+                tls=self.tls if each.has_tls else None,
+                # Of the address that it listens on: the advertised one may be a tunnel's.
+                mechanisms=kafka.mechanisms_of(each) if each.has_sasl else (),
+            )
+            for (each, port), clients in zip(bound.items(), advertised, strict=True)
+        ]
 
     def open_metrics(
         self,
@@ -289,7 +312,7 @@ class Listeners:
             each.close()
 
     def _ports(self) -> list[ports.BoundPort]:
-        found = (self._flight_port, *self._kafka_ports.values(), self._metrics_port)
+        found = (*self._flight_ports.values(), *self._kafka_ports.values(), self._metrics_port)
         return [each for each in found if each is not None]
 
 
@@ -310,16 +333,28 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
             min_version=tls.min_version,
         )
     )
-    for each in settings.kafka.listeners:
-        advertised = each._replace(address=settings.kafka.advertised_of(each.name) or each.address)
-        if each.has_tls and not covers(found.certificate, advertised.host):
-            _log.warning(
-                "Kafka clients that check host names refuse the certificate: it lacks the host that"
-                " they connect to",
-                host=advertised.host,
-                certificate=tls.certificate,
-            )
+    for of in (settings.flight, settings.kafka):
+        for each in of.listeners:
+            advertised = each._replace(address=of.advertised_of(each.name) or each.address)
+            if each.has_tls and not covers(found.certificate, advertised.host):
+                _log.warning(
+                    "clients that check host names refuse the certificate: it lacks the host that"
+                    " they connect to",
+                    host=advertised.host,
+                    listener=str(each),
+                    certificate=tls.certificate,
+                )
     return found
+
+
+def _all_advertised(
+    settings: FlightSettings | KafkaSettings, bound: Mapping[Listener, ports.BoundPort]
+) -> list[Listener]:
+    """Returns the listeners with the addresses for clients."""
+    return [
+        each._replace(address=_advertised(settings.advertised_of(each.name), port.address))
+        for each, port in bound.items()
+    ]
 
 
 def _port(option: str, listen: str) -> ports.BoundPort | None:
@@ -339,14 +374,17 @@ def ports_of(leaders: Iterable[Leader]) -> set[int]:
         addresses.append(each.flight)
         if (heartbeat := each.heartbeat) is not None:
             kafka = parse(heartbeat.kafka_listeners or heartbeat.kafka)
-            addresses += [heartbeat.metrics, *(one.address for one in kafka)]
+            others = *kafka, *parse(heartbeat.flight_listeners)
+            addresses += [heartbeat.metrics, *(one.address for one in others)]
     return {ports.port_of(address) for address in addresses if address}
 
 
 def check_installed(settings: BrokerSettings) -> None:
     """Raises `NotInstalled` if a listener is configured and its packages are missing."""
     kafka_packages = (*KAFKA_PACKAGES, *(TLS_PACKAGES if settings.kafka.has_tls else ()))
+    flight_packages = TLS_PACKAGES if settings.flight.has_tls else ()
     for what, listen, packages, without in (
+        ("TLS for Flight", settings.flight.listen, flight_packages, "--flight 127.0.0.1:8815"),
         ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
     ):

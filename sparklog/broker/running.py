@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from sparklog import errors, pandas_import
-from sparklog.broker.access_control import AskWithTokens
+from sparklog.broker.access_control import AskWithCredentials
 from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
@@ -41,7 +41,7 @@ def run_broker(
     take_over: bool = False,
     allow_non_empty: bool = False,
     stops_with: Collection[int] | None = None,
-    ask: AskWithTokens | None = None,
+    ask: AskWithCredentials | None = None,
 ) -> None:
     """Runs a broker as this process: prints a line once it serves, stops on SIGTERM or SIGINT.
 

@@ -108,9 +108,9 @@ def _check_apart(
 
 def _listening(settings: BrokerSettings) -> Iterator[tuple[str, str]]:
     """Yields the option and the address of each listener."""
-    yield "flight.listen", settings.flight.listen
-    for each in settings.kafka.listeners:
-        yield "kafka.listen", each.address
+    for option, of in (("flight.listen", settings.flight), ("kafka.listen", settings.kafka)):
+        for each in of.listeners:
+            yield option, each.address
     yield "metrics.listen", settings.metrics.listen
 
 
@@ -126,20 +126,17 @@ def _addresses(settings: BrokerSettings, number: int, processes: int) -> dict[st
     def moved(option: str, address: str) -> str:
         return _moved(option, address, number, processes)
 
-    kafka = settings.kafka
-    advertised = listeners.parse_addresses(kafka.advertised)
-    return {
-        **{
-            option: moved(option, attrgetter(option)(settings))
-            for option in ("flight.listen", "flight.advertised", "metrics.listen")
-        },
-        "kafka.listen": listeners.text_of(
-            each._replace(address=moved("kafka.listen", each.address)) for each in kafka.listeners
-        ),
-        "kafka.advertised": listeners.text_of_addresses(
-            (name, moved("kafka.advertised", each)) for name, each in advertised
-        ),
-    }
+    found = {"metrics.listen": moved("metrics.listen", settings.metrics.listen)}
+    for table, of in (("flight", settings.flight), ("kafka", settings.kafka)):
+        listen, advertised = f"{table}.listen", f"{table}.advertised"
+        found[listen] = listeners.text_of(
+            each._replace(address=moved(listen, each.address)) for each in of.listeners
+        )
+        found[advertised] = listeners.text_of_addresses(
+            (name, moved(advertised, each))
+            for name, each in listeners.parse_addresses(of.advertised)
+        )
+    return found
 
 
 def _moved(name: str, address: str, number: int, processes: int) -> str:

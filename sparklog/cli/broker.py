@@ -21,7 +21,7 @@ from sparklog.terminal.options import BootstrapOption
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from sparklog.security.root_token import Tokens
+    from sparklog.security.credentials import Credentials
 
 BROKER_PROCESSES = 64  # of `sparklog broker --processes`
 
@@ -56,8 +56,8 @@ FlightOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The address of the Flight listener; port 0 takes a free one. Default:"
-        " SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
+        help="The address of the Flight listener; SSL://HOST:PORT for TLS; port 0 takes a free one."
+        " Default: SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
         show_default=False,
     ),
 ]
@@ -197,13 +197,18 @@ def _ask(
     request: Struct,
     *,
     timeout_seconds: float,
-    tokens: Tokens | None = None,
+    credentials: Credentials | None = None,
 ) -> object:
     """Sends a request to another broker. Only a broker with peers needs the gRPC client."""
     from sparklog.client.connection import ask
 
     return ask(
-        address, action, request, timeout_seconds=timeout_seconds, is_probed=False, tokens=tokens
+        address,
+        action,
+        request,
+        timeout_seconds=timeout_seconds,
+        is_probed=False,
+        credentials=credentials,
     )
 
 

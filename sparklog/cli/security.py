@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -16,7 +17,7 @@ from sparklog.cli.security_root import (
     known_state,
     root_store,
 )
-from sparklog.options import is_loopback_ip
+from sparklog.options import is_private
 from sparklog.terminal.commands import Command, ExitCode
 from sparklog.terminal.options import JsonOption, YesOption, confirm
 
@@ -90,9 +91,9 @@ def enforce(
     and wait until the brokers' logs have no more requests that would be refused. The command can be
     repeated to change the super users.
 
-    The Flight listener has no users yet: while ACLs are enforced, it serves only programs on the
-    broker's machine that can read security/ of the root. So the command fails while a live broker
-    has another Flight address than a loopback one.
+    The Flight listener has no users yet: while ACLs are enforced, it serves only programs that can
+    read security/ of the root, over TLS or on the broker's machine. So the command fails while a
+    live broker has a Flight address without TLS that is not a loopback one.
 
     Example: sparklog security enforce --super-user User:admin --root ./data
     """
@@ -153,6 +154,32 @@ def rekey(yes: YesOption = False, root: SecurityRootOption = None) -> None:
         confirm("Replace the keys?")
     change_state(store, rekeyed)
     typer.echo("the root has keys of its own")
+
+
+@app.command("set-ca", cls=Command)
+def set_ca(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PEM, with one or more CAs.")],
+    root: SecurityRootOption = None,
+) -> None:
+    """Set the CA by which programs with access to the root check the certificates of brokers.
+
+    They are the other brokers of the cluster, commands with --root, notebooks and Spark jobs that
+    open the root. Without it, they use SPARKLOG_CLIENT_CA, or the CAs that their machine trusts.
+    Clients that connect to an address have a setting of their own.
+
+    Example: sparklog security set-ca certs/ca.pem --root ./data
+    """
+    from sparklog.security.policies import with_ca
+
+    try:
+        pem = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise errors.BadOption(option="FILE", value=str(file), reason=reason) from None
+    store = root_store(root)
+    check_place(store, known_state(store, may_create=True))
+    change_state(store, with_ca(pem), create=True)
+    typer.echo("programs with access to the root check the certificates of brokers by this CA")
 
 
 def _set(
@@ -290,7 +317,7 @@ def _time(at_us: int) -> str:
 
 
 def _check_flight(store: Store) -> None:
-    """Raises `BadOption` while a live broker has a Flight address that is not a loopback one."""
+    """Raises `BadOption` while tokens cannot be sent to the Flight address of a live broker."""
     from sparklog import limits
     from sparklog.clock import SystemClock
     from sparklog.storage.metadata.leadership import is_up
@@ -304,20 +331,20 @@ def _check_flight(store: Store) -> None:
     clock = SystemClock()
     metadata = MetadataStore(store, clock=clock).refresh()
     for broker, known in sorted(metadata.brokers.items()):
-        if not known.flight or is_loopback_ip(known.flight) or not is_up(metadata, broker):
+        if not known.flight or is_private(known.flight) or not is_up(metadata, broker):
             continue
         watch = LeaderWatch(
             store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS, broker=broker
         )
         found = watch.wait_for_state(metadata, on_wait=waits)
-        if found is None or found.state is LeaderState.DEAD or is_loopback_ip(found.leader.flight):
+        if found is None or found.state is LeaderState.DEAD or is_private(found.leader.flight):
             continue
         raise errors.BadOption(
             option="mode",
             value="enforce",
             reason=f"broker {broker} has the Flight address {found.leader.flight}, but while ACLs"
-            " are enforced Flight, which has neither users nor TLS yet, serves only programs on the"
-            " broker's machine: native clients and brokers elsewhere could not use it. Set"
-            " flight.listen and flight.advertised of the broker to a loopback address, and restart"
-            " it",
+            " are enforced Flight without TLS serves only programs on the broker's machine: native"
+            " clients and brokers elsewhere could not use it. Write SSL:// before the address in"
+            " flight.listen of the broker, or set flight.listen and flight.advertised to a loopback"
+            " address, and restart it",
         )

@@ -110,7 +110,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
         lines += [
             ("broker", f"{about}, version {broker.version}" if broker.version else about),
             ("process", f"pid {broker.pid} on host {broker.host}" + _age(report)),
-            ("Flight", broker.address),
+            ("Flight", broker.flight_listeners or broker.address),
             ("Kafka", broker.kafka_listeners or broker.kafka or "closed"),
             ("metrics", f"http://{broker.metrics}/" if broker.metrics else "closed"),
             ("log", broker.log or "standard error of the process"),

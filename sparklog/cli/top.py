@@ -190,7 +190,7 @@ class _Cluster:
                     status.figures_of,
                     each.address,
                     timeout_seconds=_ANSWER_SECONDS,
-                    tokens=self._view.tokens,
+                    credentials=self._view.credentials,
                 )
         wait([self._asked[broker] for broker in living if broker not in self._silences])
         for broker in self._silences.keys() - living.keys():

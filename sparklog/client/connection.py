@@ -14,10 +14,9 @@ import contextlib
 import math
 import os
 import random
-import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Self
 
 import msgspec
@@ -25,10 +24,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparklog import errors, limits
+from sparklog.client.probing import first_that_answers, probe
 from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import unknown_topic
-from sparklog.security.root_token import Tokens, TokenSource
+from sparklog.listeners import TLS_SCHEME
+from sparklog.security.credentials import ClientCredentials, Credentials, TokenSource
 
 BACKOFF_FIRST_SECONDS = 0.02
 RECONNECT_MAX_SECONDS = 0.2  # while a broker is down; an attempt costs very little
@@ -74,18 +75,11 @@ _OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# RFC 9113, 3.4: a client's preface and its empty SETTINGS frame; a server's begins with SETTINGS.
-_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_FRAME_HEADER_BYTES: Final = 9
-_SETTINGS_FRAME: Final = 4
-_WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
 _COORDINATORS: Final = 10_000
 """A connection remembers the coordinators of this many groups."""
 _ADDRESSES_SECONDS: Final = 1.0
 """The age at which brokers' addresses are fetched again along with a topic's leaders."""
 _BROKEN_TRANSPORT: Final = "Error in HTTP transport"
-_HINT_BYTES: Final = 300
-"""More than the length of the line with the Flight address."""
 
 
 class Backoff:
@@ -159,19 +153,19 @@ def ask(
     *,
     timeout_seconds: float,
     is_probed: bool = True,
-    tokens: Tokens | None = None,
+    credentials: Credentials | None = None,
 ) -> Any:
-    """Returns the reply from the broker at `host:port`, from a single attempt.
+    """Returns the reply from the broker at a Flight address, from a single attempt.
 
     `is_probed`: first check that a broker answers there, for up to `PROBE_TIMEOUT_SECONDS` more, so
-    that the error names the cause. `tokens`: for a broker that enforces ACLs.
+    that the error names the cause. `credentials`: None: those of the environment.
 
     Raises `BrokerUnavailable`, `WrongPort`, and any error that the broker returns.
     """
     if is_probed:
-        with Connection.to(address, tokens=tokens) as connection:
+        with Connection.to(address, credentials=credentials) as connection:
             return connection.channel().action(action, request, timeout_seconds=timeout_seconds)
-    channel = Channel(address, tokens)
+    channel = Channel(address, credentials)
     try:
         return channel.action(action, request, timeout_seconds=timeout_seconds)
     finally:
@@ -181,17 +175,32 @@ def ask(
 class Channel:
     """Flight client for one broker, for `flight_messages`. Thread-safe, as Flight's client is."""
 
-    _tokens: Tokens | None = None
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        """Opens the channel, without waiting for a connection.
 
-    def __init__(self, address: str, tokens: Tokens | None = None) -> None:
-        """`tokens`: for a broker that enforces ACLs."""
+        Raises `BadOption` if a file of the credentials cannot be read.
+
+        Args:
+            address: `host:port`, or `tls://host:port`.
+            credentials: None: those of the environment.
+        """
         self.address = address
-        self._tokens = tokens
-        token = tokens.of(address) if tokens is not None else None
-        middleware = [_TokenSender(token)] if token is not None else []
+        self._credentials = credentials = credentials or ClientCredentials()
+        token = credentials.tokens(address)
+        location, options = f"grpc://{address}", {}
+        if address.startswith(TLS_SCHEME):
+            location, tls = f"grpc+{address}", credentials.tls()
+            options = {
+                "tls_root_certs": tls.ca,
+                "cert_chain": tls.certificate,
+                "private_key": tls.key,
+            }
         try:
             self._flight = flight.FlightClient(
-                f"grpc://{address}", generic_options=_OPTIONS, middleware=middleware
+                location,
+                generic_options=_OPTIONS,
+                middleware=[_TokenSender(token)] if token is not None else [],
+                **{name: value for name, value in options.items() if value is not None},
             )
         except pa.ArrowException as error:
             raise failure_of(error, address) from error
@@ -225,9 +234,9 @@ class Channel:
     def failure_of(self, error: BaseException) -> errors.SparklogError:
         """See `failure_of`. A refused token counts as a broken channel if a new one can be made."""
         failure = failure_of(error, self.address)
-        if not isinstance(failure, errors.RootTokenNeeded) or self._tokens is None:
+        if not isinstance(failure, errors.RootTokenNeeded):
             return failure
-        if self._tokens.renewed(self.address) is None:
+        if self._credentials.renewed(self.address) is None:
             return failure
         return errors.BrokerUnavailable(address=self.address, reason=failure.reason)
 
@@ -291,81 +300,6 @@ def _command(message: msgspec.Struct) -> Any:
     return flight.FlightDescriptor.for_command(flight_messages.encode(message))
 
 
-def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
-    """Raises `BrokerUnavailable` or `WrongPort` immediately, if gRPC would only keep waiting.
-
-    `answered`: addresses at which a broker has answered; this one is added if a broker answers. A
-    stopping broker may close a connection without answering, as may any other program. So such a
-    port counts as wrong only if no broker has answered there before.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise errors.BadOption(option="address", value=address, reason="expected host:port")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as peer:
-            peer.sendall(_HTTP2_PREFACE)
-            answer = _receive(peer, _FRAME_HEADER_BYTES)
-            if answer == _WRONG_PORT[:_FRAME_HEADER_BYTES]:
-                answer += _receive(peer, _HINT_BYTES)
-    except TimeoutError as error:
-        reason = f"silent for {timeout_seconds} s; it hangs, or this is not its Flight port"
-        raise errors.BrokerUnavailable(address=address, reason=reason) from error
-    except OSError as error:
-        reason = _unreached(error, host)
-        raise errors.BrokerUnavailable(address=address, reason=reason) from error
-    if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS_FRAME:
-        answered.add(address)
-        return
-    if len(answer) < _FRAME_HEADER_BYTES and address in answered:
-        reason = "it closed the connection without a response"
-        raise errors.BrokerUnavailable(address=address, reason=reason)
-    if answer.startswith(_WRONG_PORT):
-        flight = answer.removeprefix(_WRONG_PORT).decode(errors="replace").strip()
-        reason = f"it is the Kafka port; Flight is at {flight}: connect there"
-    elif answer.startswith(b"HTTP/1"):
-        reason = "it speaks HTTP/1; is this the console's port?"
-    else:
-        reason = "it is open but does not speak gRPC; is this the Kafka port?"
-    raise errors.WrongPort(address=address, reason=reason)
-
-
-def _first_that_answers(addresses: Sequence[str], answered: set[str]) -> str:
-    """Raises `BrokerUnavailable` if any address may answer later, or else `WrongPort`."""
-    failures: list[errors.SparklogError] = []
-    for address in addresses:
-        try:
-            _probe(address, limits.PROBE_TIMEOUT_SECONDS, answered)
-            return address
-        except errors.SparklogError as error:
-            failures.append(error)
-    may_answer_later = any(isinstance(each, errors.Retriable) for each in failures)
-    kind = errors.BrokerUnavailable if may_answer_later else errors.WrongPort
-    reasons = (
-        f"{address}: {each.facts['reason']}"
-        for address, each in zip(addresses, failures, strict=True)
-    )
-    raise kind(address=",".join(addresses), reason="; ".join(reasons))
-
-
-def _unreached(error: OSError, host: str) -> str:
-    """Returns the reason that an address cannot be reached, and the remedy."""
-    reason = error.strerror or str(error)
-    if isinstance(error, socket.gaierror):
-        return f"the host {host!r} cannot be resolved ({reason}); check its spelling"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{reason}; start a broker there, or correct the address"
-    return reason
-
-
-def _receive(peer: socket.socket, count: int) -> bytes:
-    """Returns `count` bytes, or fewer if the peer closes. Raises `TimeoutError`."""
-    received = b""
-    with contextlib.suppress(ConnectionError):
-        while len(received) < count and (piece := peer.recv(count - len(received))):
-            received += piece
-    return received
-
-
 # ------------------------------------------------------------------------------ all channels
 
 
@@ -378,7 +312,7 @@ class Connection:
             one once retries time out; any other exception becomes the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
         timeout_seconds: how long an action is retried, unless the call sets a timeout.
-        tokens: for brokers that enforce ACLs; None: none are sent.
+        credentials: for the brokers; None: those of the environment.
         jitter: returns random numbers from 0 to 1 for the waits.
     """
 
@@ -388,10 +322,10 @@ class Connection:
         *,
         clock: ThreadClock | None = None,
         timeout_seconds: float = limits.ACTION_TIMEOUT_SECONDS,
-        tokens: Tokens | None = None,
+        credentials: Credentials | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._tokens = tokens
+        self._credentials = credentials or ClientCredentials()
         self.clock: ThreadClock = clock or SystemClock()
         self._resolve = resolve
         self._timeout_seconds = timeout_seconds
@@ -426,7 +360,10 @@ class Connection:
             connection = cls(lambda: address, **options)
         else:
             connection = cls(
-                lambda: _first_that_answers(addresses, connection._answered), **options
+                lambda: first_that_answers(
+                    addresses, connection._answered, connection._credentials
+                ),
+                **options,
             )
         connection._given = frozenset(addresses)
         return connection
@@ -657,7 +594,7 @@ class Connection:
         else:
             self._check_answers(address, is_learned=self._is_cluster and broker >= 0)
             home = address
-        channel = Channel(home, self._tokens) if isinstance(home, str) else home
+        channel = Channel(home, self._credentials) if isinstance(home, str) else home
         with self._lock:
             if address is None:
                 self._home = channel.address
@@ -667,7 +604,7 @@ class Connection:
     def _check_answers(self, address: str, *, is_learned: bool = False) -> None:
         """Raises `BrokerUnavailable`, and `WrongPort` for an address that a caller has chosen."""
         try:
-            _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
+            probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered, self._credentials)
         except errors.SparklogError as error:
             with self._lock:
                 self._forget(address)

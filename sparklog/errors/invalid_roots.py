@@ -149,6 +149,15 @@ class RootIsCopy(Invalid):
     address: str
 
 
+class BrokerNotTrusted(Invalid):
+    """The TLS connection to a broker fails: one side does not accept the other's certificate."""
+
+    code = "broker_not_trusted"
+    template = "No TLS connection to {address}: {reason}."
+    address: str
+    reason: str
+
+
 class WrongPort(Invalid):
     """The address is not a Flight port: use the broker's Flight address."""
 

@@ -158,7 +158,10 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: int
     epoch: int
     address: str
-    """Address of the Flight listener, `host:port`."""
+    """Address of the Flight listener that the client has connected to, or of the first one:
+    `host:port`, or `tls://host:port`."""
+    flight_listeners: str = ""
+    """All Flight listeners with their advertised addresses, as `sparklog.listeners` writes them."""
     kafka: str = ""
     """Address of the first Kafka listener; empty while it is closed."""
     kafka_listeners: str = ""

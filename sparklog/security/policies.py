@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Collection
 from typing import Final
 
@@ -14,6 +15,7 @@ from sparklog.security.state import Mode, Policy, SecurityState, new_key
 from sparklog.security.users import Change
 
 SUPER_USERS_MAX: Final = 100
+CA_BYTES_MAX: Final = 256 * 1024
 
 
 def with_policy(
@@ -60,6 +62,26 @@ def with_policy(
         return msgspec.structs.replace(state, policy=policy)
 
     return change
+
+
+def with_ca(pem: str) -> Change:
+    """Replaces the CAs by which programs with access to the root check certificates of brokers.
+
+    `pem`: empty: those that the programs' machines trust. Raises `BadOption`.
+    """
+    reason = ""
+    if len(pem) > CA_BYTES_MAX:
+        reason = f"it has more than {CA_BYTES_MAX:,} bytes"
+    elif pem:
+        try:
+            context = ssl.create_default_context(cadata=pem)
+        except (ssl.SSLError, ValueError) as error:
+            reason = f"it contains no valid certificate: {getattr(error, 'reason', '') or error}"
+        else:
+            reason = "" if context.get_ca_certs() else "none of its certificates is that of a CA"
+    if reason:
+        raise _bad("ca", "…", reason)
+    return lambda state: msgspec.structs.replace(state, ca=pem) if state.ca != pem else None
 
 
 def rekeyed(state: SecurityState) -> SecurityState | None:

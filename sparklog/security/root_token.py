@@ -9,29 +9,9 @@ from __future__ import annotations
 
 import base64
 import hmac
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
-
-TokenSource = Callable[[], str]
-"""Returns the value of the header `authorization` for the next call."""
-
-
-class Tokens(Protocol):
-    """Makes tokens for the brokers of one root."""
-
-    def of(self, address: str) -> TokenSource | None:
-        """Returns the tokens for the broker at a Flight address.
-
-        None if its calls need none, or if this process cannot make them.
-        """
-        ...
-
-    def renewed(self, address: str) -> TokenSource | None:
-        """Returns the same after the broker has refused the last token, or asked for one."""
-        ...
-
 
 VALID_SECONDS: Final = 300
 """The lifetime of a token; its sender makes a new one long before that."""

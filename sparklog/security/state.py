@@ -73,11 +73,13 @@ class SecurityState(msgspec.Struct, frozen=True, kw_only=True):
     salt_key: bytes = b""
     """Draws salts for users that do not exist. It never changes, so that the salts do not."""
     home: str = ""
-    """The place of the state, noted when ACLs are first evaluated. Elsewhere it is a copy, whose
-    users and keys are those of another root: brokers refuse it until it gets keys of its own."""
+    """The place of the state. Elsewhere it is a copy, whose users and keys are those of another
+    root: brokers refuse it until it gets keys of its own."""
     root_key: bytes = b""
     """Signs the tokens of programs that can read the state (`root_token`). It is drawn when `home`
     is noted, so that no copy has it."""
+    ca: str = ""
+    """PEM: the CAs by which programs that can read the state check the certificates of brokers."""
     author: Author = Author(principal="")
 
     def __repr__(self) -> str:
@@ -125,6 +127,7 @@ class StateDelta(
     salt_key: bytes | msgspec.UnsetType = msgspec.UNSET
     home: str | msgspec.UnsetType = msgspec.UNSET
     root_key: bytes | msgspec.UnsetType = msgspec.UNSET
+    ca: str | msgspec.UnsetType = msgspec.UNSET
     snapshot_crc: int | None = None
     """CRC-32 of the content of the version's snapshot; None if it has no snapshot."""
 
@@ -132,7 +135,7 @@ class StateDelta(
         return f"StateDelta(version={self.version}, users={[*self.users]})"
 
 
-_WHOLE: Final = ("policy", "salt_key", "home", "root_key")
+_WHOLE: Final = ("policy", "salt_key", "home", "root_key", "ca")
 """Fields that a delta replaces as a whole."""
 
 

@@ -22,7 +22,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.security import state
 from sparklog.security.acl import Acl
-from sparklog.security.state import Author, Mode, Policy, SecurityState, StateDelta, User, new_key
+from sparklog.security.state import Author, Policy, SecurityState, StateDelta, User, new_key
 from sparklog.storage import packed
 from sparklog.storage.metadata.cluster_file import level_of_new, open_cluster
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -52,6 +52,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     acls: msgspec.Raw = msgspec.Raw(b"[]")
     home: str = ""
     root_key: bytes = b""
+    ca: str = ""
 
     def __repr__(self) -> str:
         return f"_Content(version={self.version})"
@@ -105,6 +106,7 @@ class _SecurityFormat:
                 acls=msgspec.Raw(b"[%b]" % b",".join(sorted(map(_encoder.encode, state.acls)))),
                 home=state.home,
                 root_key=state.root_key,
+                ca=state.ca,
             )
         )
 
@@ -130,6 +132,7 @@ class _SecurityFormat:
             acls=acls,
             home=found.home,
             root_key=found.root_key,
+            ca=found.ca,
         )
 
     def snapshot_every(self, state: SecurityState) -> int:
@@ -231,7 +234,7 @@ def change_security(
         after = change(state)
         if after is None:
             return None
-        if not after.home and after.policy.mode is not Mode.OFF:
+        if not after.home:
             after = msgspec.structs.replace(after, home=home_of(store), root_key=new_key())
         return msgspec.structs.replace(after, author=author)
 

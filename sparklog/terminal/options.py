@@ -44,8 +44,9 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,…",
-        help="The Flight address of one or more brokers of a cluster, instead of a root."
-        f" Default: {BOOTSTRAP_VARIABLE}, which takes precedence over {ROOT_VARIABLE}.",
+        help="The Flight address of one or more brokers of a cluster, instead of a root; with TLS,"
+        " tls://HOST:PORT, and the CA in SPARKLOG_CLIENT_CA. Default:"
+        f" {BOOTSTRAP_VARIABLE}, which takes precedence over {ROOT_VARIABLE}.",
         show_default=False,
     ),
 ]

@@ -28,7 +28,7 @@ from sparklog.clock import SystemClock
 from sparklog.cluster import RootView, ask, drain
 from sparklog.doctor import CheckState
 from sparklog.formats.flight_messages import NO_ACTION, BrokerStatus, DrainBroker, Empty, LogLevel
-from sparklog.security.root_token import Tokens
+from sparklog.security.credentials import Credentials
 from sparklog.storage.metadata.cluster_file import read_cluster
 from sparklog.storage.metadata.liveness import Phase
 from sparklog.storage.metadata.model import BrokerKind
@@ -176,11 +176,11 @@ def test_a_member_that_starts_again_meanwhile(
     """It is asked at its new address."""
     address, asked = three.agents[2].address, statuses._ask
 
-    def ask_then_start(where: str, tokens: Tokens) -> BrokerStatus:
+    def ask_then_start(where: str, credentials: Credentials) -> BrokerStatus:
         if where == address and three.agents[2].address == address:
             three.agents.pop(2).stop()
             three.start(2)
-        return asked(where, tokens)
+        return asked(where, credentials)
 
     monkeypatch.setattr(statuses, "_ask", ask_then_start)
     code, found = status("--root", three.root)

@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 import sparklog
 from sparklog import connecting, errors, limits
 from sparklog.broker import agent as agents
-from sparklog.broker.access_control import AskWithTokens
+from sparklog.broker.access_control import AskWithCredentials
 from sparklog.broker.agent import Agent
 from sparklog.broker.broker import Broker, PendingAppend
 from sparklog.broker.failover.handover import Handovers
@@ -33,7 +33,7 @@ from sparklog.client import connection
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.jobs import targets
-from sparklog.security.root_token import Tokens
+from sparklog.security.credentials import Credentials
 from sparklog.settings import (
     BrokerSettings,
     ClusterSettings,
@@ -96,7 +96,7 @@ def settings(broker: int, *, join: bool = True) -> BrokerSettings:
 class Members:
     """Members of one root in memory, by id."""
 
-    def __init__(self, *, is_local: bool = False, ask: AskWithTokens | None = None) -> None:
+    def __init__(self, *, is_local: bool = False, ask: AskWithCredentials | None = None) -> None:
         self.ask = ask
         self.store = MemoryStore(CLOCK, is_local=is_local, has_files=is_local)
         self.agents: dict[int, Agent] = {}
@@ -133,7 +133,7 @@ class Members:
 
 @contextlib.contextmanager
 def members(
-    *brokers: int, is_local: bool = False, ask: AskWithTokens | None = None
+    *brokers: int, is_local: bool = False, ask: AskWithCredentials | None = None
 ) -> Iterator[Members]:
     """Runs members with these ids, which send requests to each other by `ask`."""
     found = Members(is_local=is_local, ask=ask)
@@ -246,12 +246,12 @@ def test_partitions_are_reassigned() -> None:
         request: msgspec.Struct,
         *,
         timeout_seconds: float,
-        tokens: Tokens | None = None,
+        credentials: Credentials | None = None,
     ) -> object:
         if action == "cluster.move":
             allowed.append(timeout_seconds)
         return connection.ask(
-            address, action, request, timeout_seconds=timeout_seconds, tokens=tokens
+            address, action, request, timeout_seconds=timeout_seconds, credentials=credentials
         )
 
     with members(1, 2, ask=ask) as cluster, frames(cluster.agents[1]) as client:

@@ -292,7 +292,7 @@ def test_a_silent_broker_delays_one_picture_only(monkeypatch: pytest.MonkeyPatch
     states = {1: "up", 2: "up"}
 
     class AView:
-        tokens = None
+        credentials = None
 
         def describe(self, *, topics: bool = False) -> ClusterDescription:
             brokers = [

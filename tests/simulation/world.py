@@ -475,7 +475,7 @@ class World:
         request: msgspec.Struct,
         *,
         timeout_seconds: float,
-        tokens: object = None,
+        credentials: object = None,
     ) -> flight_messages.RootProof:
         """Asks a broker for a proof, as one that takes it for dead does."""
         assert action == "root.prove", action

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog import errors
 from sparklog.client import connection as connections
+from sparklog.client import probing
 from sparklog.client.connection import Connection
 from sparklog.formats import flight_messages
 
@@ -33,7 +34,8 @@ class FakeCluster:
         monkeypatch.setattr(
             connections, "Channel", lambda address, _tokens: _Channel(self, address)
         )
-        monkeypatch.setattr(connections, "_probe", lambda address, *_: self.broker_at(address))
+        for module in (connections, probing):
+            monkeypatch.setattr(module, "probe", lambda address, *_: self.broker_at(address))
 
     def connect(self, addresses: str, *, timeout_seconds: float = 10.0) -> Connection:
         return Connection.to(addresses, timeout_seconds=timeout_seconds)

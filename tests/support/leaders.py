@@ -14,11 +14,13 @@ from typing import Any, Self
 import msgspec
 
 from sparklog import errors
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.flight.hooks import Request
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
+from sparklog.listeners import parse
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import MemoryStore
 from tests.support.brokers import Rig
@@ -47,9 +49,10 @@ class Leaders:
         """Starts a broker; the metadata names it from then on."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.addresses[number] = f"127.0.0.1:{listening.getsockname()[1]}"
+        acceptor = Acceptor(listener=parse(self.addresses[number])[0], listening=listening)
         broker: Any = _Facade(self)
         self._listeners[number] = FlightListener(
-            broker, self._groups, listening, hooks=_Led(self, number)
+            broker, self._groups, [acceptor], hooks=_Led(self, number)
         )
 
     def stop(self, number: int) -> None:
@@ -99,7 +102,7 @@ class _Facade:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._leaders.rig.broker, name)
 
-    def cluster(self) -> flight_messages.ClusterInfo:
+    def cluster(self, _listener: str = "") -> flight_messages.ClusterInfo:
         brokers = [
             flight_messages.BrokerInfo(broker=number, epoch=1, address=address)
             for number, address in self._leaders.addresses.items()

@@ -21,6 +21,7 @@ from sparklog.broker.kafka.access import Access
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
+from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.acl import (
     ANONYMOUS,
@@ -34,7 +35,7 @@ from sparklog.security.state import Mode, SecurityState
 from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.root_tokens import RootTokens
+from sparklog.storage.root_credentials import RootCredentials
 from sparklog.storage.security_store import SecurityStore
 from tests.support.acls import acl, set_acls, watch_of
 from tests.support.users import add_alice, change_users
@@ -436,9 +437,10 @@ def test_acls_are_added_and_deleted_together(world: World) -> None:
 # ------------------------------------------------------------------------------ Flight
 
 
-def call(token: str = "", peer: str = "127.0.0.1:5000") -> Any:
+def call(token: str = "", peer: str = "127.0.0.1:5000", protocol: str = "PLAINTEXT") -> Any:
     """Returns a call as far as the gate looks at it."""
-    return SimpleNamespace(peer=peer, authorization=token)
+    listener = Listener("ANY", protocol, "127.0.0.1:9")
+    return SimpleNamespace(peer=peer, authorization=token, listener=listener)
 
 
 def gate_of(world: World) -> Gate:
@@ -457,7 +459,8 @@ def token_of(world: World, *, epoch: int = 7, address: str = "127.0.0.1:9") -> s
     metadata = MetadataStore(world.store, clock=world.clock)
     metadata.refresh()
     metadata.change(register)
-    source = RootTokens(world.store, lambda: metadata.current, clock=world.clock).of(address)
+    credentials = RootCredentials(world.store, lambda: metadata.current, clock=world.clock)
+    source = credentials.tokens(address)
     return source() if source is not None else ""
 
 
@@ -465,6 +468,7 @@ def test_flight_serves_programs_with_access_to_the_root(world: World) -> None:
     """Promise: while ACLs are enforced, no other one is served, and no old token is accepted."""
     gate = gate_of(world)
     gate.check(call(token_of(world)))
+    gate.check(call(token_of(world), peer="10.0.0.7:5000", protocol="SSL"))
     refused = [
         call(),
         call("Basic eDp5"),
@@ -484,14 +488,13 @@ def test_flight_serves_programs_with_access_to_the_root(world: World) -> None:
 
 
 def test_tokens_are_not_sent_over_the_network(world: World) -> None:
-    """Promise: only to this machine, as Flight is not encrypted; not while ACLs are off."""
+    """Promise: only to this machine, or over TLS."""
     gate_of(world)
     assert token_of(world)
     assert not token_of(world, address="10.0.0.7:8815")
     assert not token_of(world, address="broker.example:8815")
     assert not token_of(world, address="localhost:8815"), "another program may listen at ::1"
-    set_acls(world.store, mode=Mode.OFF)
-    assert not token_of(world)
+    assert token_of(world, address="tls://broker.example:8815")
 
 
 def test_flight_while_acls_are_observed_or_begin_to_be_enforced(world: World) -> None:

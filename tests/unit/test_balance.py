@@ -26,7 +26,7 @@ class FakeView:
     def second(self) -> str:
         return self.states[0]
 
-    tokens = None
+    credentials = None
 
     def describe(self, *, topics: bool = False) -> ClusterDescription:
         state = self.states[0]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import hpack
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import limits
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.flight.grpc import http2, idle_frames
 from sparklog.broker.flight.grpc.call import FREE_BYTES, Call, Method
 from sparklog.broker.flight.grpc.server import (
@@ -37,7 +39,10 @@ from sparklog.broker.flight.grpc.status import (
     GrpcError,
     PeerGone,
 )
+from sparklog.broker.tls.contexts import ServerTls, TlsFiles
 from sparklog.clock import Clock, ManualClock
+from sparklog.listeners import parse
+from tests.support.certificates import Authority
 
 ECHO, COUNT, FAIL, HANG, DEAF = (
     "/test.Test/Echo",
@@ -81,16 +86,25 @@ def method(serve: Callable[[Call], None]) -> Method:
 class Listener:
     """A server of the methods above, with a clock that a test may move."""
 
-    def __init__(self, clock: Clock | None = None, **bounds: float) -> None:
+    def __init__(
+        self, clock: Clock | None = None, *, authority: Authority | None = None, **bounds: float
+    ) -> None:
+        """`authority`: signs the certificate of a server with TLS."""
+        self.ca = Path(authority.path).read_bytes() if authority is not None else None
         self.hanging = threading.Event()
         self.gone = threading.Event()
         self.checks = 0
         """The number of checks of all connections and calls."""
         methods = {ECHO: echo, COUNT: count, FAIL: fail, HANG: self.hang, DEAF: self.deaf}
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+        protocol, tls = "PLAINTEXT", None
+        if authority is not None:
+            certificate, key = authority.sign("broker")
+            protocol, tls = "SSL", ServerTls(TlsFiles(certificate=certificate, key=key))
+        named = parse(f"{protocol}://{self.address}")[0]
         self.server = Server(
-            listener,
+            [Acceptor(listener=named, listening=listening, tls=tls)],
             {path: method(serve) for path, serve in methods.items()},
             ServerBounds(**bounds),  # type: ignore[arg-type]
             tick=self.tick,
@@ -136,12 +150,24 @@ def listener() -> Iterator[Listener]:
     assert found.server.close(0.1)
 
 
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Listener]:
+    """A server without TLS, and one with."""
+    is_plain = request.param == "plain"
+    found = Listener(authority=None if is_plain else Authority(tmp_path_factory.mktemp("ca")))
+    yield found
+    until(lambda: found.held_bytes == 0)
+    assert found.server.close(0.1)
+
+
 class TimedListener(Listener):
     """A server whose time passes only in `pass_time`."""
 
     def __init__(self, **bounds: float) -> None:
         self.clock = ManualClock()
-        super().__init__(self.clock, **bounds)
+        super().__init__(self.clock, authority=None, **bounds)
 
     def pass_time(self, seconds: float) -> None:
         """Returns after the server has checked its calls at the new time."""
@@ -164,11 +190,17 @@ def until(is_true: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def channel(address: str, **options: int) -> Iterator[grpc.Channel]:
+def channel(listener: Listener, **options: int) -> Iterator[grpc.Channel]:
     """Opens a channel of gRPC's own client."""
     named = [(f"grpc.{name}", value) for name, value in options.items()]
     found = [*named, ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    with grpc.insecure_channel(address, [*found, ("grpc.use_local_subchannel_pool", 1)]) as opened:
+    found.append(("grpc.use_local_subchannel_pool", 1))
+    if listener.ca is None:
+        opening = grpc.insecure_channel(listener.address, found)
+    else:
+        trust = grpc.ssl_channel_credentials(listener.ca)
+        opening = grpc.secure_channel(listener.address, trust, found)
+    with opening as opened:
         yield opened
 
 
@@ -176,7 +208,7 @@ def channel(address: str, **options: int) -> Iterator[grpc.Channel]:
 
 
 @pytest.mark.parametrize("lookahead", [0, 4 * limits.MIB])
-def test_messages_of_all_sizes_come_back(listener: Listener, lookahead: int) -> None:
+def test_messages_of_all_sizes_come_back(either: Listener, lookahead: int) -> None:
     """Around every bound of windows, frames and steps, many on their way at a time."""
     free = FREE_BYTES
     edges = [0, 1, 16_379, 16_384, free - 6, free - 5, free - 4, free, 2 * free, 4 * limits.MIB + 7]
@@ -184,23 +216,23 @@ def test_messages_of_all_sizes_come_back(listener: Listener, lookahead: int) -> 
     chance = random.Random(7)
     chance.shuffle(sizes)
     options = {"http2.lookahead_bytes": lookahead} if lookahead else {}
-    with channel(listener.address, **options) as opened:
+    with channel(either, **options) as opened:
         messages = [chance.randbytes(size) for size in sizes]
         assert list(opened.stream_stream(ECHO)(iter(messages), timeout=60)) == messages
 
 
-def test_calls_of_one_connection_do_not_wait_for_each_other(listener: Listener) -> None:
+def test_calls_of_one_connection_do_not_wait_for_each_other(either: Listener) -> None:
     """A call whose response is not read does not delay the others."""
-    with channel(listener.address) as opened:
+    with channel(either) as opened:
         unread = opened.stream_stream(ECHO)(iter([bytes(MESSAGE_BYTES)] * 3))
         for _ in range(3):
             assert list(opened.stream_stream(ECHO)(iter([b"a"]), timeout=10)) == [b"a"]
         unread.cancel()
 
 
-def test_a_failure_crosses_the_wire(listener: Listener) -> None:
+def test_a_failure_crosses_the_wire(either: Listener) -> None:
     """With code, message and trailers."""
-    with channel(listener.address) as opened:
+    with channel(either) as opened:
         for path, code in ((FAIL, "INVALID_ARGUMENT"), ("/test.Test/No", "UNIMPLEMENTED")):
             call = opened.stream_stream(path)(iter([b"a"]), timeout=10)
             with pytest.raises(grpc.RpcError):
@@ -211,9 +243,9 @@ def test_a_failure_crosses_the_wire(listener: Listener) -> None:
                 assert dict(call.trailing_metadata()) == {"why-bin": b"\x00\xff", "w": "x"}
 
 
-def test_a_message_too_large_or_compressed_ends_its_call(listener: Listener) -> None:
+def test_a_message_too_large_or_compressed_ends_its_call(either: Listener) -> None:
     """The call ends before the message is sent, and other calls of the connection continue."""
-    with channel(listener.address) as opened:
+    with channel(either) as opened:
         for message, compression, code in (
             (bytes(MESSAGE_BYTES + 1), None, grpc.StatusCode.RESOURCE_EXHAUSTED),
             (bytes(10_000), grpc.Compression.Gzip, grpc.StatusCode.UNIMPLEMENTED),
@@ -226,16 +258,16 @@ def test_a_message_too_large_or_compressed_ends_its_call(listener: Listener) -> 
         assert list(opened.stream_stream(COUNT)(iter([b"abc"]), timeout=10)) == [b"3"]
 
 
-def test_a_client_that_goes_is_seen(listener: Listener) -> None:
+def test_a_client_that_goes_is_seen(either: Listener) -> None:
     """A call that was cancelled ends, and so does one whose connection has broken."""
     for _ in range(2):
-        listener.hanging.clear()
-        listener.gone.clear()
-        with channel(listener.address) as opened:
+        either.hanging.clear()
+        either.gone.clear()
+        with channel(either) as opened:
             call = opened.stream_stream(HANG)(iter([b"a"]))
-            assert listener.hanging.wait(10)
+            assert either.hanging.wait(10)
             call.cancel()
-        assert listener.gone.wait(10)
+        assert either.gone.wait(10)
 
 
 def test_memory_for_messages_is_shared() -> None:
@@ -251,7 +283,7 @@ def test_memory_for_messages_is_shared() -> None:
 
     def send(number: int) -> None:
         size = 5 * limits.MIB + number
-        with channel(listener.address) as opened:
+        with channel(listener) as opened:
             found = list(opened.stream_stream(COUNT)(iter([bytes(size)] * 5), timeout=60))
             assert found == [str(5 * size).encode()]
 
@@ -844,7 +876,7 @@ def test_a_stalled_message_releases_its_memory() -> None:
     """The server ends its call as soon as another message waits for its memory."""
     listener = TimedListener(arriving_bytes=0, preface_seconds=1e9)
     size = 2 * limits.MIB
-    with contextlib.closing(Peer(listener)) as idle, channel(listener.address) as opened:
+    with contextlib.closing(Peer(listener)) as idle, channel(listener) as opened:
         idle.sent(headers(1) + data(1, struct.pack(">BI", 0, size) + bytes(1_000)))
         until(lambda: listener.held_bytes > 0)
         listener.pass_time(600.0)
@@ -861,7 +893,7 @@ def test_an_unread_call_releases_its_memory() -> None:
     """A call whose response is not read keeps its memory only while no message waits for it."""
     listener = TimedListener(arriving_bytes=limits.MIB)
     size = 2 * limits.MIB
-    with contextlib.closing(Peer(listener)) as deaf, channel(listener.address) as opened:
+    with contextlib.closing(Peer(listener)) as deaf, channel(listener) as opened:
         deaf.sent(http2.settings([(http2.INITIAL_WINDOW_SIZE, 0)]) + headers(1, path=ECHO))
         deaf.sent(data(1, message(b"a") + struct.pack(">BI", 0, size)))
         sent = 0
@@ -992,7 +1024,7 @@ def test_a_message_that_is_only_announced_holds_little() -> None:
     """Half of the memory is granted only as bytes arrive: large messages of others find some."""
     listener = Listener(arriving_bytes=8 * limits.MIB)
     head = struct.pack(">BI", 0, 5 * limits.MIB)
-    with contextlib.closing(Peer(listener)) as idle, channel(listener.address) as opened:
+    with contextlib.closing(Peer(listener)) as idle, channel(listener) as opened:
         for stream in range(1, 81, 2):
             idle.sent(headers(stream) + data(stream, head + b"begun"))
         until(lambda: sum(len(each.calls) for each in [*listener.server._connections]) == 40)
@@ -1038,7 +1070,7 @@ def test_many_settings_are_much_work(peer: Peer) -> None:
 def test_closing_ends_open_calls() -> None:
     """They end soon, and new connections are refused."""
     listener = Listener()
-    with channel(listener.address) as opened:
+    with channel(listener) as opened:
         call = opened.stream_stream(HANG)(iter([b"a"]))
         assert listener.hanging.wait(10)
         began = time.monotonic()

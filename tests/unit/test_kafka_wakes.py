@@ -9,7 +9,8 @@ from typing import Any, Final, cast
 
 import pytest
 
-from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, Acceptor, KafkaListener
+from sparklog.broker.acceptors import Acceptor
+from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, KafkaListener
 from sparklog.clock import Clock, ManualClock
 from sparklog.limits import MIB
 from sparklog.listeners import Listener

@@ -44,11 +44,16 @@ class Kafka:
     listeners = (Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:9092"),)
     connection_count = 3
     pending_count = 1
-    certificate_expires_at = 1_900_000_000.0
-    certificate_failed = True
 
     def __init__(self) -> None:
         self.counts = ListenerCounts({0: "Produce", 1: "Fetch"})
+
+
+class Expiring:
+    """A certificate whose files were replaced by others that are not valid."""
+
+    expires_at = 1_900_000_000.0
+    failure = "not PEM"
 
 
 class Flight:
@@ -113,6 +118,7 @@ def bench() -> Bench:
         small_file_bytes=1 << 20,
         compact_files=2,
         clock=clock,
+        certificate=Expiring(),
     )
     rig.create("t", 2)
     return Bench(rig, clock, groups, kafka, sources)

@@ -106,8 +106,8 @@ def test_an_end_is_noticed(authority: Authority, server: ssl.SSLContext) -> None
 @pytest.mark.parametrize(
     ("sent", "cause"),
     [
-        (b"\0\0\0\x10\0\x12\0\x03" + bytes(20), "security.protocol=SSL"),
-        (b"GET / HTTP/1.1\r\n\r\n", "security.protocol=SSL"),
+        (b"\0\0\0\x10\0\x12\0\x03" + bytes(20), "does not use TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "does not use TLS"),
         (b"\x16\x03\x01\xff\xff" + b"\xff" * 50, "is not TLS"),
     ],
 )

@@ -82,8 +82,9 @@ class Gate:
 
     def _verify(self, call: Call) -> str:
         """Returns the client for the log. Raises `BadToken`."""
-        if not is_loopback_ip(call.peer):  # a token that is read on the way could be sent again
-            raise BadToken("tokens are accepted from this machine only, until Flight has TLS")
+        if not (call.listener.has_tls or is_loopback_ip(call.peer)):
+            # It can be read on the way, and sent again.
+            raise BadToken("tokens are accepted over TLS, or from this machine")
         watch = self._authorization.watch
         claims = verify(
             watch.state.root_key,

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Self
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerSequence, ReadBatch
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
@@ -83,7 +83,7 @@ class FlightListener:
     """Serves a broker and its groups to Flight clients, from construction to `close`.
 
     Args:
-        listening: a listening socket, which the listener takes over.
+        acceptors: listening sockets, which the listener takes over.
         clock: None: the machine's own.
         gate: admits calls; None: all are served.
         hooks: called for each request; None: no hooks.
@@ -93,7 +93,7 @@ class FlightListener:
         self,
         broker: Broker,
         groups: Coordinator,
-        listening: socket.socket,
+        acceptors: Sequence[Acceptor],
         *,
         bounds: StreamBounds | None = None,
         max_batch_bytes: int = limits.MAX_BATCH_BYTES,
@@ -121,7 +121,6 @@ class FlightListener:
         self._waiting_actions = 0
         self._counting = threading.Lock()
         self._actions = _actions(broker, groups)
-        self._changes = _changes(broker)
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES
@@ -133,7 +132,7 @@ class FlightListener:
             "ListActions": (self._gated(self.list_actions), _REQUEST_BYTES),
         }
         self._server = Server(
-            listening,
+            acceptors,
             {
                 _SERVICE + name: Method(
                     serve=self._counted(serve),
@@ -370,8 +369,7 @@ class FlightListener:
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
         looks = self._broker.metadata.looks
-        change = self._changes.get(name)
-        reply = self._actions[name](request) if change is None else change(request, client=client)
+        reply = self._actions[name](request, Caller(client, call.listener.name))
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         if name in _NEEDING_PROOF:
@@ -717,10 +715,30 @@ def _request(call: Call, number: int) -> protocol.Bytes:
     return b"" if message is None else protocol.field(message.data, number)
 
 
-def _actions(broker: Broker, groups: Coordinator) -> dict[str, Callable[[Any], group_calls.Answer]]:
-    """Returns the actions that clients can request, by name, except those of `_changes`."""
-    return {
-        "cluster": lambda _: broker.cluster(),
+class Caller(NamedTuple):
+    """The client of an action."""
+
+    client: str
+    """Its name and address, for the log."""
+    listener: str
+    """The name of the listener that it has connected to."""
+
+
+_Action = Callable[[Any, Caller], group_calls.Answer]
+
+
+def _actions(broker: Broker, groups: Coordinator) -> dict[str, _Action]:
+    """Returns the actions that clients can request, by name."""
+
+    def delete(request: flight_messages.TopicName, caller: Caller) -> flight_messages.Empty:
+        broker.topics.delete(request.topic, client=caller.client)
+        return flight_messages.Empty()
+
+    def logged(change: Callable[..., group_calls.Answer]) -> _Action:
+        """Passes on the client's address, which the change logs."""
+        return lambda request, caller: change(request, client=caller.client)
+
+    of_all: dict[str, Callable[[Any], group_calls.Answer]] = {
         "cluster.balance": broker.cluster_admin.balance,
         "cluster.move": broker.cluster_admin.move,
         "cluster.describe": broker.cluster_admin.describe,
@@ -740,22 +758,19 @@ def _actions(broker: Broker, groups: Coordinator) -> dict[str, Callable[[Any], g
         "publish.now": _silently(broker.publishing.publish),
         **group_calls.actions(groups),
     }
-
-
-def _changes(broker: Broker) -> dict[str, Callable[..., group_calls.Answer]]:
-    """Returns the actions that are logged with their client's address."""
-
-    def delete(request: flight_messages.TopicName, *, client: str) -> flight_messages.Empty:
-        broker.topics.delete(request.topic, client=client)
-        return flight_messages.Empty()
-
     return {
-        "broker.log_level": broker.cluster_admin.log_level,
-        "topics.create": broker.topics.create,
-        "topics.alter": broker.topics.alter,
-        "topics.add_partitions": broker.topics.add_partitions,
+        **{name: _of_anyone(action) for name, action in of_all.items()},
+        "cluster": lambda _, caller: broker.cluster(caller.listener),
+        "broker.log_level": logged(broker.cluster_admin.log_level),
+        "topics.create": logged(broker.topics.create),
+        "topics.alter": logged(broker.topics.alter),
+        "topics.add_partitions": logged(broker.topics.add_partitions),
         "topics.delete": delete,
     }
+
+
+def _of_anyone(action: Callable[[Any], group_calls.Answer]) -> _Action:
+    return lambda request, _: action(request)
 
 
 def _silently(work: Callable[[Any], None]) -> Callable[[Any], flight_messages.Empty]:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sparklog import errors, limits
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka import messages
-from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, TLS_HANDSHAKE, refuse_foreign
+from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
 from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
 from sparklog.broker.kafka.socket_stream import SocketStream
-from sparklog.broker.tls.engine import TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import HANDSHAKE, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock
 from sparklog.listeners import Listener
@@ -154,7 +154,7 @@ class Admission:
             return asyncio.wrap_future(self._handshakes.submit(stream.peer, step, received))
 
         begin = await stream.peek(BEGIN_BYTES)
-        if not begin.startswith(TLS_HANDSHAKE):
+        if not begin.startswith(HANDSHAKE):
             await refuse_foreign(stream, begin, self._listener, self._flight_address())
             raise TlsFailed(
                 f"the client does not use TLS: it needs security.protocol={self._listener.protocol}"

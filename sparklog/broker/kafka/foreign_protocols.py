@@ -7,12 +7,11 @@ from typing import Final
 from sparklog import errors
 from sparklog.broker import http1
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.tls.engine import HANDSHAKE
 from sparklog.formats.flight_messages import WRONG_PORT
 from sparklog.listeners import Listener
 
 BEGIN_BYTES: Final = http1.BEGIN_BYTES
-TLS_HANDSHAKE: Final = b"\x16\x03"
-"""The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
 _OUR_CLIENT: Final = b"PRI "
 """The first bytes of HTTP/2, from sparklog's clients. As a length they exceed any limit."""
 _NO_HTTP: Final = b"this is a Kafka port: it does not serve HTTP\n"
@@ -35,7 +34,7 @@ async def refuse_foreign(
     elif refusal := http1.refusal(begin, _NO_HTTP):
         await stream.write([refusal])
         protocol = "HTTP"
-    elif begin.startswith(TLS_HANDSHAKE):
+    elif begin.startswith(HANDSHAKE):
         protocol = f"TLS; set security.protocol={listener.protocol} in that client"
     else:
         return

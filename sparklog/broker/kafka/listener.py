@@ -11,21 +11,20 @@ from __future__ import annotations
 import asyncio
 import queue
 import resource
-import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 import uvloop
 
 from sparklog import errors
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization
@@ -57,9 +56,6 @@ from sparklog.limits import (
     LISTEN_BACKLOG,
 )
 from sparklog.listeners import Listener
-
-if TYPE_CHECKING:
-    from sparklog.broker.tls.contexts import ServerTls
 
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
@@ -95,19 +91,6 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.LARGE_REQUEST: 1,
 }
 _log = structlog.get_logger("sparklog.kafka")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptor:
-    """A listening socket, and how the connections through it are served."""
-
-    listener: Listener
-    """With the address that its clients connect to."""
-    listening: socket.socket
-    tls: ServerTls | None = None
-    """Encrypts the connections; None: they are plaintext."""
-    mechanisms: tuple[str, ...] = ()
-    """The SASL mechanisms that clients can log in with, if the listener has SASL."""
 
 
 class _RequestAppends(NamedTuple):
@@ -570,16 +553,6 @@ class KafkaListener:
             busy = (cpu_now - cpu) / max(now - at, 1e-9)
             counts.idle_share += _MEASURE_WEIGHT * (1.0 - min(busy, 1.0) - counts.idle_share)
             at, cpu = now, cpu_now
-
-    @property
-    def certificate_expires_at(self) -> float | None:
-        """When the certificate expires, in seconds since 1970; None without TLS."""
-        return next((each.tls.expires_at for each in self._acceptors if each.tls is not None), None)
-
-    @property
-    def certificate_failed(self) -> bool:
-        """True while the files of the certificate cannot be loaded as they are now."""
-        return any(each.tls is not None and bool(each.tls.failure) for each in self._acceptors)
 
     @property
     def pending_count(self) -> int:

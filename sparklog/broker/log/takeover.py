@@ -207,9 +207,9 @@ def _at_level(registration: BrokerRegistration, level: int) -> BrokerRegistratio
     membership = registration.membership
     if level >= limits.LISTENERS_LEVEL or not isinstance(membership, Membership):
         return registration
-    if len(membership.listeners) > 1:
+    if len(membership.listeners) > 1 or membership.flight:
         raise errors.NeedsFeatureLevel(
-            what="a member of a cluster with several Kafka listeners",
+            what="a member of a cluster with several listeners of one protocol",
             needed=limits.LISTENERS_LEVEL,
             level=level,
         )

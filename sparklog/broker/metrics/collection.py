@@ -63,13 +63,16 @@ class KafkaFigures(Protocol):
     @property
     def pending_count(self) -> int: ...
 
-    @property
-    def certificate_expires_at(self) -> float | None:
-        """When the certificate expires, in seconds since 1970; None without TLS."""
+
+class Certificate(Protocol):
+    """The certificate of the listeners."""
+
+    failure: str
+    """The reason why its files cannot be loaded as they are now; empty if they can."""
 
     @property
-    def certificate_failed(self) -> bool:
-        """True while the files of the certificate cannot be loaded as they are now."""
+    def expires_at(self) -> float:
+        """When it expires, in seconds since 1970."""
 
 
 class FlightFigures(Protocol):
@@ -117,6 +120,8 @@ class Sources:
     clock: Clock
     ask: Ask | None = None
     """Asks another broker for the lag in its partitions; if None, it stays unknown."""
+    certificate: Certificate | None = None
+    """That of the listeners; None if they use no TLS."""
     dead: Callable[[], Mapping[int, int]] = dict
     """Returns the brokers that this one, as controller, considers dead, with their epochs."""
 

@@ -430,6 +430,9 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     authorizer = "kafka_server_authorizer_metrics"
     yield f"{authorizer}_acls_total_count", [({}, sources.authorization.acl_count)]
     yield f"{authorizer}_authorization_denied_total", [({}, sources.authorization.denied)]
+    if (certificate := sources.certificate) is not None:
+        yield "sparklog_certificate_expiry_timestamp_seconds", [({}, certificate.expires_at)]
+        yield "sparklog_certificate_load_failed", [({}, int(bool(certificate.failure)))]
     kafka = sources.kafka
     if kafka is None:
         return
@@ -441,9 +444,6 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     yield f"{socket}_connection_creation_total", [(listener, counts.connections_opened)]
     yield f"{socket}_successful_authentication_total", [(listener, counts.authentications)]
     yield f"{socket}_failed_authentication_total", [(listener, counts.authentications_failed)]
-    if (expires_at := kafka.certificate_expires_at) is not None:
-        yield "sparklog_certificate_expiry_timestamp_seconds", [({}, expires_at)]
-        yield "sparklog_certificate_load_failed", [({}, int(kafka.certificate_failed))]
     idle: list[_Sample] = [({}, counts.idle_share)]
     yield "kafka_network_socketserver_networkprocessoravgidle_percent", idle
     yield "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", idle

@@ -140,8 +140,7 @@ _GAUGES: Final = {
     "sparklog_memory_held_bytes": "Memory in use, per budget.",
     "sparklog_memory_limit_bytes": "Memory limit, per budget.",
     "sparklog_certificate_expiry_timestamp_seconds": (
-        "When the certificate of the Kafka listener expires, in seconds since 1970; absent without"
-        " TLS."
+        "When the certificate of the listeners expires, in seconds since 1970; absent without TLS."
     ),
     "sparklog_certificate_load_failed": (
         "1 while the files of the certificate cannot be loaded, so that the old one stays in use."

@@ -51,6 +51,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         ssl.TLSVersion.TLSv1_3 if files.min_version == "TLSv1.3" else ssl.TLSVersion.TLSv1_2
     )
     context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["h2"])  # gRPC clients insist on it; Kafka clients offer nothing
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     _pem("tls.certificate", files.certificate)

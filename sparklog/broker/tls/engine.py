@@ -1,8 +1,8 @@
 """TLS in memory: ciphertext in, plaintext out, and the reverse. Owns no socket and no thread.
 
-The Kafka listener uses it over its own sockets. The event loop's TLS retains up to 1.7 MiB for each
-connection. OpenSSL's memory buffers retain their largest size too, so it gets one record at a time,
-and plaintext in steps of `STEP_BYTES`.
+The Kafka and Flight listeners use it over their own sockets. The event loop's TLS retains up to 1.7
+MiB for each connection, and two threads cannot use one `SSLSocket`. OpenSSL's memory buffers retain
+their largest size too, so it gets one record at a time, and plaintext in steps of `STEP_BYTES`.
 
 A record without data, such as a key update, costs processor time and may cause an answer. So a
 client may send only a few of them in succession.
@@ -24,7 +24,9 @@ _RECORD_TYPES: Final = range(20, 24)
 _HEAD_BYTES: Final = 5
 _RECORD_BYTES: Final = _HEAD_BYTES + 16_384 + 2_048
 """The maximum size of a record (RFC 5246, 6.2.3; RFC 8446 allows less)."""
-NO_TLS: Final = "the client does not use TLS: it needs security.protocol=SSL"
+HANDSHAKE: Final = b"\x16\x03"
+"""The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
+NO_TLS: Final = "the client does not use TLS"
 _CAUSES: Final = {
     "HTTP_REQUEST": NO_TLS,
     "WRONG_VERSION_NUMBER": NO_TLS,

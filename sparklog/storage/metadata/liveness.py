@@ -66,6 +66,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Address of the first Kafka listener; empty if it is closed."""
     kafka_listeners: str = ""
     """All of them with their advertised addresses, as `sparklog.listeners` writes them."""
+    flight_listeners: str = ""
+    """All Flight listeners, in the same form, if there are several."""
     metrics: str = ""
     """Address of the HTTP port for metrics; empty if it is closed."""
     version: str = ""

@@ -33,6 +33,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `host:port` of the first Kafka listener; empty without one."""
     listeners: dict[str, str] = {}
     """The `host:port` of each Kafka listener by its name, from feature level 2 on."""
+    flight: dict[str, str] = {}
+    """The address of each Flight listener by its name, as clients write it, if there are several;
+    from feature level 2 on."""
     rack: str = ""
     """Its failure domain, from `cluster.rack`; empty if that is unset."""
 
@@ -78,6 +81,20 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         listeners = self.membership.listeners
         return listeners.get(listener, "") if listeners else self.membership.kafka
+
+    @property
+    def flight_addresses(self) -> list[str]:
+        """The addresses of all Flight listeners."""
+        several = self.membership.flight if isinstance(self.membership, Membership) else {}
+        return [self.flight, *several.values()]
+
+    def flight_at(self, listener: str) -> str:
+        """Returns the address of a Flight listener of that name; empty without one.
+
+        A broker with one listener has registered no name for it.
+        """
+        several = self.membership.flight if isinstance(self.membership, Membership) else {}
+        return several.get(listener, "") if several else self.flight
 
     @property
     def rack(self) -> str:

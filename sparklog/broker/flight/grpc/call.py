@@ -32,6 +32,7 @@ from sparklog.broker.flight.grpc.status import (
     PeerGone,
 )
 from sparklog.clock import Clock
+from sparklog.listeners import Listener
 
 Bytes: TypeAlias = bytes | memoryview
 Serve: TypeAlias = Callable[["Call"], None]
@@ -93,6 +94,7 @@ class Connection(Protocol):
     """The connection of a call, which sends its messages and updates its window."""
 
     peer: str
+    listener: Listener
     lock: threading.Lock
     peer_window: int
     """The initial window of a stream, as set by the client."""
@@ -143,6 +145,7 @@ class Call:
         "is_detached",
         "is_served",
         "length_left",
+        "listener",
         "on_progress",
         "outgoing",
         "peer",
@@ -169,6 +172,8 @@ class Call:
         self._clock = clock
         self.peer = connection.peer
         """The client's `host:port`."""
+        self.listener = connection.listener
+        """The listener that it has connected to."""
         self.authorization = ""
         """The header of this name; empty without one."""
         self.stream_id = stream_id

@@ -1,7 +1,8 @@
 """A client's connection: turns HTTP/2 frames into its calls' messages, and responses into frames.
 
-The server's reading thread passes in received bytes, and the calls' threads send. The rules are
-those of RFC 9113 and of gRPC over HTTP/2. A client that violates HTTP/2 causes a `ProtocolError`,
+The server's reading thread passes in received bytes, and the calls' threads send. With TLS, both
+use the connection's engine, one at a time, under the connection's lock. The rules are those of RFC
+9113 and of gRPC over HTTP/2. A client that violates HTTP/2 causes a `ProtocolError`,
 which ends its connection; an error in one call ends only that call. A non-gRPC request gets a
 human-readable HTTP response once it is complete or has used up its window.
 """
@@ -32,7 +33,9 @@ from sparklog.broker.flight.grpc.header_blocks import MAX_BLOCK_BYTES, HeaderBlo
 from sparklog.broker.flight.grpc.idle_frames import IdleFrames
 from sparklog.broker.flight.grpc.message_memory import MessageMemory
 from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, GrpcError, PeerGone
+from sparklog.broker.tls.engine import HANDSHAKE, STEP_BYTES, TlsEngine, TlsFailed
 from sparklog.clock import Clock
+from sparklog.listeners import Listener
 
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
@@ -47,7 +50,8 @@ _DRAIN_MS: Final = 250
 _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
 _WRITE_BYTES: Final = 1 * limits.MIB
-"""The maximum number of bytes written by one system call."""
+"""The maximum number of bytes of a message that are written at once. With TLS it is `STEP_BYTES`:
+what the system does not accept is kept as ciphertext."""
 _CONTENT_TYPE: Final = ("content-type", GRPC)
 _SETTINGS: Final = http2.settings(
     [
@@ -91,9 +95,21 @@ class ConnectionServer(Protocol):
 class GrpcConnection:
     """A client's connection. The reading thread calls `receive`; the calls' threads write."""
 
-    def __init__(self, server: ConnectionServer, sock: socket.socket, host: str, port: int) -> None:
+    def __init__(
+        self,
+        server: ConnectionServer,
+        sock: socket.socket,
+        host: str,
+        port: int,
+        *,
+        listener: Listener,
+        tls: TlsEngine | None = None,
+    ) -> None:
+        """`tls`: encrypts the connection once `shake_hands` has returned True."""
         self.server = server
         self.socket = sock
+        self.listener = listener
+        """The listener that the client has connected to."""
         self.host = host
         self.peer = f"{host}:{port}"
         self.lock = threading.Lock()
@@ -102,6 +118,12 @@ class GrpcConnection:
         self.calls: dict[int, Call] = {}
         self.peer_window = http2.WINDOW_BYTES
         self._clock = server.clock
+        self._tls = tls
+        self.is_shaking_hands = tls is not None
+        """True until the TLS handshake is complete."""
+        self._first = b""
+        """The first bytes of a client that should use TLS."""
+        self._write_bytes = _WRITE_BYTES if tls is None else STEP_BYTES
         self.began = self.idle_since = self._clock.monotonic()
         """`idle_since`: when the last call ended, if none is open."""
         self.served = 0
@@ -138,6 +160,74 @@ class GrpcConnection:
         if self.is_http2:
             with self.lock:
                 self._control(http2.goaway(self._last_stream, code, reason))
+
+    # ---------------------------------------------------------------------- TLS
+
+    def shake_hands(self, data: bytes) -> bool:
+        """Continues the handshake with received bytes; returns whether it is complete.
+
+        Raises `TlsFailed`. May take milliseconds of processor time, in any thread.
+        """
+        assert self._tls is not None
+        self._first = self._first or data[: len(http2.PREFACE)]
+        return self._tls.handshake(data)
+
+    def answer_handshake(self, *, is_complete: bool) -> None:
+        """Sends what TLS has to say after a step of the handshake."""
+        with self.lock:
+            self._send_outgoing()
+        self.is_shaking_hands = not is_complete
+
+    def refuse_without_tls(self) -> None:
+        """Sends the reason to a client that does not use TLS, in its own protocol."""
+        reason = f"this port uses TLS: connect to {self.listener.client_address}"
+        with self.lock, contextlib.suppress(PeerGone):
+            if self._first == http2.PREFACE:
+                refusal = http2.goaway(0, http2.INADEQUATE_SECURITY, reason)
+            else:
+                refusal = http1.refusal(self._first, f"{reason}\n".encode())
+            self._write_raw([memoryview(refusal)])
+
+    def receive_encrypted(self, ciphertext: memoryview, plaintext: memoryview) -> None:
+        """Processes received bytes of TLS. Raises `TlsFailed` and `ProtocolError`.
+
+        `plaintext`: a buffer for the decrypted bytes.
+        """
+        assert self._tls is not None
+        with self.lock:
+            self._tls.receive(ciphertext)
+        while True:
+            with self.lock:
+                size = self._decrypt(self._tls, plaintext)
+                self._send_outgoing()
+            if not size:
+                return
+            self.receive(plaintext[:size])
+
+    @staticmethod
+    def _decrypt(tls: TlsEngine, plaintext: memoryview) -> int:
+        """Returns the number of bytes that could be decrypted, up to the size of the buffer."""
+        size = 0
+        while size < len(plaintext) and (count := tls.read_into(plaintext[size:])):
+            size += count
+        return size
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self._tls is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the client has ended its data within TLS."""
+        return self._tls is not None and self._tls.is_over
+
+    def _send_outgoing(self) -> None:
+        assert self._tls is not None
+        if outgoing := self._tls.take_outgoing():
+            with contextlib.suppress(PeerGone):
+                self._write_raw([memoryview(outgoing)])
+            if self._out:
+                self._count_unread(len(outgoing))
 
     # ---------------------------------------------------------------------- reading
 
@@ -182,7 +272,8 @@ class GrpcConnection:
         with self.lock:
             if data[:size] != http2.PREFACE[: len(data)]:
                 self._control(http1.refusal(data, NOT_GRPC))
-                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not HTTP/2")
+                spoken = "it uses TLS, and this port does not" if _is_tls(data) else "not HTTP/2"
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, spoken)
             if len(data) < size:
                 return 0
             self.is_http2 = True
@@ -638,7 +729,7 @@ class GrpcConnection:
         """Returns frames with the part of the call's message that may be sent now."""
         pieces = call.outgoing
         frames: list[memoryview] = []
-        left = _WRITE_BYTES
+        left = self._write_bytes
         while pieces and len(frames) < _JOINED_PARTS:
             allowed = min(call.send_window, self._send_window, self._peer_frame_bytes, left)
             if allowed <= 0:
@@ -712,12 +803,30 @@ class GrpcConnection:
         with contextlib.suppress(PeerGone):
             self._write([memoryview(data)])
         if self._out:
-            self._unread_bytes += len(data)
-            if self._unread_bytes > _OUT_BYTES:
-                self.server.close_later(self)
+            self._count_unread(len(data))
+
+    def _count_unread(self, size: int) -> None:
+        self._unread_bytes += size
+        if self._unread_bytes > _OUT_BYTES:
+            self.server.close_later(self)
 
     def _write(self, parts: list[memoryview], *, is_waited_for: bool = False) -> None:
         """Sends bytes, and queues those that the system does not accept yet. Requires the lock."""
+        if self.is_closed:
+            raise PeerGone
+        if self._tls is not None:
+            parts = self._encrypted(self._tls, parts)
+        self._write_raw(parts, is_waited_for=is_waited_for)
+
+    def _encrypted(self, tls: TlsEngine, parts: list[memoryview]) -> list[memoryview]:
+        whole = parts if len(parts) == 1 else [b"".join(parts)]  # one record, not one for each
+        try:
+            return [memoryview(each) for each in tls.encrypt(whole)]
+        except TlsFailed:  # after a record that was not valid
+            self.server.close_later(self)
+            raise PeerGone from None
+
+    def _write_raw(self, parts: list[memoryview], *, is_waited_for: bool = False) -> None:
         if self.is_closed:
             raise PeerGone
         if not self._out:
@@ -771,6 +880,9 @@ class GrpcConnection:
     def close(self) -> None:
         """Closes the connection and ends its calls. Called once, by the reading thread."""
         with self.lock:
+            if self._tls is not None and not self.is_shaking_hands and not self._out:
+                with contextlib.suppress(OSError):
+                    self.socket.send(self._tls.close())
             self.is_closed = True
             self._out.clear()
             self.changed.notify_all()
@@ -779,6 +891,10 @@ class GrpcConnection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def _is_tls(data: memoryview) -> bool:
+    return bytes(data[: len(HANDSHAKE)]) == HANDSHAKE
 
 
 def _cut(pieces: deque[memoryview], size: int) -> tuple[list[memoryview], int]:

@@ -1,8 +1,9 @@
 """The gRPC server: its listening socket, and the thread that reads from all connections.
 
-A single thread reads, so a flood of small frames takes at most one thread's CPU time. Four times a
-second it checks all connections and calls, and ends those that have sent nothing for too long,
-whose clients have not read for too long, or whose deadline has passed.
+A single thread reads, so a flood of small frames takes at most one thread's CPU time. The TLS
+handshakes take another. Four times a second the first one checks all connections and calls, and
+ends those that have sent nothing for too long, whose clients have not read for too long, or whose
+deadline has passed.
 
 Idle connections and calls make room for others: if there are too many connections, a new one
 replaces one without a call, from the address that has the most connections, and if too many calls
@@ -17,13 +18,15 @@ import socket
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
 from sparklog import limits
+from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.flight.grpc import http2
 from sparklog.broker.flight.grpc.call import Call, Method
 from sparklog.broker.flight.grpc.connection import GrpcConnection
@@ -37,6 +40,8 @@ from sparklog.broker.flight.grpc.status import (
     PeerGone,
 )
 from sparklog.broker.flight.grpc.threads import CallThreads
+from sparklog.broker.tls.engine import NO_TLS, TlsEngine, TlsFailed
+from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
 
 CONNECTIONS = 2_000
@@ -49,6 +54,7 @@ PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
 _log = structlog.get_logger("sparklog.flight")
 
 _READ_BYTES: Final = 256 * limits.KIB
+_HANDSHAKE_BYTES: Final = 32 * limits.KIB  # read at once before a TLS handshake is complete
 _READS_PER_TURN: Final = 4
 _ACCEPTED_PER_TURN: Final = 64
 _REFUSED_SECONDS: Final = 0.01
@@ -81,7 +87,7 @@ class Server:
     """Serves `methods` from `start` to `close`.
 
     Args:
-        listener: a listening socket, which the server takes over.
+        acceptors: listening sockets, which the server takes over.
         methods: by path, `/package.Service/Method`. A call is served once its first message, or the
             end of its stream, has been received.
         tick: called four times a second.
@@ -90,7 +96,7 @@ class Server:
 
     def __init__(
         self,
-        listener: socket.socket,
+        acceptors: Sequence[Acceptor],
         methods: Mapping[str, Method],
         bounds: ServerBounds | None = None,
         *,
@@ -102,13 +108,17 @@ class Server:
         self.methods = {path.encode(): method for path, method in methods.items()}
         self.message_memory = MessageMemory(self.bounds.arriving_bytes)
         self._tick = tick
-        self._listener = listener
+        self._acceptors = acceptors
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._scheduled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._connections: set[GrpcConnection] = set()
         self._addresses: Counter[str] = Counter()
         """The number of connections by client host."""
+        self._handshakes = Handshakes()
+        self._shaking: set[GrpcConnection] = set()
+        """Connections with a step of their handshake in the other thread; nothing is read from
+        them meanwhile."""
         self._unserved: OrderedDict[Call, None] = OrderedDict()
         """Calls that have sent no message yet, the oldest first."""
         self._calls = 0
@@ -118,15 +128,22 @@ class Server:
         self._threads = CallThreads()
         self._ending = False
         self._scratch = memoryview(bytearray(_READ_BYTES))
+        self._plaintext = memoryview(bytearray(_READ_BYTES if self._has_tls else 0))
         self._thread = threading.Thread(target=self._run, name="sparklog-flight", daemon=True)
         self._next_check = self.clock.monotonic() + _TICK_SECONDS
         self._logged_at = -_SAY_SECONDS
         self._left_out = 0
 
+    @property
+    def _has_tls(self) -> bool:
+        return any(each.tls is not None for each in self._acceptors)
+
     def start(self) -> None:
-        for each in (self._listener, self._wake_in, self._wake_out):
+        listening = [each.listening for each in self._acceptors]
+        for each in (*listening, self._wake_in, self._wake_out):
             each.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        for acceptor in self._acceptors:
+            self._selector.register(acceptor.listening, selectors.EVENT_READ, acceptor)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         self._thread.start()
 
@@ -140,6 +157,7 @@ class Server:
             self._no_calls.wait_for(lambda: not self._served, patience_seconds)
         self._schedule(self._close_all)
         self._thread.join()
+        self._handshakes.close()
         with self._lock:
             is_over = self._no_calls.wait_for(lambda: not self._served, _CLOSE_SECONDS)
         self._threads.close()
@@ -273,7 +291,10 @@ class Server:
         ):
             connection = key.data
             if connection is None:
-                self._accept_or_wake(key.fileobj)
+                self._empty_wakes()
+                continue
+            if isinstance(connection, Acceptor):
+                self._accept(connection)
                 continue
             if events & selectors.EVENT_WRITE:
                 self._flush(connection)
@@ -288,14 +309,14 @@ class Server:
             self._check_connections()
         return self._ending and not self._connections
 
-    def _accept_or_wake(self, source: Any) -> None:
-        if source is self._wake_in:
-            with contextlib.suppress(OSError):
-                self._wake_in.recv(4_096)
-            return
+    def _empty_wakes(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_in.recv(4_096)
+
+    def _accept(self, acceptor: Acceptor) -> None:
         for _ in range(_ACCEPTED_PER_TURN):
             try:
-                sock, address = self._listener.accept()
+                sock, address = acceptor.listening.accept()
             except BlockingIOError:
                 return
             except OSError:  # the client has left, or no file descriptor is free
@@ -303,16 +324,17 @@ class Server:
                 return
             host = address[0].partition("%")[0].removeprefix("::ffff:")
             if self._has_room(host):
-                self._welcome(sock, host, address[1])
+                self._welcome(acceptor, sock, host, address[1])
             else:
                 self._turn_away(sock)
 
-    def _welcome(self, sock: socket.socket, host: str, port: int) -> None:
+    def _welcome(self, acceptor: Acceptor, sock: socket.socket, host: str, port: int) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection = GrpcConnection(self, sock, host, port)
+            tls = TlsEngine(acceptor.tls.context, is_server=True) if acceptor.tls else None
+            connection = GrpcConnection(self, sock, host, port, listener=acceptor.listener, tls=tls)
             self._selector.register(sock, selectors.EVENT_READ, connection)
         except OSError:
             sock.close()
@@ -372,17 +394,33 @@ class Server:
             return
         try:
             for _ in range(_READS_PER_TURN):
-                size = connection.socket.recv_into(self._scratch)
+                most = _HANDSHAKE_BYTES if connection.is_shaking_hands else _READ_BYTES
+                size = connection.socket.recv_into(self._scratch, most)
                 if not size:
                     self._close(connection)
                     return
-                connection.receive(self._scratch[:size])
-                if size < _READ_BYTES:
+                if connection.is_shaking_hands:
+                    self._shake_hands(connection, bytes(self._scratch[:size]))
+                    return
+                self._receive(connection, self._scratch[:size])
+                if size < _READ_BYTES or connection.is_closed:
                     return
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self._close(connection)
+
+    def _receive(self, connection: GrpcConnection, data: memoryview) -> None:
+        """Processes received bytes, and closes a connection whose client violates a protocol."""
+        try:
+            if connection.is_encrypted:
+                connection.receive_encrypted(data, self._plaintext)
+                if connection.has_ended:
+                    self._close(connection)
+            else:
+                connection.receive(data)
+        except TlsFailed as error:
+            self._close_refused(connection, str(error))
         except http2.ProtocolError as error:
             why = "breaks HTTP/2" if connection.is_http2 else "is not a Flight client"
             self.log_limited(
@@ -396,6 +434,40 @@ class Server:
             _log.error("cannot read from a connection", peer=connection.peer, exc_info=error)
             self._close(connection)
 
+    def _shake_hands(self, connection: GrpcConnection, data: bytes) -> None:
+        """Starts the next step of a TLS handshake in the other thread."""
+        self._selector.unregister(connection.socket)
+        self._shaking.add(connection)
+        step = self._handshakes.submit(connection.host, connection.shake_hands, data)
+        step.add_done_callback(lambda done: self._schedule(self._end_step, connection, done))
+
+    def _end_step(self, connection: GrpcConnection, step: Future[bool]) -> None:
+        if connection.is_closed:
+            return
+        self._shaking.discard(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        if connection.wants_write:
+            self._watch(connection)
+        try:
+            is_complete = step.result()
+        except CancelledError:  # the server is closing
+            self._close(connection)
+            return
+        except TlsFailed as error:
+            if str(error) == NO_TLS:
+                connection.refuse_without_tls()
+            else:
+                connection.answer_handshake(is_complete=False)  # the alert
+            self._close_refused(connection, str(error))
+            return
+        connection.answer_handshake(is_complete=is_complete)
+        if is_complete:
+            self._receive(connection, memoryview(b""))  # arrived during the last step
+
+    def _close_refused(self, connection: GrpcConnection, reason: str) -> None:
+        self.log_limited("a connection is closed", peer=connection.peer, reason=reason)
+        self._close(connection)
+
     def _flush(self, connection: GrpcConnection) -> None:
         if connection.is_closed:
             return
@@ -406,14 +478,17 @@ class Server:
             self._close(connection)
 
     def _watch(self, connection: GrpcConnection) -> None:
-        if not connection.is_closed:
+        if not connection.is_closed and connection not in self._shaking:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(connection.socket, both, connection)
 
     def _close(self, connection: GrpcConnection) -> None:
         if connection.is_closed:
             return
-        self._selector.unregister(connection.socket)
+        if connection in self._shaking:
+            self._shaking.discard(connection)
+        else:
+            self._selector.unregister(connection.socket)
         self._connections.discard(connection)
         self._addresses[connection.host] -= 1
         if not self._addresses[connection.host]:
@@ -457,8 +532,9 @@ class Server:
         if self._ending:
             return
         self._ending = True
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        for acceptor in self._acceptors:
+            self._selector.unregister(acceptor.listening)
+            acceptor.listening.close()
         for connection in self._connections:
             connection.go_away(http2.NO_ERROR)
 

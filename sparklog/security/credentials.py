@@ -1,0 +1,124 @@
+"""The client's side of a connection: the brokers that it trusts, and how it proves who it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from sparklog import errors
+
+VARIABLES: Final = {
+    "ca": "SPARKLOG_CLIENT_CA",
+    "certificate": "SPARKLOG_CLIENT_CERTIFICATE",
+    "key": "SPARKLOG_CLIENT_KEY",
+}
+"""Environment variables by the field of `Security` that they set."""
+
+TokenSource = Callable[[], str]
+"""Returns the value of the header `authorization` for the next call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """The security of the connections to brokers with TLS. It names files, and contains no secret.
+
+    ```python
+    log = sparklog.connect("tls://k1:8815", security=sparklog.Security(ca="certs/ca.pem"))
+    ```
+    """
+
+    ca: str | None = None
+    """A PEM file with the CAs of brokers; None: the CAs that this machine trusts."""
+    certificate: str | None = None
+    """A PEM file with the client's certificate, for brokers that require one."""
+    key: str | None = None
+    """A PEM file with the key of `certificate`."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            name, other = ("certificate", "key") if self.key is None else ("key", "certificate")
+            raise errors.BadOption(
+                option=name, value=getattr(self, name), reason=f"{other} is missing: set both"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Security:
+        """Returns the security that the variables `SPARKLOG_CLIENT_…` describe.
+
+        `environment`: None: this process's own. Raises `BadOption`.
+        """
+        given = os.environ if environment is None else environment
+        return cls(
+            **{name: given[variable] for name, variable in VARIABLES.items() if given.get(variable)}
+        )
+
+    def tls(self) -> TlsMaterial:
+        """Reads the files. Raises `BadOption` for one that cannot be read or is not PEM."""
+        return TlsMaterial(
+            ca=_pem("ca", self.ca),
+            certificate=_pem("certificate", self.certificate),
+            key=_pem("key", self.key),
+            files=(self.certificate, self.key) if self.certificate and self.key else None,
+        )
+
+
+class TlsMaterial(NamedTuple):
+    """The content of a client's PEM files; None for those that it does not have."""
+
+    ca: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+    files: tuple[str, str] | None = None
+    """The paths of `certificate` and `key`."""
+
+
+class Credentials(Protocol):
+    """The certificates that a client trusts and has, and its tokens."""
+
+    def tls(self) -> TlsMaterial:
+        """Returns what a connection to an address `tls://…` needs. Raises `BadOption`."""
+        ...
+
+    def tokens(self, address: str) -> TokenSource | None:
+        """Returns the tokens for the broker at a Flight address.
+
+        None if its calls need none, or if this process cannot make them.
+        """
+        ...
+
+    def renewed(self, address: str) -> TokenSource | None:
+        """Returns the same after the broker has refused the last token, or asked for one."""
+        ...
+
+
+class ClientCredentials:
+    """The credentials of a client without access to the root (`Credentials`)."""
+
+    def __init__(self, security: Security | None = None) -> None:
+        """`security`: None: that of the environment, which is read when it is needed."""
+        self._security = security
+
+    def tls(self) -> TlsMaterial:
+        return (self._security or Security.from_environment()).tls()
+
+    def tokens(self, _address: str) -> TokenSource | None:
+        return None
+
+    def renewed(self, _address: str) -> TokenSource | None:
+        return None
+
+
+def _pem(name: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        reason = f"the file cannot be read: {error.strerror or error}"
+        raise errors.BadOption(option=name, value=path, reason=reason) from None
+    if b"-----BEGIN " not in content:
+        raise errors.BadOption(option=name, value=path, reason="the file is not PEM")
+    return content
