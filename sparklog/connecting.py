@@ -43,6 +43,7 @@ import msgspec
 from sparklog import errors, limits, listeners
 from sparklog.client import arguments
 from sparklog.client.connection import Channel, Connection, Resolve, ask
+from sparklog.client.credentials import ClientCredentials
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
@@ -56,7 +57,7 @@ from sparklog.options import (
     is_loopback,
     storage_options,
 )
-from sparklog.security.credentials import ClientCredentials, Security
+from sparklog.security.credentials import Security
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
 from sparklog.storage.metadata import identity, placement
 from sparklog.storage.metadata.cluster_file import open_cluster, read_cluster
@@ -110,9 +111,9 @@ def connect(
             listens for Kafka clients. None: `SPARKLOG_KAFKA_LISTEN`, or else no Kafka listener.
         storage_options: credentials and other options of the object store, by obstore's names; they
             take precedence over the environment's `SPARKLOG_STORAGE_<OPTION>`.
-        security: for an address `tls://…`: the CA of the brokers. None: the environment's
-            `SPARKLOG_CLIENT_CA`, or else the CAs that this machine trusts. Not with a root: the
-            root knows the CA of its brokers.
+        security: for addresses: the CA of the brokers, and a user. None: that of the environment's
+            `SPARKLOG_CLIENT_CA`, `SPARKLOG_CLIENT_USER` and so on. Not with a root: the root has
+            the CA of its brokers, and a program that can read it needs no user.
 
     Raises:
         errors.BadOption: no target, or one that is neither an address nor a root; an argument for

@@ -9,6 +9,8 @@ GIB = 1024 * MIB
 FORMAT_VERSION = 5  # the newest that this release reads
 GROUP_CONFIGS_LEVEL = 2  # feature level from which groups have configurations
 LISTENERS_LEVEL = 2  # feature level from which members register several listeners
+TOKEN_SECONDS = 24 * 3_600  # the longest lifetime of a token for the tasks of a job
+TOKEN_TOPIC_CHARACTERS = 2_000  # of the topics in such a token, which has to fit into a header
 SECURITY_LEVEL = 3  # feature level from which a root can have users
 LEVEL = 3  # the highest feature level that this release supports; it supports all lower ones too
 

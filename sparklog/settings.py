@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits, listeners
-from sparklog.listeners import PROTOCOLS, SASL_SSL, SSL, Listener
+from sparklog.listeners import PROTOCOLS, SASL_PLAINTEXT, SASL_SSL, SSL, Listener
 from sparklog.options import (
     check_root,
     is_address,
@@ -289,6 +289,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """True if a listener for Kafka or Flight uses TLS."""
         return self.kafka.has_tls or self.flight.has_tls
 
+    @property
+    def has_sasl(self) -> bool:
+        """True if the clients of a listener for Kafka or Flight have to log in."""
+        return self.kafka.has_sasl or self.flight.has_sasl
+
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         shown["storage"] = dict.fromkeys(self.storage, "…")
@@ -513,6 +518,14 @@ def _check_listeners(settings: BrokerSettings) -> None:
     _check_protocols("flight", settings.flight, settings.tls)
     _check_protocols("kafka", settings.kafka, settings.tls)
     _check_sasl(settings.kafka)
+    for listener in settings.flight.listeners:
+        if listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
+            raise errors.BadOption(
+                option="flight.listen",
+                value=settings.flight.listen,
+                reason=f"passwords and tokens could be read on the way: use {SASL_SSL}://, or a"
+                " loopback address",
+            )
     for key, value in msgspec.structs.asdict(settings.tls).items():
         # Without a Kafka listener, the broker may be one that a program has started for itself.
         is_unused = settings.kafka.listen and not settings.has_tls

@@ -7,6 +7,7 @@ show which broker led it, and whether it is alive.
 from __future__ import annotations
 
 import enum
+import functools
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,9 @@ def of_root(
     cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
     credentials = RootCredentials(store, lambda: metadata, clock=clock)
-    is_answered = identity.answers(store, ask, timeout_seconds=limits.PROBE_TIMEOUT_SECONDS)
+    is_answered = identity.answers(
+        store, _asking_which_root(credentials), timeout_seconds=limits.PROBE_TIMEOUT_SECONDS
+    )
 
     def look_at(broker: int) -> _Asked | None:
         watch = LeaderWatch(
@@ -196,7 +199,7 @@ def _ask_leader(
     watch: LeaderWatch,
     metadata: ClusterMetadata,
     waits: Callable[[Leader, float], object],
-    credentials: Credentials,
+    credentials: RootCredentials,
 ) -> _Asked | None:
     """Asks one broker, unless it is dead; None if no broker has started."""
     found, asked, reason = watch.poll(metadata), None, ""
@@ -204,7 +207,9 @@ def _ask_leader(
     while found is not None and found.state is not LeaderState.DEAD and asked != found.leader.known:
         leader, asked = found.leader, found.leader.known
         try:
-            served = identity.ask_broker(store, leader, ask, timeout_seconds=_ANSWER_SECONDS)
+            served = identity.ask_broker(
+                store, leader, _asking_which_root(credentials), timeout_seconds=_ANSWER_SECONDS
+            )
             if served.error is not None:
                 raise served.error
             if served.answer in identity.LIVES:
@@ -226,6 +231,11 @@ def _ask_leader(
     elif found.leader.heartbeat is not None and found.leader.heartbeat.phase == Phase.STARTING:
         reason = "it is starting"
     return _Asked(state=state, leader=found.leader, reason=reason)
+
+
+def _asking_which_root(credentials: RootCredentials) -> identity.Ask:
+    """Returns a function that asks a broker before it is known which root it serves."""
+    return functools.partial(ask, credentials=credentials.without_tokens())
 
 
 def figures_of(

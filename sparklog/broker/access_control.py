@@ -13,6 +13,7 @@ from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.gate import Gate
+from sparklog.broker.flight.logins import Logins
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork
@@ -74,7 +75,7 @@ class AccessControl:
         Raises `BadOption` if clients log in and there are no users, and what
         `SecurityWatch.open` raises.
         """
-        if self._settings.kafka.has_sasl or known.security:
+        if self._settings.has_sasl or known.security:
             self.watch.open()
         self.authentication = open_authentication(self._settings, self.watch)
 
@@ -96,8 +97,8 @@ class AccessControl:
         """Returns the gate for Flight calls to the broker, which listens at `address`."""
         if self.watch.is_enforced and not is_private(address):
             _log.warning(
-                "ACLs are enforced, so Flight without TLS serves programs on this machine only: use"
-                " TLS, or a loopback address",
+                "ACLs are enforced, and the first Flight listener has no TLS: other brokers and"
+                " programs that open the root are not recognised there, except on this machine",
                 flight=address,
             )
         return Gate(
@@ -106,6 +107,11 @@ class AccessControl:
             epoch=leadership.epoch,
             clock=self._clock,
         )
+
+    def logins(self, gate: Gate) -> Logins:
+        """Returns the logins of the Flight listener, if clients have to log in there."""
+        assert self.authentication is not None
+        return Logins(self.authentication, gate, clock=self._clock)
 
     def asking(self, ask: AskWithCredentials) -> Ask:
         """Returns `ask` with the credentials of this broker, for members of the cluster."""

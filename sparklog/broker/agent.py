@@ -388,7 +388,9 @@ class Agent:
             broker.security_version = lambda: self._access.watch.state.version
             self._refused.look = functools.partial(self._look_for_refusals, parts.writer)
             gate = self._access.gate(self._leadership, self.address)
-            flight = listeners.open_flight(broker, groups, gate, patience_seconds=patience_seconds)
+            flight = listeners.open_flight(
+                broker, groups, gate, self._access, patience_seconds=patience_seconds
+            )
             self._parts = parts
         except BaseException:
             broker.close()  # waiting requests would keep the Kafka listener from closing

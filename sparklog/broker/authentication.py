@@ -153,12 +153,13 @@ def open_authentication(settings: BrokerSettings, watch: SecurityWatch) -> Authe
 
     Raises `BadOption` if one does and the root has no users.
     """
-    if not settings.kafka.has_sasl:
+    if not settings.has_sasl:
         return None
     if not watch.has_state:
+        table = "kafka" if settings.kafka.has_sasl else "flight"
         raise errors.BadOption(
-            option="kafka.listen",
-            value=settings.kafka.listen,
+            option=f"{table}.listen",
+            value=getattr(settings, table).listen,
             reason="clients of a listener with SASL log in, and the root has no users; create one:"
             f" sparklog users add NAME --root {settings.root}",
         )

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Collection, Hashable
@@ -18,7 +19,16 @@ import structlog
 from sparklog import errors
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import Clock
-from sparklog.security.acl import CLUSTER_NAME, AclIndex, Operation, ResourceType
+from sparklog.security.acl import (
+    ANONYMOUS,
+    ANYONE,
+    CLUSTER_NAME,
+    Acl,
+    AclIndex,
+    Operation,
+    Permission,
+    ResourceType,
+)
 from sparklog.security.state import Mode, Policy, SecurityState
 from sparklog.security.users import NAME_BYTES_MAX
 
@@ -42,8 +52,13 @@ _REFUSALS: Final[dict[ResourceType, type[errors.NotAuthorized]]] = {
 class View:
     """The policy and the ACLs of one version of the security state. Thread-safe."""
 
-    def __init__(self, policy: Policy, index: AclIndex) -> None:
+    def __init__(
+        self, policy: Policy, index: AclIndex, acls: Collection[Acl] = frozenset()
+    ) -> None:
+        """`acls`: those of the index."""
         self.mode = policy.mode
+        self._policy = policy
+        self._acls = acls
         self._index = index
         self._remembered: dict[_Question, bool] = {}
         self._remembered_on_any: dict[tuple[str, str, Operation, ResourceType], bool] = {}
@@ -59,6 +74,19 @@ class View:
             if len(name) <= NAME_BYTES_MAX:  # the client chooses it, and may name gigabytes
                 self._remember(self._remembered, question, known)
         return known
+
+    @functools.cached_property
+    def allows_strangers(self) -> bool:
+        """True if something may be allowed to clients that have not logged in."""
+        policy = self._policy
+        return (
+            policy.allow_everyone_if_no_acl_found
+            or ANONYMOUS in policy.super_users
+            or any(
+                each.permission is Permission.ALLOW and each.principal in (ANONYMOUS, ANYONE)
+                for each in self._acls
+            )
+        )
 
     def allows_administration(self, principal: str, host: str) -> bool:
         """Returns whether an ACL allows a client to change ACLs, or it is a super user."""
@@ -90,7 +118,7 @@ def _view_of(state: SecurityState) -> View:
         super_users=policy.super_users,
         allow_everyone_if_no_acl_found=policy.allow_everyone_if_no_acl_found,
     )
-    return View(policy, index)
+    return View(policy, index, state.acls)
 
 
 class Authorization:

@@ -210,7 +210,13 @@ class Listeners:
         )
 
     def open_flight(
-        self, broker: Broker, groups: Coordinator, gate: Gate, *, patience_seconds: float
+        self,
+        broker: Broker,
+        groups: Coordinator,
+        gate: Gate,
+        access: AccessControl,
+        *,
+        patience_seconds: float,
     ) -> FlightListener:
         """Opens the Flight listener, which serves immediately. `gate`: admits calls."""
         self.flight = FlightListener(
@@ -220,6 +226,7 @@ class Listeners:
             bounds=StreamBounds(streams=self._settings.flight.max_streams),
             max_batch_bytes=self._settings.writer.max_batch_bytes,
             gate=gate,
+            logins=access.logins(gate) if self._settings.flight.has_sasl else None,
             hooks=self._hooks,
         )
         return self.flight

@@ -176,10 +176,15 @@ class SecurityWatch:
 
     # -------------------------------------------------------------------------- age
 
+    @property
+    def is_stale(self) -> bool:
+        """True if the state is too old to be used."""
+        is_old = self._looked.age_seconds(self._clock) >= self._stale_seconds
+        return self.is_unread or (self._security is not None and is_old)
+
     def check_fresh(self) -> None:
         """Raises `SecurityNotRead` if the state is too old to be used."""
-        is_old = self._looked.age_seconds(self._clock) >= self._stale_seconds
-        if self.is_unread or (self._security is not None and is_old):
+        if self.is_stale:
             raise self._refusal(*self._dependent_work())
 
     def note_if_stale(self) -> None:

@@ -57,8 +57,14 @@ class StagedBatches:
         self._clock = clock
         self._submit_timeout_seconds = submit_timeout_seconds
 
-    def append(self, request: AppendStaged) -> AppendStagedReply:
+    def append(
+        self,
+        request: AppendStaged,
+        authorize: Callable[[Iterable[str]], None] = lambda _topics: None,
+    ) -> AppendStagedReply:
         """Appends the rows that a manifest names, for those partitions that this broker leads.
+
+        `authorize`: raises `NotAuthorized` unless the client may write to all of the topics.
 
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
         `MissingObject`, `TopicHeldBack`, `MetadataChanged` if a partition leaves this broker
@@ -71,10 +77,13 @@ class StagedBatches:
         self._learn_from_tables()
         remembered = self._find_whole(batch_id)
         if remembered.ranges:
+            authorize(remembered.ranges)
             return remembered
         try:
             self._check_not_outdated(batch_id)
-            staged = self._without_gone(manifest.read(self._store, request.manifest))
+            staged = manifest.read(self._store, request.manifest)
+            authorize(section.topic for section in staged.sections)
+            staged = self._without_gone(staged)
             if self._is_in_parts(staged):
                 return self._append_part(staged)
             return self._append_whole(staged)
@@ -89,6 +98,7 @@ class StagedBatches:
                         self._learn(topic)
             remembered = self._find_whole(batch_id)
             if remembered.ranges:
+                authorize(remembered.ranges)
                 return remembered
             raise
 

@@ -56,7 +56,8 @@ FlightOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The address of the Flight listener; SSL://HOST:PORT for TLS; port 0 takes a free one."
+        help="The address of the Flight listener; SSL://HOST:PORT for TLS, SASL_SSL://HOST:PORT for"
+        " TLS and logins; port 0 takes a free one."
         " Default: SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
         show_default=False,
     ),

@@ -91,9 +91,9 @@ def enforce(
     and wait until the brokers' logs have no more requests that would be refused. The command can be
     repeated to change the super users.
 
-    The Flight listener has no users yet: while ACLs are enforced, it serves only programs that can
-    read security/ of the root, over TLS or on the broker's machine. So the command fails while a
-    live broker has a Flight address without TLS that is not a loopback one.
+    Brokers of the cluster, and programs that open the root, prove who they are over TLS or on the
+    broker's machine only. So the command fails while a live broker has a first Flight address
+    without TLS that is not a loopback one.
 
     Example: sparklog security enforce --super-user User:admin --root ./data
     """
@@ -342,9 +342,8 @@ def _check_flight(store: Store) -> None:
         raise errors.BadOption(
             option="mode",
             value="enforce",
-            reason=f"broker {broker} has the Flight address {found.leader.flight}, but while ACLs"
-            " are enforced Flight without TLS serves only programs on the broker's machine: native"
-            " clients and brokers elsewhere could not use it. Write SSL:// before the address in"
-            " flight.listen of the broker, or set flight.listen and flight.advertised to a loopback"
-            " address, and restart it",
+            reason=f"broker {broker} has the Flight address {found.leader.flight}, at which it"
+            " cannot recognise the other brokers, nor programs that open the root: they send tokens"
+            " over TLS or to loopback addresses only. Write SASL_SSL:// or SSL:// before the first"
+            " address in flight.listen of the broker, or use a loopback address, and restart it",
         )

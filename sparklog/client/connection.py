@@ -24,12 +24,14 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparklog import errors, limits
+from sparklog.client.credentials import ClientCredentials
+from sparklog.client.flight_client import failure_of, open_client
 from sparklog.client.probing import first_that_answers, probe
 from sparklog.clock import Clock, SystemClock, ThreadClock
 from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.topic_names import unknown_topic
 from sparklog.listeners import TLS_SCHEME
-from sparklog.security.credentials import ClientCredentials, Credentials, TokenSource
+from sparklog.security.credentials import Credentials, TokenSource
 
 BACKOFF_FIRST_SECONDS = 0.02
 RECONNECT_MAX_SECONDS = 0.2  # while a broker is down; an attempt costs very little
@@ -64,22 +66,11 @@ _ONCE: Final = frozenset(
 )
 """Actions that fail when repeated, so an error after a lost answer proves nothing."""
 
-_OPTIONS: Final = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # A peer that hangs or is cut off breaks the channel; otherwise calls would block forever.
-    ("grpc.keepalive_time_ms", round(limits.KEEPALIVE_SECONDS * 1000)),
-    ("grpc.keepalive_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
-    ("grpc.http2.ping_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
-    # Otherwise two connections to one address share a socket, and break together.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 _COORDINATORS: Final = 10_000
 """A connection remembers the coordinators of this many groups."""
 _ADDRESSES_SECONDS: Final = 1.0
 """The age at which brokers' addresses are fetched again along with a topic's leaders."""
-_BROKEN_TRANSPORT: Final = "Error in HTTP transport"
 
 
 class Backoff:
@@ -178,7 +169,7 @@ class Channel:
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         """Opens the channel, without waiting for a connection.
 
-        Raises `BadOption` if a file of the credentials cannot be read.
+        Raises `BadOption` if a file of the credentials cannot be read, and what logging in raises.
 
         Args:
             address: `host:port`, or `tls://host:port`.
@@ -187,23 +178,10 @@ class Channel:
         self.address = address
         self._credentials = credentials = credentials or ClientCredentials()
         token = credentials.tokens(address)
-        location, options = f"grpc://{address}", {}
-        if address.startswith(TLS_SCHEME):
-            location, tls = f"grpc+{address}", credentials.tls()
-            options = {
-                "tls_root_certs": tls.ca,
-                "cert_chain": tls.certificate,
-                "private_key": tls.key,
-            }
-        try:
-            self._flight = flight.FlightClient(
-                location,
-                generic_options=_OPTIONS,
-                middleware=[_TokenSender(token)] if token is not None else [],
-                **{name: value for name, value in options.items() if value is not None},
-            )
-        except pa.ArrowException as error:
-            raise failure_of(error, address) from error
+        self._has_token = token is not None
+        middleware = [_TokenSender(token)] if token is not None else []
+        tls = credentials.tls() if address.startswith(TLS_SCHEME) else None
+        self._flight = open_client(address, tls, middleware=middleware)
 
     def action(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
         """Returns the reply to one attempt."""
@@ -232,13 +210,17 @@ class Channel:
         return self._flight.do_exchange(_command(request))
 
     def failure_of(self, error: BaseException) -> errors.SparklogError:
-        """See `failure_of`. A refused token counts as a broken channel if a new one can be made."""
+        """See `failure_of`. Counts as a broken channel if a new one would have a better token."""
         failure = failure_of(error, self.address)
-        if not isinstance(failure, errors.RootTokenNeeded):
+        is_anonymous = isinstance(failure, errors.NotAuthorized) and not self._has_token
+        if not (is_anonymous or isinstance(failure, errors.NotAuthenticated)):
             return failure
-        if self._credentials.renewed(self.address) is None:
-            return failure
-        return errors.BrokerUnavailable(address=self.address, reason=failure.reason)
+        try:
+            if self._credentials.renewed(self.address) is None:
+                return failure
+        except errors.SparklogError as refusal:
+            return refusal
+        return errors.BrokerUnavailable(address=self.address, reason=str(failure))
 
     def close(self) -> None:
         self._flight.close()
@@ -264,36 +246,6 @@ class _TokenHeader(flight.ClientMiddleware):
 
     def sending_headers(self) -> dict[str, str]:
         return {"authorization": self._token}
-
-
-def failure_of(error: BaseException, address: str) -> errors.SparklogError:
-    """Converts a Flight error to one of `sparklog.errors`.
-
-    A Flight error with an `ErrorReply` becomes that error; a broken transport `BrokerUnavailable`;
-    gRPC without Flight `WrongPort`; any other a `SparklogError` with the peer's message.
-    """
-    if isinstance(error, errors.SparklogError):
-        return error
-    reply = getattr(error, "extra_info", None)
-    if reply:
-        try:
-            return flight_messages.decode(flight_messages.ErrorReply, reply).exception()
-        except errors.BadRequest:
-            pass
-    reason = str(error).partition(". gRPC client debug context")[0]
-    reason = reason.rpartition("error, with message: ")[2].strip()
-    if reason.startswith(_BROKEN_TRANSPORT):  # the rest is gRPC's internal state
-        reason = "the connection broke"
-    if isinstance(error, NotImplementedError):
-        return errors.WrongPort(address=address, reason=f"it speaks gRPC but refuses: {reason}")
-    unavailable = (
-        flight.FlightUnavailableError,
-        flight.FlightTimedOutError,
-        flight.FlightCancelledError,
-    )
-    if isinstance(error, unavailable):
-        return errors.BrokerUnavailable(address=address, reason=reason)
-    return errors.UnexpectedError(reason=f"the broker at {address} failed: {reason}")
 
 
 def _command(message: msgspec.Struct) -> Any:

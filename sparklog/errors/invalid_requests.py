@@ -96,15 +96,11 @@ class ClusterNotAuthorized(NotAuthorized):
     code = "cluster_not_authorized"
 
 
-class RootTokenNeeded(Invalid):
-    """ACLs are enforced, and Flight serves only programs that can read the root's `security/`."""
+class NotAuthenticated(Invalid):
+    """A login has failed, or a call needs one; `reason` says why."""
 
-    code = "root_token_needed"
-    template = (
-        "ACLs are enforced, so the Flight port serves only programs that prove that they can read"
-        " security/ in the root, and {reason}. Connect by the root as a user that can read it, or"
-        " log in to a Kafka listener."
-    )
+    code = "not_authenticated"
+    template = "The broker does not accept this client: {reason}."
     reason: str
 
 

@@ -625,6 +625,24 @@ class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """The ids of all topics of the batch, if several brokers append it."""
 
 
+class NewToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests a token that only reads and writes records, for the tasks of a job."""
+
+    topics: list[str] | None = None
+    """The only topics that the token is for, of at most `limits.TOKEN_TOPIC_CHARACTERS` together;
+    None: all that the user may read or write."""
+    seconds: Annotated[int, Meta(ge=1, le=limits.TOKEN_SECONDS)] = 3_600
+    """Its lifetime."""
+
+
+class IssuedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    authorization: str
+    """The value of the header `authorization`. Empty if the client needs no token."""
+
+    def __repr__(self) -> str:
+        return "IssuedToken(…)"
+
+
 class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Publishes now; the reply comes once all records acked before are in the tables."""
 
@@ -656,6 +674,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "producers.new": (Empty, ProducerIdentity),
     "batches.append_staged": (AppendStaged, AppendStagedReply),
     "publish.now": (PublishNow, Empty),
+    "tokens.new": (NewToken, IssuedToken),
     "groups.join": (JoinGroup, JoinedGroup),
     "groups.sync": (SyncGroup, SyncedGroup),
     "groups.heartbeat": (GroupHeartbeat, GroupHeartbeatReply),

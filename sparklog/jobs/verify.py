@@ -65,7 +65,7 @@ def check_slices(
         for data, end, explained in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
-            (piece,) = tasks.decode(data)
+            (piece,) = tasks.decode(data).slices
             found = check_slice(store, piece, end=end, explained=explained, reads_all=reads_all)
             reports.append(msgspec.json.encode(found))
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], ["report"])

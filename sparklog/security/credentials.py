@@ -14,8 +14,12 @@ VARIABLES: Final = {
     "ca": "SPARKLOG_CLIENT_CA",
     "certificate": "SPARKLOG_CLIENT_CERTIFICATE",
     "key": "SPARKLOG_CLIENT_KEY",
+    "user": "SPARKLOG_CLIENT_USER",
+    "password_file": "SPARKLOG_CLIENT_PASSWORD_FILE",
 }
 """Environment variables by the field of `Security` that they set."""
+PASSWORD_VARIABLE: Final = "SPARKLOG_CLIENT_PASSWORD"
+"""Has the password itself, if there is no file."""
 
 TokenSource = Callable[[], str]
 """Returns the value of the header `authorization` for the next call."""
@@ -23,10 +27,11 @@ TokenSource = Callable[[], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """The security of the connections to brokers with TLS. It names files, and contains no secret.
+    """The security of the connections to brokers. It names files, and contains no secret.
 
     ```python
-    log = sparklog.connect("tls://k1:8815", security=sparklog.Security(ca="certs/ca.pem"))
+    security = sparklog.Security(ca="ca.pem", user="alice", password_file="alice.password")
+    log = sparklog.connect("tls://k1:8815", security=security)
     ```
     """
 
@@ -36,6 +41,10 @@ class Security:
     """A PEM file with the client's certificate, for brokers that require one."""
     key: str | None = None
     """A PEM file with the key of `certificate`."""
+    user: str | None = None
+    """The user to log in as, for brokers that ask for a login."""
+    password_file: str | None = None
+    """A file with its password; None: the variable `SPARKLOG_CLIENT_PASSWORD`."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -43,6 +52,9 @@ class Security:
             raise errors.BadOption(
                 option=name, value=getattr(self, name), reason=f"{other} is missing: set both"
             )
+        if self.password_file is not None and self.user is None:
+            reason = "user is missing: set both"
+            raise errors.BadOption(option="password_file", value=self.password_file, reason=reason)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Security:
@@ -63,6 +75,22 @@ class Security:
             key=_pem("key", self.key),
             files=(self.certificate, self.key) if self.certificate and self.key else None,
         )
+
+    def password(self) -> str:
+        """Returns the password of `user`. Raises `BadOption` if there is none."""
+        if self.password_file is None:
+            if found := os.environ.get(PASSWORD_VARIABLE):
+                return found
+            reason = f"its password is missing: set password_file, or {PASSWORD_VARIABLE}"
+            raise errors.BadOption(option="user", value=self.user, reason=reason)
+        try:
+            text = Path(self.password_file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"the file cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise errors.BadOption(
+                option="password_file", value=self.password_file, reason=reason
+            ) from None
+        return text.removesuffix("\n").removesuffix("\r")
 
 
 class TlsMaterial(NamedTuple):
@@ -92,23 +120,6 @@ class Credentials(Protocol):
     def renewed(self, address: str) -> TokenSource | None:
         """Returns the same after the broker has refused the last token, or asked for one."""
         ...
-
-
-class ClientCredentials:
-    """The credentials of a client without access to the root (`Credentials`)."""
-
-    def __init__(self, security: Security | None = None) -> None:
-        """`security`: None: that of the environment, which is read when it is needed."""
-        self._security = security
-
-    def tls(self) -> TlsMaterial:
-        return (self._security or Security.from_environment()).tls()
-
-    def tokens(self, _address: str) -> TokenSource | None:
-        return None
-
-    def renewed(self, _address: str) -> TokenSource | None:
-        return None
 
 
 def _pem(name: str, path: str | None) -> bytes | None:

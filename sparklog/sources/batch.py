@@ -12,7 +12,7 @@ from sparklog.sources import tasks
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
-from sparklog.sources.reader import view_of
+from sparklog.sources.reader import task_access, view_of
 from sparklog.sources.scan import Scan
 from sparklog.sources.starting_offsets import EARLIEST, LATEST
 from sparklog.spark_errors import rows_sentence_first, sentence_first
@@ -61,17 +61,19 @@ class BatchReader(DataSourceReader):
         planner = planner_of(options)
         planner.refresh()
         start, end = range_of(planner, options)
+        slices = planner.slices(start, end)
         packed = tasks.pack(
-            planner.slices(start, end),
+            slices,
             parallelism=options.parallelism,
             row_groups=planner.row_groups,
             least=options.min_partitions,
             most_records=options.max_records_per_partition,
         )
-        return [InputPartition(tasks.encode(slices)) for slices in packed]
+        access = task_access(options.location, slices)
+        return [InputPartition(tasks.encode(each, access)) for each in packed]
 
     @rows_sentence_first
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # If there is nothing to read, Spark still calls this once; before 4.2, without a partition.
         encoded = None if partition is None else partition.value
-        return self._scan.batches(tasks.decode(encoded) if encoded else ())
+        return self._scan.batches(tasks.decode(encoded))

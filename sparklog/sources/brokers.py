@@ -10,19 +10,75 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.reading import read_range
+from sparklog.client.credentials import ClientCredentials
 from sparklog.client.offsets import describe, offsets_for_times
 from sparklog.formats import flight_messages, group_messages
+from sparklog.security.credentials import Security, TlsMaterial, TokenSource
+from sparklog.sources.broker_access import BrokerAccess
+from sparklog.sources.options import LogLocation
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice
 
 
 @functools.lru_cache(maxsize=4)
-def connection(bootstrap: str) -> Connection:
-    """Returns the process's connection to the broker."""
-    return Connection.to(bootstrap)
+def _driver_connection(bootstrap: str, security: Security | None) -> Connection:
+    return Connection.to(bootstrap, credentials=ClientCredentials(security))
 
 
-def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
+@functools.lru_cache(maxsize=4)
+def _task_connection(bootstrap: str) -> tuple[Connection, _TaskCredentials]:
+    credentials = _TaskCredentials()
+    return Connection.to(bootstrap, credentials=credentials), credentials
+
+
+def connection(location: LogLocation) -> Connection:
+    """Returns the process's connection to the broker of a location."""
+    assert location.bootstrap is not None
+    if location.access is None:
+        return _driver_connection(location.bootstrap, location.security)
+    found, credentials = _task_connection(location.bootstrap)
+    credentials.access = location.access  # the newest: this process may run tasks for days
+    return found
+
+
+class _TaskCredentials:
+    """See `Credentials`: those that the driver has sent with a task."""
+
+    def __init__(self) -> None:
+        self.access = BrokerAccess(ca=None, authorization="")
+
+    def tls(self) -> TlsMaterial:
+        own = Security.from_environment().tls()
+        return own if self.access.ca is None else own._replace(ca=self.access.ca)
+
+    def tokens(self, _address: str) -> TokenSource | None:
+        return (lambda: self.access.authorization) if self.access.authorization else None
+
+    def renewed(self, _address: str) -> TokenSource | None:
+        return None
+
+
+def task_access(location: LogLocation, topics: Collection[str]) -> BrokerAccess | None:
+    """Returns the means of tasks to read topics; None if the environment of executors suffices.
+
+    Raises what a request to a broker raises.
+    """
+    assert location.bootstrap is not None
+    security = location.security or Security.from_environment()
+    if security.user is None:
+        ca = security.tls().ca
+        return BrokerAccess(ca=ca, authorization="") if ca is not None else None
+    is_short = sum(map(len, topics)) <= limits.TOKEN_TOPIC_CHARACTERS
+    issued: flight_messages.IssuedToken = connection(location).action(
+        "tokens.new",
+        flight_messages.NewToken(
+            topics=sorted(topics) if is_short else None, seconds=limits.TOKEN_SECONDS
+        ),
+    )
+    return BrokerAccess(ca=security.tls().ca, authorization=issued.authorization)
+
+
+def read(location: LogLocation, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, in order.
 
     Args:
@@ -31,7 +87,7 @@ def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.Record
     Raises `TopicChanged`, `UnknownTopic`, `OffsetOutOfRange`, and `Retriable` once retries are
     exhausted.
     """
-    channel = connection(bootstrap)
+    channel = connection(location)
     info = describe(channel, piece.topic)
     info.check_id(piece.topic_id)
     return read_range(

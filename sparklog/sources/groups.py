@@ -220,7 +220,7 @@ def _connection(location: LogLocation) -> Connection:
     if location.bootstrap is not None:
         from sparklog.sources.brokers import connection
 
-        return connection(location.bootstrap)
+        return connection(location)
     from sparklog.connecting import visit
 
     assert location.root is not None

@@ -2,7 +2,10 @@
 
 | option | default | meaning |
 |---|---|---|
-| `bootstrap` | | a broker's address, `host:port`, if the root is out of reach |
+| `bootstrap` | | a broker's address, `host:port`, or `tls://host:port` if it uses TLS, if the root is out of reach |
+| `ca` | `SPARKLOG_CLIENT_CA` | with `bootstrap`: a PEM file of the driver with the CA of the brokers; tasks get its content |
+| `user` | `SPARKLOG_CLIENT_USER` | with `bootstrap`: the user that the driver logs in as; tasks get a token that only reads records |
+| `passwordFile` | `SPARKLOG_CLIENT_PASSWORD_FILE` | a file of the driver with the user's password |
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
@@ -40,7 +43,9 @@ from typing import Final
 from sparklog import errors
 from sparklog.clock import Clock, SystemClock
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
+from sparklog.security.credentials import Security
 from sparklog.sources import selection, starting_offsets
+from sparklog.sources.broker_access import BrokerAccess
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import Bound, Start
 
@@ -71,8 +76,11 @@ _TRIGGERS: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
+_SECURITY: Final = {"ca": "ca", "user": "user", "passwordFile": "password_file"}
+"""Options for brokers, by the field of `Security` that they set."""
 _KNOWN: Final = (
     "bootstrap",
+    *_SECURITY,
     "subscribe",
     "subscribePattern",
     "assign",
@@ -113,6 +121,10 @@ class LogLocation:
     root: str | None = None
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     bootstrap: str | None = None
+    security: Security | None = None
+    """For brokers; names files of the driver. None: that of the environment."""
+    access: BrokerAccess | None = field(default=None, repr=False)
+    """Sent with a task; None on the driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +201,10 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
         clock: relative times refer to it; None: the machine's.
     """
     now_us = (clock or SystemClock()).now_us()
+    for name in given:
+        if name.lower() == "password":
+            reason = "Spark prints options: write it to a file, and set passwordFile"
+            raise _bad(name, "…", reason)
     options = ConnectorOptions(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
     most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
@@ -233,12 +249,22 @@ def _location(options: ConnectorOptions) -> LogLocation:
     if bootstrap is not None:
         if root is not None or options.names_storage:
             raise _bad("bootstrap", bootstrap, "set either the root or bootstrap, not both")
-        return LogLocation(bootstrap=check_bootstrap("bootstrap", bootstrap))
+        return LogLocation(
+            bootstrap=check_bootstrap("bootstrap", bootstrap), security=_security(options)
+        )
+    for name in _SECURITY:
+        options.refuse(name, "it applies to brokers: set bootstrap too")
     if root is None and not os.environ.get(ROOT_VARIABLE):
         found = os.environ.get(BOOTSTRAP_VARIABLE)
         if found:
             return LogLocation(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
     return LogLocation(root=options.root, storage=tuple(sorted(options.storage.items())))
+
+
+def _security(options: ConnectorOptions) -> Security | None:
+    """Returns the security that options describe; None if there are none."""
+    given = {field: options.get(name) for name, field in _SECURITY.items()}
+    return Security(**given) if any(given.values()) else None
 
 
 def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:

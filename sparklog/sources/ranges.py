@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from sparklog.sources.offsets import Position, TopicOffsets
+from sparklog.sources.tasks import Task
 from sparklog.spark_compat import arrow_schema
 from sparklog.storage.snapshot import Slice
 
@@ -25,7 +26,7 @@ class RangeScan:
 
     schema: pa.Schema
 
-    def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+    def batches(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Yields one batch of `schema`."""
         rows = [
             {
@@ -35,7 +36,7 @@ class RangeScan:
                 "first": each.first,
                 "end": each.end,
             }
-            for each in slices
+            for each in task.slices
         ]
         yield pa.RecordBatch.from_pylist(rows, schema=self.schema)
 

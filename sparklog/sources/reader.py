@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats.record import between, rows_of_run
+from sparklog.sources.broker_access import BrokerAccess
 from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
@@ -39,8 +40,20 @@ def view_of(location: LogLocation) -> LogView:
             brokers,  # imports Flight, which reads from the root do not need
         )
 
-        return brokers.BrokerView(brokers.connection(location.bootstrap))
+        return brokers.BrokerView(brokers.connection(location))
     return RootView(_store(location), clock=SystemClock())
+
+
+def task_access(location: LogLocation, slices: Iterable[Slice]) -> BrokerAccess | None:
+    """Returns the means of the tasks that read the slices; None if they need none.
+
+    Raises what a request to a broker raises.
+    """
+    if location.bootstrap is None:
+        return None
+    from sparklog.sources import brokers
+
+    return brokers.task_access(location, {each.topic for each in slices})
 
 
 def absolute(location: LogLocation) -> LogLocation:
@@ -103,8 +116,7 @@ def _batches(
     if run[0].source is ReadSource.BROKER:
         from sparklog.sources import brokers
 
-        assert location.bootstrap is not None
-        return brokers.read(location.bootstrap, run[0], columns)
+        return brokers.read(location, run[0], columns)
     if run[0].source is ReadSource.WAL:
         return iter(_read_entries(_store(location), run))
     if len(run) > 1:

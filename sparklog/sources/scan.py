@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 from sparklog import arrow, errors, limits
 from sparklog.sources.options import CORRUPT, LogLocation, SourceOptions
 from sparklog.sources.reader import absolute, read_slices
+from sparklog.sources.tasks import Task
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
 from sparklog.spark_compat import arrow_schema
 from sparklog.storage.snapshot import Slice
@@ -68,15 +69,15 @@ class Scan:
     """None if values remain bytes."""
     fail_on_data_loss: bool
 
-    def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+    def batches(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Yields batches of `schema`, of at most `SCAN_BATCH_ROWS`, in the order of the slices.
 
         Raises what `read_slices` raises, and `BadValue`.
         """
         stored = [name for name in self.schema.names if name not in (*_COMPUTED, "offset")]
         for piece, rows in read_slices(
-            self.location,
-            slices,
+            replace(self.location, access=task.access),
+            task.slices,
             columns=["offset", *stored],
             fail_on_data_loss=self.fail_on_data_loss,
         ):

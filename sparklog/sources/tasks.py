@@ -18,6 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from sparklog import limits
+from sparklog.sources.broker_access import BrokerAccess
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 
 TASK_MIN_BYTES = 4 * limits.MIB
@@ -267,15 +268,24 @@ def _pieces(each: Slice, cuts: Sequence[int]) -> list[Slice]:
 
 # ------------------------------------------------------------------------------ bytes
 
+
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an input partition."""
+
+    slices: tuple[Slice, ...] = ()
+    access: BrokerAccess | None = None
+    """None if the task reads the root itself, or needs no access."""
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Slice, ...])
+_decoder = msgspec.msgpack.Decoder(Task)
 
 
-def encode(slices: Sequence[Slice]) -> bytes:
-    """Encodes one task's slices, which the planner sends to an executor of the same version."""
-    return _encoder.encode(slices)
+def encode(slices: Sequence[Slice], access: BrokerAccess | None = None) -> bytes:
+    """Encodes one task, which the planner sends to an executor of the same version."""
+    return _encoder.encode(Task((*slices,), access))
 
 
-def decode(data: bytes) -> tuple[Slice, ...]:
-    """Decodes the bytes of `encode`."""
-    return _decoder.decode(data)
+def decode(data: bytes | None) -> Task:
+    """Decodes the bytes of `encode`; without any, returns a task that has nothing to read."""
+    return _decoder.decode(data) if data else Task()

@@ -214,9 +214,9 @@ def test_flight_is_for_programs_with_access_to_the_root(tmp_path: Path) -> None:
         enforce(tmp_path)
         for each in agents:
             see(each)
-        with pytest.raises(errors.RootTokenNeeded):
+        with pytest.raises(errors.NotAuthenticated):
             before.topics()
-        with pytest.raises(errors.RootTokenNeeded):
+        with pytest.raises(errors.NotAuthenticated):
             sparklog.connect(agents[1].address).topics()
         with sparklog.connect(str(tmp_path)) as log:
             log.create_topic("u", 2)

@@ -428,6 +428,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         ),
         "producers.new": flight_messages.Empty(),
         "publish.now": flight_messages.PublishNow(topics=[name]),
+        "tokens.new": flight_messages.NewToken(topics=[name]),
         "topics.delete": flight_messages.TopicName(topic=name),
     }
     others = {each for each in flight_messages.ACTIONS if not each.startswith("groups.")}

@@ -28,6 +28,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors, kafka_port
+from sparklog.broker import login_failures
 from sparklog.broker.agent import Agent
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import admission
@@ -93,7 +94,7 @@ def _agent(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
 @pytest.fixture(name="fast", autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed logins are answered at once: tests do not wait for the clock."""
-    monkeypatch.setattr(admission, "FAILURE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(login_failures, "FAILURE_SECONDS", (0.0, 0.0))
 
 
 def local(agent: Agent) -> str:

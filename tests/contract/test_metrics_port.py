@@ -22,9 +22,10 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.authentication import PASSWORDS_REMEMBERED
 from sparklog.broker.flight.grpc import call
 from sparklog.broker.flight.grpc.server import CONNECTIONS, CONNECTIONS_PER_ADDRESS, UNSERVED_CALLS
-from sparklog.broker.kafka.admission import FAILURES_REMEMBERED, FRAME_BYTES
+from sparklog.broker.kafka.admission import FRAME_BYTES
 from sparklog.broker.kafka.sessions import FETCH_SESSIONS
 from sparklog.broker.kafka.slots import SLOTS
+from sparklog.broker.login_failures import FAILURES_REMEMBERED
 from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings

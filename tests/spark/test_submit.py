@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import re
 import subprocess
@@ -12,8 +13,12 @@ import pyspark
 import pytest
 
 import sparklog
+from sparklog.security.acl import Operation, ResourceType
 from tests.support import spark_programs
+from tests.support.acls import acl
+from tests.support.certificates import Authority
 from tests.support.s3 import s3_server
+from tests.support.secured import Secured
 
 pytestmark = [pytest.mark.spark, pytest.mark.spark_program]
 
@@ -63,6 +68,7 @@ def test_a_job_of_spark_submit_writes_a_delta_table_into_a_topic(tmp_path: Path)
 # ------------------------------------------------------------------------------ secrets
 
 _HUSH = "hush"
+READ_BY_ALICE = acl(ResourceType.TOPIC, "t", Operation.READ, principal="User:alice")
 _OF_STORE = ("aws_access_key_id", "aws_secret_access_key", "aws_sse_customer_key_base64")
 _VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY")
 
@@ -70,7 +76,10 @@ _VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_
 @pytest.mark.delta
 @pytest.mark.since("4.2")
 def test_plans_and_event_logs_show_no_secret(tmp_path: Path) -> None:
-    """Keys of a store are hidden with these settings, as options and as variables."""
+    """Keys of a store are hidden with these settings, as options and as variables.
+
+    The password of a user of brokers, and the tokens of tasks, are nowhere.
+    """
     logs = tmp_path / "logs"
     logs.mkdir()
     settings = {
@@ -84,12 +93,24 @@ def test_plans_and_event_logs_show_no_secret(tmp_path: Path) -> None:
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command.append(str(_REPOSITORY / "tests" / "support" / "with_secrets.py"))
-    with s3_server("event-logs") as storage:
+    secured = Secured(tmp_path, Authority(tmp_path), password=f"{_HUSH}-{_HUSH}")
+    with s3_server("event-logs") as storage, secured.agent:
+        secured.set_acls(READ_BY_ALICE)
+        with sparklog.connect(secured.root) as log:
+            log.create_topic("t")
+            with log.producer() as producer:
+                producer.send("t", b"a")
         storage |= {name: f"{_HUSH}-{number}" for number, name in enumerate(_OF_STORE)}
         given = {
             "root": "s3://event-logs/log",
             "options": {f"storage.{name}": value for name, value in storage.items()},
             "checkpoint": str(tmp_path / "checkpoint"),
+            "brokers": {
+                "bootstrap": secured.address,
+                "ca": secured.security.ca,
+                "user": "alice",
+                "passwordFile": str(secured.password),
+            },
         }
         (tmp_path / "given.json").write_text(json.dumps(given))
         with sparklog.connect("s3://event-logs/log", storage_options=storage) as log:
@@ -109,7 +130,16 @@ def test_plans_and_event_logs_show_no_secret(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert log.read("u").num_rows == 2
     (events,) = logs.iterdir()
-    for shown in (json.loads(done.stdout.splitlines()[-1]), events.read_text(), done.stderr):
-        found = shown.find(_HUSH)
+    kept = [
+        each.read_bytes().decode("latin-1")
+        for each in tmp_path.glob("checkpoint*/**/*")
+        if each.is_file()
+    ]
+    assert len(kept) > 6
+    plans = json.loads(done.stdout.splitlines()[-1])
+    for shown, secret in itertools.product(
+        (plans, events.read_text(), done.stderr, *kept), (_HUSH, "sl1.")
+    ):
+        found = shown.find(secret)
         assert found < 0, shown[max(found - 300, 0) : found + 100]
     assert "storage.aws_access_key_id=*********(redacted)" in done.stdout

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparklog import errors
-from sparklog.client.connection import failure_of
+from sparklog.client.flight_client import failure_of
 from sparklog.formats import flight_messages
 from tests.support.brokers import payload
 

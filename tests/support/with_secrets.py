@@ -1,6 +1,7 @@
-"""A program for spark-submit: reads and writes topics of a bucket with secret options.
+"""A program for spark-submit: reads and writes topics with secret options.
 
-Its argument is a JSON file with the root and the store options; no argument of a program may be a
+The topics are in a bucket, and another one is read through a broker that asks for a login. Its
+argument is a JSON file with the root and the options; no argument of a program may be a
 secret, because Spark logs them. Its last line of output is JSON: the plans that a user sees.
 """
 
@@ -42,6 +43,15 @@ def main() -> None:
         query.awaitTermination()
         query.explain(extended=True)
         shown.write(str(query.lastProgress))
+
+        brokers = {"subscribe": "t", **given["brokers"]}
+        frame = spark.read.format("sparklog").options(**brokers).load()
+        frame.explain(extended=True)
+        assert frame.count() == 1
+        source = spark.readStream.format("sparklog").options(**brokers)
+        rows = source.option("startingOffsets", "earliest").load().writeStream.format("noop")
+        rows.option("checkpointLocation", given["checkpoint"] + "-brokers")
+        rows.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
     sys.stdout.write(f"{json.dumps(shown.getvalue())}\n")
 

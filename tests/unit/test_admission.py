@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.broker.kafka import admission
-from sparklog.broker.kafka.admission import FAILURE_SECONDS, FailureDelays
+from sparklog.broker import login_failures
 from sparklog.broker.kafka.slots import SLOTS, Slots, Turn, make_room
+from sparklog.broker.login_failures import FAILURE_SECONDS, FailureDelays
 from sparklog.clock import ManualClock
 
 CONNECTIONS = 4_000
@@ -178,7 +178,7 @@ def test_remembered_failures_are_bounded(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise: invented names do not use up memory."""
-    monkeypatch.setattr(admission, "FAILURES_REMEMBERED", 10)
+    monkeypatch.setattr(login_failures, "FAILURES_REMEMBERED", 10)
     delays = FailureDelays(clock)
     for n in range(100):
         delays.next_seconds(f"a{n}", f"u{n}")
@@ -198,4 +198,4 @@ def test_remembered_failures_are_bounded(
 )
 def test_what_counts_as_an_address(peer: str, counted: str) -> None:
     """Promise: a host with a whole IPv6 network has no more slots than one with an address."""
-    assert admission.network_of(peer) == counted
+    assert login_failures.network_of(peer) == counted

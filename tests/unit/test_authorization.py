@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,12 +15,10 @@ from sparklog.broker import authorization as authorization_module
 from sparklog.broker.acl_admin import AclAdmin, Administrator
 from sparklog.broker.authentication import Identity
 from sparklog.broker.authorization import Authorization
-from sparklog.broker.flight.gate import Gate
 from sparklog.broker.kafka.access import Access
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
-from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.acl import (
     ANONYMOUS,
@@ -32,10 +29,8 @@ from sparklog.security.acl import (
     ResourceType,
 )
 from sparklog.security.state import Mode, SecurityState
-from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.root_credentials import RootCredentials
 from sparklog.storage.security_store import SecurityStore
 from tests.support.acls import acl, set_acls, watch_of
 from tests.support.users import add_alice, change_users
@@ -298,9 +293,6 @@ def test_a_state_that_was_never_read(world: World, monkeypatch: pytest.MonkeyPat
     access = Access(Authorization(watch, clock=world.clock))
     with pytest.raises(errors.SecurityNotRead):
         access.check_fresh(is_of_member=True)
-    gate = Gate(Authorization(watch, clock=world.clock), broker=1, epoch=7, clock=world.clock)
-    with pytest.raises(errors.SecurityNotRead):
-        gate.check(call(), needs_fresh=False)
 
 
 def test_a_view_that_cannot_be_made_is_tried_again(
@@ -432,91 +424,3 @@ def test_acls_are_added_and_deleted_together(world: World) -> None:
     )
     assert found == [{ALLOWED}, frozenset(), {ALLOWED}]
     assert world.watch.state.acls == {ADMIN}
-
-
-# ------------------------------------------------------------------------------ Flight
-
-
-def call(token: str = "", peer: str = "127.0.0.1:5000", protocol: str = "PLAINTEXT") -> Any:
-    """Returns a call as far as the gate looks at it."""
-    listener = Listener("ANY", protocol, "127.0.0.1:9")
-    return SimpleNamespace(peer=peer, authorization=token, listener=listener)
-
-
-def gate_of(world: World) -> Gate:
-    """Returns the gate of broker 1 in epoch 7."""
-    world.watch.chain_id = lambda: chain_id_of(world.store, world.clock)
-    return Gate(world.authorization, broker=1, epoch=7, clock=world.clock)
-
-
-def token_of(world: World, *, epoch: int = 7, address: str = "127.0.0.1:9") -> str:
-    """Returns the token that a program with access to the root sends; empty if it sends none."""
-
-    def register(known: ClusterMetadata) -> ClusterMetadata:
-        brokers = {1: BrokerRegistration(epoch=epoch, flight=address)}
-        return msgspec.structs.replace(known, brokers=brokers)
-
-    metadata = MetadataStore(world.store, clock=world.clock)
-    metadata.refresh()
-    metadata.change(register)
-    credentials = RootCredentials(world.store, lambda: metadata.current, clock=world.clock)
-    source = credentials.tokens(address)
-    return source() if source is not None else ""
-
-
-def test_flight_serves_programs_with_access_to_the_root(world: World) -> None:
-    """Promise: while ACLs are enforced, no other one is served, and no old token is accepted."""
-    gate = gate_of(world)
-    gate.check(call(token_of(world)))
-    gate.check(call(token_of(world), peer="10.0.0.7:5000", protocol="SSL"))
-    refused = [
-        call(),
-        call("Basic eDp5"),
-        call(token_of(world, epoch=6)),
-        call(token_of(world), peer="10.0.0.7:5000"),
-        call(token_of(world), peer="[2001:db8::1]:5000"),
-    ]
-    for each in refused:
-        with pytest.raises(errors.RootTokenNeeded):
-            gate.check(each)
-    token = token_of(world)
-    world.clock.advance(400.0)
-    world.watch.refresh()
-    with pytest.raises(errors.RootTokenNeeded, match="expired"):
-        gate.check(call(token))
-    assert world.authorization.denied == len(refused) + 1
-
-
-def test_tokens_are_not_sent_over_the_network(world: World) -> None:
-    """Promise: only to this machine, or over TLS."""
-    gate_of(world)
-    assert token_of(world)
-    assert not token_of(world, address="10.0.0.7:8815")
-    assert not token_of(world, address="broker.example:8815")
-    assert not token_of(world, address="localhost:8815"), "another program may listen at ::1"
-    assert token_of(world, address="tls://broker.example:8815")
-
-
-def test_flight_while_acls_are_observed_or_begin_to_be_enforced(world: World) -> None:
-    """Promise: observed calls are counted and served; those that are open when it ends are cut."""
-    gate, cut = gate_of(world), []
-    gate.on_enforced = lambda: cut.append(True)
-    set_acls(world.store, mode=Mode.OBSERVE)
-    world.watch.refresh()
-    gate.check(call())
-    assert (world.authorization.denied, cut) == (1, [])
-    set_acls(world.store, mode=Mode.ENFORCE)
-    world.watch.refresh()
-    assert cut == [True]
-    set_acls(world.store, mode=Mode.OFF)
-    gate.check(call())  # a refusal follows a look
-
-
-def test_flight_while_the_security_state_is_not_read(world: World) -> None:
-    """Promise: only calls of group members are served, and those that show the state."""
-    gate = gate_of(world)
-    token = token_of(world)
-    world.clock.advance(5.0)
-    with pytest.raises(errors.SecurityNotRead):
-        gate.check(call(token))
-    gate.check(call(token), needs_fresh=False)

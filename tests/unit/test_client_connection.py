@@ -19,8 +19,8 @@ from sparklog.client.connection import (
     Backoff,
     Connection,
     RetryLog,
-    failure_of,
 )
+from sparklog.client.flight_client import failure_of
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, group_messages
 from tests.support.forks import said_in_child

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sparklog.security.root_token import BadToken, RootClaims, sign, verify
+from sparklog.security.root_token import RootClaims, sign, verify
+from sparklog.security.signed_token import BadToken
 
 KEY = b"k" * 32
 CLAIMS = RootClaims(chain_id="c1", broker=1, epoch=7, who="Root:x@y", expires_at=1_000)

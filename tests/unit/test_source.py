@@ -104,7 +104,7 @@ def test_many_small_entries_are_read_as_one_batch() -> None:
     assert len(slices) == 100
     (task,) = tasks.pack(slices, parallelism=8, row_groups=dense)
     scan = world.scan()
-    assert [batch.num_rows for batch in scan.batches(task)] == [100]
+    assert [batch.num_rows for batch in scan.batches(tasks.Task((*task,)))] == [100]
 
 
 def test_large_entries_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_large_entries_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry is not None
     monkeypatch.setattr(limits, "READ_RUN_BYTES", 3 * entry.entry.memory_bytes)
     (task,) = tasks.pack(slices, parallelism=8, row_groups=dense)
-    assert [batch.num_rows for batch in world.scan().batches(task)] == [3, 3, 3, 1]
+    assert [batch.num_rows for batch in world.scan().batches(tasks.Task((*task,)))] == [3, 3, 3, 1]
 
 
 def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
@@ -126,7 +126,10 @@ def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
     world.append(limits.SCAN_BATCH_ROWS + 7)
     scan = world.scan()
     slices = world.planner().slices({}, world.planner().latest())
-    assert [batch.num_rows for batch in scan.batches(slices)] == [limits.SCAN_BATCH_ROWS, 7]
+    assert [batch.num_rows for batch in scan.batches(tasks.Task((*slices,)))] == [
+        limits.SCAN_BATCH_ROWS,
+        7,
+    ]
 
 
 # ------------------------------------------------------------------------------ losses

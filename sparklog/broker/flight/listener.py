@@ -25,12 +25,23 @@ from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerSequence, ReadBatch
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
-from sparklog.broker.flight import group_calls, protocol, tails
-from sparklog.broker.flight.gate import OPEN_ACTIONS, Gate
-from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
+from sparklog.broker.flight import protocol, tails
+from sparklog.broker.flight.actions import Action, actions
+from sparklog.broker.flight.batches import Dictionaries, StreamBatches
+from sparklog.broker.flight.caller import OPEN, Caller, Stream
+from sparklog.broker.flight.gate import Gate
+from sparklog.broker.flight.grants import GRANTS, shown
+from sparklog.broker.flight.grpc.call import STRANGER_BYTES, Call, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
-from sparklog.broker.flight.grpc.status import UNKNOWN, GrpcError, PeerGone
+from sparklog.broker.flight.grpc.status import (
+    PERMISSION_DENIED,
+    UNAUTHENTICATED,
+    UNKNOWN,
+    GrpcError,
+    PeerGone,
+)
 from sparklog.broker.flight.hooks import Request, RequestHooks
+from sparklog.broker.flight.logins import Logins
 from sparklog.broker.flight.protocol import FlightData
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
 from sparklog.broker.flight.tails import ServedTail, Tails
@@ -39,11 +50,11 @@ from sparklog.broker.refused_work import Work
 from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.security.acl import Operation
 
 _OTHER_CALLS = 256  # of all clients, in addition to streams and waiting actions
 BESIDE_BYTES = 1 * limits.MIB  # of a message in addition to its batch
 _REQUEST_BYTES = 16 * limits.MIB  # of an action or other request
-_DICTIONARY_BYTES = 32 * limits.MIB  # of columns that foreign clients send with dictionaries
 
 
 class _Append(NamedTuple):
@@ -71,10 +82,9 @@ _WITHOUT_SIGHT: Final = _OF_MEMBERS | {"root.prove"}
 brokers ask whether this one is alive."""
 _WITHOUT_SECURITY: Final = _OF_MEMBERS | {"status", "figures"}
 """Actions served while the security state cannot be read, which they show."""
-_ADMINISTRATIVE: Final = frozenset(
-    {"broker.drain", "cluster.balance", "cluster.move", "cluster.upgrade"}
-)
-"""Actions that move partitions between brokers, or cannot be undone."""
+_OPEN: Final = frozenset({"root.prove"})
+"""Actions that everybody may request: a program asks which root a broker serves before it trusts
+the broker with a token."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
 """Actions whose reply may lack what another broker knows, and so needs proof of leadership."""
 
@@ -86,6 +96,7 @@ class FlightListener:
         acceptors: listening sockets, which the listener takes over.
         clock: None: the machine's own.
         gate: admits calls; None: all are served.
+        logins: logs clients in; None: no listener asks for a login.
         hooks: called for each request; None: no hooks.
     """
 
@@ -99,6 +110,7 @@ class FlightListener:
         max_batch_bytes: int = limits.MAX_BATCH_BYTES,
         clock: ThreadClock | None = None,
         gate: Gate | None = None,
+        logins: Logins | None = None,
         hooks: RequestHooks | None = None,
     ) -> None:
         self._broker = broker
@@ -117,19 +129,21 @@ class FlightListener:
         )
         self._tails = Tails(self._reply_memory, clock=clock)
         self._proofs = ThreadPoolExecutor(1, thread_name_prefix="sparklog-proof")
-        self._dictionaries = _Dictionaries()
+        self._dictionaries = Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
-        self._actions = _actions(broker, groups)
+        own: dict[str, Action] = {"tokens.new": self._new_token}
+        self._actions = {**actions(broker, groups), **own}
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES
-        methods = {
-            "DoPut": (self._gated(self.do_put), batch_bytes),
-            "DoGet": (self._gated(self.do_get), _REQUEST_BYTES),
-            "DoExchange": (self._gated(self.do_exchange), _REQUEST_BYTES),
-            "DoAction": (self.do_action, _REQUEST_BYTES),  # judged by its name
-            "ListActions": (self._gated(self.list_actions), _REQUEST_BYTES),
+        methods: dict[str, tuple[Callable[[Call], None], int]] = {
+            "DoPut": (self.do_put, batch_bytes),
+            "DoGet": (self.do_get, _REQUEST_BYTES),
+            "DoExchange": (self.do_exchange, _REQUEST_BYTES),
+            "DoAction": (self.do_action, _REQUEST_BYTES),
+            "ListActions": (self.list_actions, _REQUEST_BYTES),
+            "Handshake": (self.handshake if logins is None else logins.serve, STRANGER_BYTES),
         }
         self._server = Server(
             acceptors,
@@ -143,12 +157,16 @@ class FlightListener:
                 for name, (serve, message_bytes) in methods.items()
             },
             ServerBounds(calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + _OTHER_CALLS),
-            tick=self._streams.tick,
+            tick=self._tick,
+            knows=gate.knows if gate is not None else lambda _: True,
             clock=clock,
         )
-        if gate is not None:
-            gate.on_enforced = self.cut_connections
         self._server.start()
+
+    def _tick(self) -> None:
+        self._streams.tick()
+        if self._gate is not None:
+            self._gate.sweep()
 
     def budgets(self) -> list[Budget]:
         """Returns the memory budgets for large messages from and to clients."""
@@ -177,11 +195,14 @@ class FlightListener:
     # -------------------------------------------------------------------------- append
 
     def do_put(self, call: Call) -> None:
+        caller = self._admit(call)
         with (
             self._streams.open(call.peer, sends=True, cut=call.cancel) as stream,
-            contextlib.closing(_StreamBatches(call, stream, self._dictionaries)) as batches,
+            contextlib.closing(StreamBatches(call, stream, self._dictionaries)) as batches,
+            contextlib.ExitStack() as ending,
         ):
             topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
+            ending.enter_context(self._admitted(call, caller, Operation.WRITE, [topic]))
             requests: deque[Request] = deque()  # empty without hooks
 
             def answer(append: _Append) -> None:
@@ -213,6 +234,8 @@ class FlightListener:
                 header.producer_id, header.producer_epoch, header.base_sequence
             )
         try:
+            if self._gate is not None:
+                self._gate.check_fresh()
             if self._hooks is not None:
                 self._hooks.before(_append_request(topic, header, batch))
             pending = self._broker.append(topic, header.partition, batch, producer_sequence)
@@ -237,18 +260,22 @@ class FlightListener:
     # -------------------------------------------------------------------------- read
 
     def do_get(self, call: Call) -> None:
-        self._check_sight()
+        caller = self._admit(call)
         request = flight_messages.decode(flight_messages.ReadTicket, _request(call, 1))
-        schema = _schema(request.columns)
-        batches = self._broker.read(
-            request.topic,
-            request.partition,
-            request.start,
-            request.end,
-            columns=request.columns,
-            topic_id=request.topic_id,
-        )
-        with self._streams.open(call.peer, sends=False, cut=call.cancel) as stream:
+        with (
+            self._admitted(call, caller, Operation.READ, [request.topic]),
+            self._streams.open(call.peer, sends=False, cut=call.cancel) as stream,
+        ):
+            self._check_sight()
+            schema = _schema(request.columns)
+            batches = self._broker.read(
+                request.topic,
+                request.partition,
+                request.start,
+                request.end,
+                columns=request.columns,
+                topic_id=request.topic_id,
+            )
             call.write(protocol.write_flight_data(schema.serialize()))
             self._send_batches(call, stream, batches, request)
 
@@ -291,8 +318,7 @@ class FlightListener:
         return self._reply_memory.hold(size)
 
     def do_exchange(self, call: Call) -> None:
-        self._check_sight()
-        looks = self._broker.metadata.looks
+        caller = self._admit(call)
         with contextlib.ExitStack() as ending:
             stream = ending.enter_context(
                 self._streams.open(call.peer, sends=False, cut=call.cancel)
@@ -300,6 +326,10 @@ class FlightListener:
             first = call.read()
             flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
             request = flight_messages.decode(flight_messages.TailRequest, flight_data.command)
+            topics = [each.topic for each in request.positions]
+            ending.enter_context(self._admitted(call, caller, Operation.READ, topics))
+            self._check_sight()
+            looks = self._broker.metadata.looks
             schema = _schema(request.columns)
             call.write(protocol.write_flight_data(schema.serialize()))
             idle_rows = (schema.empty_table().to_batches() or [_empty(schema)])[0]
@@ -354,24 +384,21 @@ class FlightListener:
         if known is None:
             reason = f"{flight_messages.NO_ACTION}{name[:_MESSAGE_LENGTH]!r}"
             raise errors.BadRequest(reason=reason)
-        client = call.peer
-        if self._gate is not None and name not in OPEN_ACTIONS:
-            client = self._gate.check(
-                call,
-                needs_fresh=name not in _WITHOUT_SECURITY,
-                is_administrative=name in _ADMINISTRATIVE,
-            )
+        is_open = name in _OPEN
+        caller = OPEN if is_open else self._admit(call, needs_fresh=name not in _WITHOUT_SECURITY)
         request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
         del message, data
+        GRANTS[name](caller, request)
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
         if self._hooks is not None:
             self._hooks.before(hooked)
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
         looks = self._broker.metadata.looks
-        reply = self._actions[name](request, Caller(client, call.listener.name))
+        reply = self._actions[name](request, caller)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
+        reply = shown(name, caller, reply)
         if name in _NEEDING_PROOF:
             self._broker.metadata.prove(looks)
         if self._hooks is not None:
@@ -379,6 +406,7 @@ class FlightListener:
         call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
 
     def list_actions(self, call: Call) -> None:
+        self._admit(call)
         for name, (request, _) in flight_messages.ACTIONS.items():
             described = request.__name__.encode()
             call.write(
@@ -429,16 +457,52 @@ class FlightListener:
 
         return counted
 
-    def _gated(self, serve: Callable[[Call], None]) -> Callable[[Call], None]:
-        gate = self._gate
-        if gate is None:
-            return serve
+    def _new_token(
+        self, request: flight_messages.NewToken, caller: Caller
+    ) -> flight_messages.IssuedToken:
+        if caller.is_of_task:
+            raise errors.NotAuthenticated(reason="a token for tasks cannot be exchanged for others")
+        if sum(map(len, request.topics or ())) > limits.TOKEN_TOPIC_CHARACTERS:
+            most = f"{limits.TOKEN_TOPIC_CHARACTERS:,} characters"
+            raise errors.BadRequest(reason=f"the names of a token's topics have more than {most}")
+        if self._gate is None or caller.identity is None:
+            return flight_messages.IssuedToken(authorization="")
+        token = self._gate.task_token(caller.identity, request.topics, seconds=request.seconds)
+        return flight_messages.IssuedToken(authorization=token)
 
-        def gated(call: Call) -> None:
-            gate.check(call)
-            serve(call)
+    @staticmethod
+    def handshake(_call: Call) -> None:
+        raise errors.NotAuthenticated(reason="this broker asks for no login: connect without one")
 
-        return gated
+    def _admit(self, call: Call, *, needs_fresh: bool = True) -> Caller:
+        """Returns the client of a call. Raises what `Gate.admit` raises."""
+        if self._gate is None:
+            return OPEN
+        try:
+            caller = self._gate.admit(call, needs_fresh=needs_fresh)
+        except errors.NotAuthenticated:
+            call.refuse_client()
+            raise
+        call.admit()
+        return caller
+
+    @contextlib.contextmanager
+    def _admitted(
+        self, call: Call, caller: Caller, operation: Operation, topics: Sequence[str]
+    ) -> Iterator[None]:
+        """Checks that the client of a stream may use its topics, now and while it is open."""
+        if self._gate is None:
+            yield
+            return
+        stream = Stream(
+            caller=caller,
+            operation=operation,
+            topics=(*dict.fromkeys(topics),),
+            cut=call.cancel,
+        )
+        stream.check()
+        with self._gate.stream(stream):
+            yield
 
     def _check_sight(self) -> None:
         """Calls `LeaderMetadata.regain_sight` if the broker may have been replaced."""
@@ -530,106 +594,6 @@ class _Answers:
             raise self._failure
 
 
-class _Dictionaries:
-    """The memory for Arrow dictionaries of all streams together."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held_bytes = 0
-
-    def keep(self, size_bytes: int) -> None:
-        """Counts a dictionary. Raises `BadRequest` if that would exceed the limit."""
-        with self._lock:
-            if self._held_bytes + size_bytes > _DICTIONARY_BYTES:
-                raise errors.BadRequest(
-                    reason="dictionaries take too much memory: send columns without dictionaries"
-                )
-            self._held_bytes += size_bytes
-
-    def give(self, size_bytes: int) -> None:
-        with self._lock:
-            self._held_bytes -= size_bytes
-
-
-class _StreamBatches:
-    """Reads the batches of one stream with their app metadata. Raises `BadRequest` and `PeerGone`.
-
-    Batches without dictionaries, as sparklog's clients send them, are read in place. For others,
-    Arrow rereads the schema and dictionaries with each batch, as one stream.
-    """
-
-    def __init__(self, call: Call, stream: OpenStream, dictionaries: _Dictionaries) -> None:
-        self._call = call
-        self._stream = stream
-        self._dictionaries = dictionaries
-        self._start: list[pa.Buffer] = []
-        """The encoded schema and dictionaries."""
-        self._kept_bytes = 0
-        first = call.read()
-        flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
-        self.command = flight_data.command
-        """The command in the stream's descriptor."""
-        self._schema: pa.Schema | None = None
-        self._has_dictionaries = False
-        if flight_data.metadata:
-            self._begin(flight_data)
-
-    def next(self) -> tuple[pa.RecordBatch | None, bytes | None] | None:
-        """Returns (batch or None, app metadata) of the next message; None at the stream's end."""
-        while True:
-            self._stream.waits()
-            message = self._call.read()
-            self._stream.advance()
-            if message is None:
-                return None
-            flight_data = protocol.read_flight_data(message.data)
-            if not flight_data.metadata:
-                return None, flight_data.app_metadata
-            kind = protocol.message_type(flight_data.metadata)
-            if kind == protocol.RECORD_BATCH:
-                return self._batch(message, flight_data), flight_data.app_metadata
-            if kind != protocol.DICTIONARY_BATCH or not self._has_dictionaries:
-                raise errors.BadRequest(reason="an Arrow message is not a batch")
-            self._keep(flight_data)
-
-    def close(self) -> None:
-        """Releases the dictionaries."""
-        self._start.clear()
-        self._dictionaries.give(self._kept_bytes)
-        self._kept_bytes = 0
-
-    def _begin(self, flight_data: FlightData) -> None:
-        if protocol.message_type(flight_data.metadata or b"") != protocol.SCHEMA:
-            raise errors.BadRequest(reason="a stream of batches begins with its schema")
-        start = protocol.encapsulated(flight_data)
-        with _malformed_arrow():
-            self._schema = pa.ipc.read_schema(start)
-        self._has_dictionaries = any(_has_dictionary(each.type) for each in self._schema)
-        self._start.append(start)
-
-    def _keep(self, flight_data: FlightData) -> None:
-        kept = protocol.encapsulated(flight_data)
-        self._dictionaries.keep(kept.size)
-        self._kept_bytes += kept.size
-        self._start.append(kept)
-
-    def _batch(self, message: Message, flight_data: FlightData) -> pa.RecordBatch:
-        if self._schema is None:
-            raise errors.BadRequest(reason="a stream of batches begins with its schema")
-        data = protocol.in_place(message.buffer, message.start, flight_data)
-        with _malformed_arrow():
-            if not self._has_dictionaries:
-                return pa.ipc.read_record_batch(data, self._schema)
-            whole = pa.py_buffer(b"".join([*self._start, data]))
-            return pa.ipc.open_stream(whole).read_next_batch()
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
-
-
 @contextlib.contextmanager
 def _as_status(broker: Broker, looks: int) -> Iterator[None]:
     """Turns the exceptions of a call into `GrpcError`; `looks` dates from the call's arrival."""
@@ -666,14 +630,19 @@ def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.S
 
 
 def _status(error: errors.SparklogError) -> GrpcError:
-    return _status_of(flight_messages.ErrorReply.of(error), str(error))
+    code = UNKNOWN
+    if isinstance(error, errors.NotAuthenticated):
+        code = UNAUTHENTICATED
+    elif isinstance(error, errors.NotAuthorized):
+        code = PERMISSION_DENIED
+    return _status_of(flight_messages.ErrorReply.of(error), str(error), code)
 
 
-def _status_of(reply: flight_messages.ErrorReply, message: str) -> GrpcError:
+def _status_of(reply: flight_messages.ErrorReply, message: str, code: int = UNKNOWN) -> GrpcError:
     """Returns the error as Arrow's servers send it: the reply is its extra info."""
     message = message[:_MESSAGE_LENGTH]
     return GrpcError(
-        UNKNOWN,
+        code,
         message,
         [
             ("grpc-status-details-bin", flight_messages.encode(reply)),
@@ -682,15 +651,6 @@ def _status_of(reply: flight_messages.ErrorReply, message: str) -> GrpcError:
             ("x-arrow-status-detail-bin", b"Failed"),
         ],
     )
-
-
-@contextlib.contextmanager
-def _malformed_arrow() -> Iterator[None]:
-    """Turns Arrow's exceptions for malformed bytes into `BadRequest`."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise errors.BadRequest(reason=str(error)) from error
 
 
 def _append_header(
@@ -713,72 +673,6 @@ def _request(call: Call, number: int) -> protocol.Bytes:
     """Returns a field of the call's only message."""
     message = call.read()
     return b"" if message is None else protocol.field(message.data, number)
-
-
-class Caller(NamedTuple):
-    """The client of an action."""
-
-    client: str
-    """Its name and address, for the log."""
-    listener: str
-    """The name of the listener that it has connected to."""
-
-
-_Action = Callable[[Any, Caller], group_calls.Answer]
-
-
-def _actions(broker: Broker, groups: Coordinator) -> dict[str, _Action]:
-    """Returns the actions that clients can request, by name."""
-
-    def delete(request: flight_messages.TopicName, caller: Caller) -> flight_messages.Empty:
-        broker.topics.delete(request.topic, client=caller.client)
-        return flight_messages.Empty()
-
-    def logged(change: Callable[..., group_calls.Answer]) -> _Action:
-        """Passes on the client's address, which the change logs."""
-        return lambda request, caller: change(request, client=caller.client)
-
-    of_all: dict[str, Callable[[Any], group_calls.Answer]] = {
-        "cluster.balance": broker.cluster_admin.balance,
-        "cluster.move": broker.cluster_admin.move,
-        "cluster.describe": broker.cluster_admin.describe,
-        "cluster.upgrade": lambda _: broker.cluster_admin.upgrade(),
-        "broker.drain": _silently(broker.cluster_admin.drain),
-        "root.prove": broker.prove_root,
-        "status": lambda _: broker.status(),
-        "figures": lambda _: broker.figures(),
-        "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
-        "topics.describe": lambda request: broker.topics.describe(request.topic),
-        "topics.compact": lambda request: broker.topics.compact(request.topic),
-        "records.delete": broker.deletion.delete,
-        "offsets.for_times": broker.offsets_for_times,
-        "offsets.lag": broker.lags.answer,
-        "producers.new": lambda _: broker.producer_ids.new(),
-        "batches.append_staged": broker.staged.append,
-        "publish.now": _silently(broker.publishing.publish),
-        **group_calls.actions(groups),
-    }
-    return {
-        **{name: _of_anyone(action) for name, action in of_all.items()},
-        "cluster": lambda _, caller: broker.cluster(caller.listener),
-        "broker.log_level": logged(broker.cluster_admin.log_level),
-        "topics.create": logged(broker.topics.create),
-        "topics.alter": logged(broker.topics.alter),
-        "topics.add_partitions": logged(broker.topics.add_partitions),
-        "topics.delete": delete,
-    }
-
-
-def _of_anyone(action: Callable[[Any], group_calls.Answer]) -> _Action:
-    return lambda request, _: action(request)
-
-
-def _silently(work: Callable[[Any], None]) -> Callable[[Any], flight_messages.Empty]:
-    def answer(request: Any) -> flight_messages.Empty:
-        work(request)
-        return flight_messages.Empty()
-
-    return answer
 
 
 def _schema(columns: list[str] | None) -> pa.Schema:

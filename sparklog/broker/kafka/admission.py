@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from sparklog import errors, limits
 from sparklog.broker.authentication import Authentication, Identity
@@ -21,9 +19,9 @@ from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
 from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.login_failures import FailureDelays, network_of
 from sparklog.broker.tls.engine import HANDSHAKE, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
-from sparklog.clock import Clock
 from sparklog.listeners import Listener
 
 if TYPE_CHECKING:
@@ -31,43 +29,11 @@ if TYPE_CHECKING:
 
 ADMISSION_SECONDS = 10  # for the handshake and the login, once the connection has a slot
 FRAME_BYTES = 32 * limits.KIB  # of a client that has not logged in
-FAILURE_SECONDS = (0.1, 1.0)  # until a failed login is answered: at first, and after several
-FAILURES_REMEMBERED = 4_096
 LINGER_SECONDS = 1.0  # for which a refused client may leave its connection open
-_FAILURE_FORGOTTEN_SECONDS: Final = 60.0
-_NAME_REMEMBERED: Final = 255
-_IPV6_PREFIX: Final = 64
 
 
 class AdmissionRefused(Exception):
     """A connection is closed before its first request; the message is for the broker's log."""
-
-
-class FailureDelays:
-    """The delays before failed logins are answered: longer for an address or a user with several.
-
-    They slow down those who guess; a login that succeeds is never delayed, and no user is locked.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
-        """(count, time of the last) of each ("address", …) and ("user", …)."""
-
-    def next_seconds(self, address: str, user: str) -> float:
-        """Notes a failure, and returns its delay."""
-        now, most = self._clock.monotonic(), 0
-        for key in (("address", address), ("user", user[:_NAME_REMEMBERED])):
-            count, last_at = self._failures.pop(key, (0, now))
-            count = count + 1 if now - last_at < _FAILURE_FORGOTTEN_SECONDS else 1
-            self._failures[key] = count, now
-            most = max(most, count)
-        while len(self._failures) > FAILURES_REMEMBERED or (
-            now - next(iter(self._failures.values()))[1] >= _FAILURE_FORGOTTEN_SECONDS
-        ):
-            self._failures.popitem(last=False)
-        shortest, longest = FAILURE_SECONDS
-        return min(shortest * 2.0 ** min(most - 1, 16), longest)
 
 
 class Admission:
@@ -206,16 +172,3 @@ async def _wait_for_end(stream: SocketStream) -> None:
     with contextlib.suppress(TimeoutError, ConnectionError, TlsFailed):
         async with asyncio.timeout(LINGER_SECONDS):
             await stream.read(1)
-
-
-def network_of(peer: str) -> str:
-    """Returns the address that counts for bounds: of IPv6, the network that one host may have."""
-    if ":" not in peer:
-        return peer
-    try:
-        address: Any = ipaddress.IPv6Address(peer.partition("%")[0])
-    except ValueError:
-        return peer
-    mapped = address.ipv4_mapped
-    network = ipaddress.IPv6Network((address, _IPV6_PREFIX), strict=False)
-    return str(mapped) if mapped is not None else str(network)

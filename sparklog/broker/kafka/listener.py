@@ -33,12 +33,7 @@ from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.kafka.access import Access
-from sparklog.broker.kafka.admission import (
-    Admission,
-    AdmissionRefused,
-    FailureDelays,
-    network_of,
-)
+from sparklog.broker.kafka.admission import Admission, AdmissionRefused
 from sparklog.broker.kafka.connection import KafkaConnection
 from sparklog.broker.kafka.memory import ListenerMemory
 from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
@@ -46,6 +41,7 @@ from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.slots import Turn, make_room
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.login_failures import FailureDelays, network_of
 from sparklog.broker.refused_work import Work
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock

@@ -39,6 +39,8 @@ Serve: TypeAlias = Callable[["Call"], None]
 
 FREE_BYTES: Final = 64 * limits.KIB
 """The bytes that each stream may send without permission; gRPC's initial window."""
+STRANGER_BYTES: Final = 64 * limits.KIB
+"""The maximum size of a message of a client that is not admitted."""
 PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
 PREFIX_BYTES: Final = 5
@@ -58,7 +60,7 @@ class Method:
 
     Args:
         serve: serves one call, in its own thread. It may raise `GrpcError` and `PeerGone`; other
-            exceptions are logged, and end the call.
+            exceptions are logged, and end the call. It admits the client, where that is needed.
         message_bytes: the maximum size of a message.
         too_large: returns the error for a message, given its size and the limit.
         body_at: returns the position in a message to align in memory, given the message's first
@@ -100,6 +102,10 @@ class Connection(Protocol):
     """The initial window of a stream, as set by the client."""
     served: int
     """The number of threads that serve its calls."""
+    refused: int
+    """The number of calls that were refused for lack of a login."""
+    is_admitted: bool
+    """True once a call has been admitted, or if the listener admits everybody."""
     calls: dict[int, Call]
     """Its open calls, by stream."""
 
@@ -112,6 +118,8 @@ class Connection(Protocol):
     def release_read(self, call: Call) -> None: ...
 
     def refuse(self, call: Call) -> None: ...
+
+    def log_limited(self, event: str, **facts: object) -> None: ...
 
     def end(
         self, call: Call, code: int, message: str, trailers: Iterable[tuple[str, bytes]]
@@ -143,6 +151,7 @@ class Call:
         "held_bytes",
         "is_dead",
         "is_detached",
+        "is_known",
         "is_served",
         "length_left",
         "listener",
@@ -154,6 +163,7 @@ class Call:
         "size",
         "stalled_since",
         "stream_id",
+        "trailers",
         "wants_grant",
         "window",
     )  # fmt: skip
@@ -176,6 +186,10 @@ class Call:
         """The listener that it has connected to."""
         self.authorization = ""
         """The header of this name; empty without one."""
+        self.is_known = True
+        """False until the client is admitted: its messages are small until then."""
+        self.trailers: list[tuple[str, bytes]] = []
+        """Sent at the end of a call that succeeds."""
         self.stream_id = stream_id
         self._method = method
         self.is_dead = False
@@ -269,6 +283,19 @@ class Call:
         self.is_detached = True
         self.on_progress = on_progress
 
+    def admit(self) -> None:
+        """Notes that the client was admitted."""
+        self.is_known = True
+        self.connection.is_admitted = True
+
+    def refuse_client(self) -> None:
+        """Notes that the client was refused for lack of a login."""
+        self.connection.refused += 1
+
+    def log_limited(self, event: str, **facts: object) -> None:
+        """Logs a warning, at most one per second, because clients can cause them."""
+        self.connection.log_limited(event, **facts)
+
     def cancel(self) -> None:
         """Ends the call with UNAVAILABLE; may be called from any thread."""
         self.connection.end(self, UNAVAILABLE, "the broker has ended the stream", [])
@@ -325,10 +352,16 @@ class Call:
             and not self._prefix
             and PREFIX_BYTES <= size <= FREE_BYTES
             and PREFIX.unpack(prefix) == (0, size - PREFIX_BYTES)
-            and size - PREFIX_BYTES <= self._method.message_bytes
+            and size - PREFIX_BYTES <= self._message_bytes
             and self.length_left is None
             and self._messages.qsize() < UNREAD_MESSAGES
         )
+
+    @property
+    def _message_bytes(self) -> int:
+        """The maximum size of a message."""
+        bound = self._method.message_bytes
+        return bound if self.is_known else min(bound, STRANGER_BYTES)
 
     def take_whole(self, message: bytearray) -> None:
         """Queues a message for which `is_whole` returned True. Requires the lock."""
@@ -343,8 +376,8 @@ class Call:
             raise GrpcError(RESOURCE_EXHAUSTED, reason)
         if compressed:
             raise GrpcError(UNIMPLEMENTED, "messages must not be compressed")
-        if size > self._method.message_bytes:
-            raise self._method.too_large(size, self._method.message_bytes)
+        if size > self._message_bytes:
+            raise self._method.too_large(size, self._message_bytes)
         is_large = size + PREFIX_BYTES > FREE_BYTES
         body_at = self._method.body_at(beside[:_PEEKED_BYTES]) if is_large else 0
         # Large arrays of numpy begin 16 bytes after the start of a page.

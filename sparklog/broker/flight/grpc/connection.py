@@ -81,6 +81,8 @@ class ConnectionServer(Protocol):
 
     def end_excess(self) -> None: ...
 
+    def knows(self, call: Call) -> bool: ...
+
     def serve(self, call: Call) -> None: ...
 
     def closed(self, call: Call, freed_bytes: int) -> None: ...
@@ -128,6 +130,10 @@ class GrpcConnection:
         """`idle_since`: when the last call ended, if none is open."""
         self.served = 0
         """The number of threads that serve calls; those of reset calls end later."""
+        self.is_admitted = not listener.has_sasl
+        """True once a call has been admitted, or if the listener admits everybody."""
+        self.refused = 0
+        """The number of calls that were refused for lack of a login."""
         self.is_http2 = False
         self.is_closed = False
         self._blocks = HeaderBlocks()
@@ -160,6 +166,10 @@ class GrpcConnection:
         if self.is_http2:
             with self.lock:
                 self._control(http2.goaway(self._last_stream, code, reason))
+
+    def log_limited(self, event: str, **facts: object) -> None:
+        """Logs a warning, at most one per second, because clients can cause them."""
+        self.server.log_limited(event, **facts)
 
     # ---------------------------------------------------------------------- TLS
 
@@ -534,6 +544,8 @@ class GrpcConnection:
         )
         call.length_left = length
         call.authorization = headers.get(b"authorization", b"").decode(errors="replace")
+        call.is_known = known = refusal is None and server.knows(call)
+        self.is_admitted |= known
         with self.lock:
             if not server.admit_call(call):
                 self._control(http2.reset(stream, http2.REFUSED_STREAM))

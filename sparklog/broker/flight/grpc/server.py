@@ -51,6 +51,11 @@ UNSERVED_CALLS = 256  # of all clients, that have sent no message yet
 _ARRIVING_BYTES = 128 * limits.MIB  # of large messages that are arriving
 PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
 
+STRANGERS = 512  # connections whose clients are not admitted yet
+STRANGER_SECONDS = 10.0  # for the first call that is admitted
+_REFUSED_MAX: Final = 3
+"""The number of calls that a client may send without a login, before its connection is closed."""
+
 _log = structlog.get_logger("sparklog.flight")
 
 _READ_BYTES: Final = 256 * limits.KIB
@@ -81,6 +86,10 @@ class ServerBounds:
     connection_idle_seconds: float = CONNECTION_IDLE_SECONDS
     preface_seconds: float = PREFACE_SECONDS
     """The time for the first bytes of a connection, and for the first message of a call."""
+    strangers: int = STRANGERS
+    """The connections whose clients are not admitted."""
+    stranger_seconds: float = STRANGER_SECONDS
+    """The time for a client to log in, or to send a call with a token."""
 
 
 class Server:
@@ -91,6 +100,8 @@ class Server:
         methods: by path, `/package.Service/Method`. A call is served once its first message, or the
             end of its stream, has been received.
         tick: called four times a second.
+        knows: returns whether a call that has begun is that of an admitted client; called in the
+            reading thread. Strangers may send small messages only, and their connections are few.
         clock: None: the machine's own.
     """
 
@@ -101,8 +112,10 @@ class Server:
         bounds: ServerBounds | None = None,
         *,
         tick: Callable[[], None] = lambda: None,
+        knows: Callable[[Call], bool] = lambda _: True,
         clock: Clock | None = None,
     ) -> None:
+        self.knows = knows
         self.clock = clock or SystemClock()
         self.bounds = bounds or ServerBounds()
         self.methods = {path.encode(): method for path, method in methods.items()}
@@ -207,7 +220,7 @@ class Server:
             work()
             is_over = not (may_detach and call.is_detached)
             if is_over:
-                connection.end(call, OK, "", [])
+                connection.end(call, OK, "", call.trailers)
         except PeerGone:
             connection.end(call, CANCELLED, "", [])
         except GrpcError as status:
@@ -323,6 +336,8 @@ class Server:
                 time.sleep(_REFUSED_SECONDS)
                 return
             host = address[0].partition("%")[0].removeprefix("::ffff:")
+            if acceptor.listener.has_sasl:
+                self._make_room_for_stranger()
             if self._has_room(host):
                 self._welcome(acceptor, sock, host, address[1])
             else:
@@ -368,6 +383,26 @@ class Server:
             limit_per_address=bounds.connections_per_address,
         )
         return bool(idle)
+
+    def _make_room_for_stranger(self) -> None:
+        """Closes the oldest connection without a login, if there are too many of them.
+
+        It is one of the host with the most, so that no host can keep others out.
+        """
+        if len(self._connections) < self.bounds.strangers:
+            return
+        strangers = [each for each in self._connections if not each.is_admitted]
+        if len(strangers) < self.bounds.strangers:
+            return
+        ((crowded, _),) = Counter(each.host for each in strangers).most_common(1)
+        oldest = min(
+            (each for each in strangers if each.host == crowded), key=lambda each: each.began
+        )
+        self._close_stranger(oldest, "too many connections without a login: the oldest is closed")
+
+    def _close_stranger(self, connection: GrpcConnection, reason: str) -> None:
+        connection.go_away(http2.ENHANCE_YOUR_CALM, reason)
+        self._close_refused(connection, reason)
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Closes a connection for which there is no room, sending the reason."""
@@ -501,6 +536,8 @@ class Server:
         for connection in list(self._connections):
             if not connection.is_http2 and now - connection.began > self.bounds.preface_seconds:
                 self._close(connection)
+            elif not connection.is_admitted and (reason := self._refusal(connection, now)):
+                self._close_stranger(connection, reason)
             elif connection.calls:
                 self._check_calls(connection, now, is_short=is_short)
             elif now - connection.idle_since > self.bounds.connection_idle_seconds:
@@ -510,6 +547,14 @@ class Server:
             self._tick()
         except Exception as error:  # no error here may end the broker
             _log.error("cannot check the open streams", exc_info=error)
+
+    def _refusal(self, connection: GrpcConnection, now: float) -> str:
+        """Returns the reason to close a connection without a login; empty if it may stay."""
+        if connection.refused >= _REFUSED_MAX:
+            return f"{connection.refused} calls were sent without a login"
+        if now - connection.began > self.bounds.stranger_seconds:
+            return f"no login within {self.bounds.stranger_seconds:g} s"
+        return ""
 
     def _check_calls(self, connection: GrpcConnection, now: float, *, is_short: bool) -> None:
         for call in list(connection.calls.values()):

@@ -1,0 +1,124 @@
+"""The credentials of a client without access to the root: its CA, and a login with a password.
+
+The password does not leave the client (SCRAM), and the broker proves that it knows the user. The
+token that it returns is sent with each call, and renewed by another login before it expires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparklog import errors, limits
+from sparklog.client.flight_client import failure_of, open_client
+from sparklog.clock import Clock, SystemClock
+from sparklog.listeners import TLS_SCHEME
+from sparklog.options import is_private
+from sparklog.security.credentials import Security, TlsMaterial, TokenSource
+from sparklog.security.scram import Mechanism, ScramClient, ScramError
+
+_RENEWED_SECONDS: Final = 1_200.0
+"""The age at which a token is replaced; it is valid for an hour."""
+_MECHANISM: Final = Mechanism.SHA_256
+
+
+class ClientCredentials:
+    """See `Credentials`. Thread-safe."""
+
+    def __init__(self, security: Security | None = None, *, clock: Clock | None = None) -> None:
+        """`security`: None: that of the environment, which is read when it is needed."""
+        self._security = security
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._token = ""
+        self._logged_in_at = 0.0
+
+    def tls(self) -> TlsMaterial:
+        return self._known().tls()
+
+    def tokens(self, address: str) -> TokenSource | None:
+        """See `Credentials`. Logs in, unless there is a token.
+
+        Raises `NotAuthenticated`, `BadOption` and `BrokerUnavailable`.
+        """
+        security = self._known()
+        if security.user is None:
+            return None
+        if not is_private(address):
+            reason = f"it is sent over TLS only: connect to {TLS_SCHEME}{address}"
+            raise errors.BadOption(option="user", value=security.user, reason=reason)
+        self._renew(address, security)
+        return lambda: self._current(address, security)
+
+    def renewed(self, address: str) -> TokenSource | None:
+        """See `Credentials`."""
+        with self._lock:
+            self._token = ""
+        return self.tokens(address)
+
+    def _known(self) -> Security:
+        return self._security or Security.from_environment()
+
+    def _current(self, address: str, security: Security) -> str:
+        # Otherwise the broker refuses the call, once the old token has expired.
+        with contextlib.suppress(errors.SparklogError):
+            self._renew(address, security)
+        return self._token
+
+    def _renew(self, address: str, security: Security) -> None:
+        with self._lock:
+            age_seconds = self._clock.monotonic() - self._logged_in_at
+            if not self._token or age_seconds >= _RENEWED_SECONDS:
+                self._token = log_in(address, security)
+                self._logged_in_at = self._clock.monotonic()
+
+
+def log_in(address: str, security: Security) -> str:
+    """Logs in at a broker; returns the value of the header `authorization` for further calls.
+
+    Raises `NotAuthenticated`, `BadOption` and `BrokerUnavailable`.
+    """
+    assert security.user is not None
+    exchange = _Login(security.user, security.password())
+    client = open_client(address, security.tls() if address.startswith(TLS_SCHEME) else None)
+    try:
+        client.authenticate(
+            exchange, flight.FlightCallOptions(timeout=limits.PROBE_TIMEOUT_SECONDS)
+        )
+    except ScramError as error:
+        raise errors.NotAuthenticated(reason=str(error)) from None
+    except (pa.ArrowException, OSError) as error:
+        if exchange.failure is not None:
+            raise errors.NotAuthenticated(reason=str(exchange.failure)) from None
+        raise failure_of(error, address) from error
+    finally:
+        client.close()
+    return exchange.token
+
+
+class _Login(flight.ClientAuthHandler):
+    """The exchange of one login."""
+
+    def __init__(self, user: str, password: str) -> None:
+        super().__init__()
+        self._client = ScramClient(_MECHANISM, user, password)
+        self.token = ""
+        self.failure: ScramError | None = None
+
+    def authenticate(self, outgoing: Any, incoming: Any) -> None:
+        outgoing.write(f"{_MECHANISM}\n".encode() + self._client.first())
+        try:
+            outgoing.write(self._client.final(incoming.read()))
+            last, _, token = incoming.read().partition(b"\n")
+            self._client.check(last)
+        except ScramError as error:
+            self.failure = error
+            raise
+        self.token = token.decode()
+
+    def get_token(self) -> bytes:
+        return b""

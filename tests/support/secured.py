@@ -1,0 +1,58 @@
+"""A broker whose Flight clients log in, over TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sparklog
+from sparklog.broker.agent import Agent
+from sparklog.client.connection import ask
+from sparklog.security import users
+from sparklog.security.acl import Acl
+from sparklog.security.credentials import Security
+from sparklog.security.policies import with_ca
+from sparklog.security.state import Mode
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
+from sparklog.storage.objects import open_store
+from tests.support.acls import set_acls
+from tests.support.certificates import Authority
+from tests.support.users import PASSWORD, change_users
+
+
+class Secured:
+    """A broker that is not started yet, its user alice, and files for her to log in with."""
+
+    def __init__(self, folder: Path, authority: Authority, password: str = PASSWORD) -> None:
+        self.root = folder / "root"
+        self.store = open_store(str(self.root), {})
+        change_users(self.store, users.added("alice", users.credentials_of(password)))
+        change_users(self.store, with_ca(Path(authority.path).read_text()))
+        certificate, key = authority.sign("broker")
+        self.password = folder / "alice.password"
+        self.password.write_text(password + "\n")
+        self.security = Security(ca=authority.path, user="alice", password_file=str(self.password))
+        self.anonymous = Security(ca=authority.path)
+        self.agent = Agent(
+            BrokerSettings(
+                root=str(self.root),
+                flight=FlightSettings(listen="SASL_SSL://127.0.0.1:0"),
+                kafka=KafkaSettings(listen=""),
+                tls=TlsSettings(certificate=certificate, key=key),
+            ),
+            ask=ask,
+        )
+
+    @property
+    def address(self) -> str:
+        return self.agent.address
+
+    def connect(self, security: Security | None = None) -> sparklog.Log:
+        return sparklog.connect(self.address, security=security or self.security)
+
+    def set_acls(self, *acls: Acl, mode: Mode = Mode.ENFORCE, **more: Any) -> None:
+        """Replaces the ACLs, and has the broker go by them, if it is running."""
+        set_acls(self.store, acls, mode=mode, **more)
+        if self.agent._is_serving:
+            self.agent._meta.refresh()
+            self.agent._access.watch.refresh()

@@ -1,0 +1,423 @@
+"""Admission of Flight calls, and the rights that actions need, without a broker.
+
+Promises: only valid tokens are accepted, and a refusal follows a look; each action needs the rights
+of its row, and no action lacks a row; a reply names no topic or group that the client may not see;
+open streams end with the user or the right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from sparklog import errors
+from sparklog.broker.authentication import Identity
+from sparklog.broker.authorization import Authorization
+from sparklog.broker.flight.caller import Caller, Stream
+from sparklog.broker.flight.gate import Gate
+from sparklog.broker.flight.grants import GRANTS, shown
+from sparklog.broker.refused_work import RefusedWork
+from sparklog.broker.security_watch import SecurityWatch
+from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages as fm
+from sparklog.formats import group_messages as gm
+from sparklog.listeners import Listener
+from sparklog.security import users
+from sparklog.security.acl import Acl, Operation, PatternType, ResourceType
+from sparklog.security.state import Mode
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.store import MetadataStore
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.root_credentials import RootCredentials
+from tests.support.acls import acl, set_acls, watch_of
+from tests.support.users import add_alice, change_users
+
+CLUSTER, GROUP, TOPIC = ResourceType.CLUSTER, ResourceType.GROUP, ResourceType.TOPIC
+ALICE: Final = "User:alice"
+
+
+@dataclass
+class World:
+    """A root with the user alice, ACLs that are enforced, and a gate of broker 1 in epoch 7."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    store: MemoryStore = field(init=False)
+    watch: SecurityWatch = field(init=False)
+    authorization: Authorization = field(init=False)
+    gate: Gate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(self.clock)
+        set_acls(self.store)
+        add_alice(self.store)
+        self.watch = watch_of(self.store, self.clock, RefusedWork(self.clock))
+        self.metadata = MetadataStore(self.store, clock=self.clock)
+        chain_id = self.metadata.refresh().security
+        self.watch.chain_id = lambda: chain_id
+        self.authorization = Authorization(self.watch, clock=self.clock)
+        self.gate = Gate(self.authorization, broker=1, epoch=7, clock=self.clock)
+
+    @property
+    def alice(self) -> Identity:
+        user = self.watch.state.users["alice"]
+        return Identity("alice", user.id, user.epoch)
+
+    def set_acls(self, *acls: Acl, mode: Mode = Mode.ENFORCE, **more: Any) -> None:
+        """Replaces the ACLs, as another broker does: this one has not looked yet."""
+        set_acls(self.store, acls, mode=mode, **more)
+
+    def caller(self, **more: Any) -> Caller:
+        given: dict[str, Any] = {"peer": "10.0.0.7:5000", "identity": self.alice, **more}
+        return Caller(self.authorization, **given)
+
+    def root_token(self, *, epoch: int = 7, address: str = "127.0.0.1:9") -> str:
+        """Returns the token that a program with the root's keys sends; empty if it sends none."""
+
+        def register(known: ClusterMetadata) -> ClusterMetadata:
+            brokers = {1: BrokerRegistration(epoch=epoch, flight=address)}
+            return msgspec.structs.replace(known, brokers=brokers)
+
+        self.metadata.refresh()
+        self.metadata.change(register)
+        credentials = RootCredentials(self.store, lambda: self.metadata.current, clock=self.clock)
+        source = credentials.tokens(address)
+        return source() if source is not None else ""
+
+
+@pytest.fixture
+def world() -> World:
+    """ACLs are enforced, and there are none."""
+    return World()
+
+
+def call(token: str = "", peer: str = "127.0.0.1:5000", protocol: str = "SASL_SSL") -> Any:
+    """Returns a call as far as the gate looks at it."""
+    listener = Listener("ANY", protocol, "127.0.0.1:9")
+    return SimpleNamespace(peer=peer, authorization=token, listener=listener)
+
+
+# ------------------------------------------------------------------------------ tokens
+
+
+def test_tokens_of_programs_with_access_to_the_root(world: World) -> None:
+    """They are for one broker and epoch, for minutes, and cannot be read on the way."""
+    assert world.gate.admit(call(world.root_token(), protocol="PLAINTEXT")).is_root
+    assert world.gate.admit(call(world.root_token(), peer="10.0.0.7:5000")).is_root
+    refused = [
+        call(world.root_token(epoch=6)),
+        call(world.root_token(), peer="10.0.0.7:5000", protocol="PLAINTEXT"),
+        call(world.root_token(), peer="[2001:db8::1]:5000", protocol="PLAINTEXT"),
+    ]
+    for each in refused:
+        with pytest.raises(errors.NotAuthenticated):
+            world.gate.admit(each)
+    token = world.root_token()
+    world.clock.advance(400.0)
+    world.watch.refresh()
+    with pytest.raises(errors.NotAuthenticated, match="expired"):
+        world.gate.admit(call(token))
+
+
+def test_tokens_are_not_sent_over_the_network(world: World) -> None:
+    """Only to this machine, or over TLS."""
+    assert world.root_token()
+    assert not world.root_token(address="10.0.0.7:8815")
+    assert not world.root_token(address="broker.example:8815")
+    assert not world.root_token(address="localhost:8815"), "another program may listen at ::1"
+    assert world.root_token(address="tls://broker.example:8815")
+
+
+def test_tokens_of_users(world: World) -> None:
+    """They are those of one root and user, for an hour, and cannot be changed."""
+    token = world.gate.token_for(world.alice)
+    caller = world.gate.admit(call(token))
+    assert (caller.principal, caller.is_root, caller.is_of_task) == (ALICE, False, False)
+    assert world.gate.knows(call(token))
+    other = World()
+    others = [
+        token[:-4] + "AAA=",
+        token.replace("sl1.", "sl2."),
+        token + "." + token,
+        other.gate.token_for(other.alice),
+        world.gate.token_for(world.alice._replace(id="older")),
+        world.gate.token_for(world.alice._replace(name="bob")),
+        "Bearer x",
+        "Basic eDp5",
+        "",
+        "Bearer sl1." + "A" * 5_000,
+    ]
+    for each in others:
+        assert not world.gate.knows(call(each))
+        with pytest.raises(errors.NotAuthenticated):
+            world.gate.admit(call(each))
+    world.clock.advance(3_601.0)
+    world.watch.refresh()
+    with pytest.raises(errors.NotAuthenticated, match="log in again"):
+        world.gate.admit(call(token))
+
+
+def test_a_refused_token_follows_a_look(world: World) -> None:
+    """A user that was enabled at another broker a moment ago is served by this one."""
+    change_users(world.store, users.disabled("alice", True))
+    world.watch.refresh()
+    change_users(world.store, users.disabled("alice", False))
+    token = world.gate.token_for(world.alice)
+    assert not world.gate.knows(call(token)), "this broker has not looked since"
+    assert world.gate.admit(call(token)).principal == ALICE
+
+
+def test_clients_without_a_login(world: World) -> None:
+    """They are anonymous where no login is asked for, once an ACL allows them something."""
+    with pytest.raises(errors.NotAuthenticated, match="asks for a login"):
+        world.gate.admit(call())
+    with pytest.raises(errors.NotAuthenticated, match="allow nothing without a login"):
+        world.gate.admit(call(protocol="SSL"))
+    world.set_acls(acl(TOPIC, "t", Operation.READ))
+    anonymous = world.gate.admit(call(protocol="SSL"))
+    anonymous.check(Operation.READ, TOPIC, ["t"])
+    with pytest.raises(errors.TopicNotAuthorized, match="User:ANONYMOUS"):
+        anonymous.check(Operation.WRITE, TOPIC, ["t"])
+    world.set_acls(mode=Mode.OFF)
+    anonymous.check(Operation.WRITE, TOPIC, ["t"])
+
+
+def test_while_the_security_state_is_not_read(world: World) -> None:
+    """Only calls of group members are served, and those that show the state."""
+    token = world.root_token()
+    world.clock.advance(5.0)
+    with pytest.raises(errors.SecurityNotRead):
+        world.gate.admit(call(token))
+    with pytest.raises(errors.SecurityNotRead):
+        world.gate.check_fresh()
+    world.gate.admit(call(token), needs_fresh=False)
+
+
+# ------------------------------------------------------------------------------ streams
+
+
+def test_streams_end_with_the_user_or_the_right(world: World) -> None:
+    """Those of others continue, and all end while the state cannot be read."""
+    world.set_acls(acl(TOPIC, "t", Operation.READ, principal=ALICE), super_users=["User:ANONYMOUS"])
+    world.watch.refresh()
+    cut: list[str] = []
+
+    def stream(name: str, caller: Caller, topic: str = "t") -> Stream:
+        return Stream(
+            caller=caller,
+            operation=Operation.READ,
+            topics=(topic,),
+            cut=lambda: cut.append(name),
+        )
+
+    anonymous = Caller(world.authorization, peer="10.0.0.7:5000")
+    with (
+        world.gate.stream(stream("alice", world.caller())),
+        world.gate.stream(stream("anonymous", anonymous, "u")),
+    ):
+        world.gate.sweep()
+        assert cut == []
+        change_users(world.store, users.removed("alice"))
+        world.watch.refresh()
+        world.gate.sweep()
+        assert cut == ["alice"]
+        world.set_acls()
+        world.watch.refresh()
+        world.gate.sweep()
+        assert sorted(cut) == ["alice", "alice", "anonymous"]
+        cut.clear()
+        world.gate.sweep()
+        assert cut == [], "nothing has changed"
+        world.clock.advance(5.0)
+        world.gate.sweep()
+        assert sorted(cut) == ["alice", "anonymous"]
+    cut.clear()
+    world.gate.sweep()
+    assert cut == []
+
+
+def test_a_stream_that_opens_during_a_change_is_checked(world: World) -> None:
+    """The change may have been swept before the stream was known."""
+    world.set_acls(acl(TOPIC, "t", Operation.READ, principal=ALICE))
+    world.watch.refresh()
+    world.gate.sweep()
+    stream = Stream(
+        caller=world.caller(), operation=Operation.READ, topics=("t",), cut=lambda: None
+    )
+    stream.check()
+    world.set_acls()
+    world.watch.refresh()
+    with pytest.raises(errors.TopicNotAuthorized), world.gate.stream(stream):
+        raise AssertionError("it is opened")
+
+
+# ------------------------------------------------------------------------------ actions
+
+NEEDED: Final[dict[str, tuple[msgspec.Struct, list[tuple[ResourceType, str, Operation]]]]] = {
+    "broker.drain": (
+        fm.DrainBroker(cluster_id="c", broker=1, epoch=1),
+        [(CLUSTER, "kafka-cluster", Operation.ALTER)],
+    ),
+    "broker.log_level": (
+        fm.LogLevel(broker=1, level="info"),
+        [(CLUSTER, "kafka-cluster", Operation.ALTER_CONFIGS)],
+    ),
+    "cluster": (fm.Empty(), []),
+    "cluster.balance": (fm.BalanceCluster(), [(CLUSTER, "kafka-cluster", Operation.ALTER)]),
+    "cluster.describe": (fm.DescribeCluster(), [(CLUSTER, "kafka-cluster", Operation.DESCRIBE)]),
+    "cluster.move": (fm.MovePartitions(moves=[]), [(CLUSTER, "kafka-cluster", Operation.ALTER)]),
+    "cluster.upgrade": (fm.Empty(), [(CLUSTER, "kafka-cluster", Operation.ALTER)]),
+    "figures": (fm.Empty(), [(CLUSTER, "kafka-cluster", Operation.DESCRIBE)]),
+    "root.prove": (fm.ProveRoot(nonce="n"), []),
+    "status": (fm.Empty(), [(CLUSTER, "kafka-cluster", Operation.DESCRIBE)]),
+    "topics.list": (fm.Empty(), []),
+    "topics.create": (fm.CreateTopic(topic="t"), [(TOPIC, "t", Operation.CREATE)]),
+    "topics.describe": (fm.TopicName(topic="t"), [(TOPIC, "t", Operation.DESCRIBE)]),
+    "topics.alter": (
+        fm.AlterTopic(topic="t", config={}),
+        [(TOPIC, "t", Operation.ALTER_CONFIGS)],
+    ),
+    "topics.add_partitions": (
+        fm.AddPartitions(topic="t", partitions=2),
+        [(TOPIC, "t", Operation.ALTER)],
+    ),
+    "topics.delete": (fm.TopicName(topic="t"), [(TOPIC, "t", Operation.DELETE)]),
+    "topics.compact": (fm.TopicName(topic="t"), [(TOPIC, "t", Operation.ALTER)]),
+    "records.delete": (
+        fm.DeleteRecords(topic="t", offsets={}),
+        [(TOPIC, "t", Operation.DELETE)],
+    ),
+    "offsets.for_times": (
+        fm.OffsetsForTimes(topic="t", timestamps_us={}),
+        [(TOPIC, "t", Operation.DESCRIBE)],
+    ),
+    "offsets.lag": (
+        fm.GroupPositions(positions=[]),
+        [(CLUSTER, "kafka-cluster", Operation.CLUSTER_ACTION)],
+    ),
+    "producers.new": (fm.Empty(), [(TOPIC, "any", Operation.WRITE)]),
+    "batches.append_staged": (fm.AppendStaged(manifest="m"), []),
+    "publish.now": (fm.PublishNow(topics=["t"]), [(TOPIC, "t", Operation.WRITE)]),
+    "tokens.new": (fm.NewToken(topics=["t"]), []),
+    "groups.join": (
+        gm.JoinGroup(group="g", session_timeout_ms=1, rebalance_timeout_ms=1, protocols=[]),
+        [(GROUP, "g", Operation.READ)],
+    ),
+    "groups.sync": (
+        gm.SyncGroup(group="g", member_id="m", generation=1),
+        [(GROUP, "g", Operation.READ)],
+    ),
+    "groups.heartbeat": (
+        gm.GroupHeartbeat(group="g", member_id="m", generation=1),
+        [(GROUP, "g", Operation.READ)],
+    ),
+    "groups.leave": (gm.LeaveGroup(group="g", member_id="m"), [(GROUP, "g", Operation.READ)]),
+    "groups.commit": (
+        gm.CommitOffsets(group="g", offsets=[gm.GroupOffset(topic="t", partition=0, offset=1)]),
+        [(GROUP, "g", Operation.READ), (TOPIC, "t", Operation.READ)],
+    ),
+    "groups.forget": (
+        gm.ForgetOffsets(group="g", partitions=[gm.GroupPartition(topic="t", partition=0)]),
+        [(GROUP, "g", Operation.DELETE), (TOPIC, "t", Operation.READ)],
+    ),
+    "groups.offsets": (gm.GroupName(group="g"), [(GROUP, "g", Operation.DESCRIBE)]),
+    "groups.find": (gm.GroupName(group="g"), [(GROUP, "g", Operation.DESCRIBE)]),
+    "groups.list": (fm.Empty(), []),
+    "groups.describe": (gm.GroupName(group="g"), [(GROUP, "g", Operation.DESCRIBE)]),
+    "groups.delete": (gm.GroupName(group="g"), [(GROUP, "g", Operation.DELETE)]),
+}
+"""A request of each action, and the rights that it needs together."""
+IRREVERSIBLE: Final = {"broker.drain", "cluster.balance", "cluster.move", "cluster.upgrade"}
+
+
+def test_every_action_has_a_row() -> None:
+    """An action without one could not be served, and one without a line here is not tested."""
+    assert GRANTS.keys() == fm.ACTIONS.keys() == NEEDED.keys()
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_actions_need_the_rights_of_their_rows(world: World, name: str) -> None:
+    """All of them, and nothing else; while ACLs are observed, only final changes are refused."""
+    request, needed = NEEDED[name]
+    caller = world.caller()
+    rights = [acl(*each, principal=ALICE) for each in needed]
+    world.set_acls(*rights)
+    GRANTS[name](caller, request)
+    for missing in rights:
+        others = [each for each in rights if each != missing]
+        unlike = [
+            acl(missing.resource, missing.name, each, principal=ALICE)
+            for each in (Operation.DESCRIBE_CONFIGS, Operation.IDEMPOTENT_WRITE)
+            if (name, each) != ("producers.new", Operation.IDEMPOTENT_WRITE)
+        ]
+        world.set_acls(*others, *unlike)
+        world.watch.refresh()
+        with pytest.raises(errors.NotAuthorized):
+            GRANTS[name](caller, request)
+        world.set_acls(mode=Mode.OBSERVE)
+        world.watch.refresh()
+        if name in IRREVERSIBLE:
+            with pytest.raises(errors.ClusterNotAuthorized):
+                GRANTS[name](caller, request)
+        else:
+            GRANTS[name](caller, request)
+
+
+def test_replies_name_nothing_that_is_hidden(world: World) -> None:
+    """Not in lists, nor in what operators see with DESCRIBE on the cluster alone."""
+    seen = [
+        acl(TOPIC, "t", Operation.DESCRIBE, principal=ALICE, pattern=PatternType.PREFIXED),
+        acl(GROUP, "g", Operation.DESCRIBE, principal=ALICE),
+    ]
+    world.set_acls(*seen)
+    world.watch.refresh()
+    caller = world.caller()
+    here = fm.BrokerInfo(broker=1, epoch=1, address="a:1", host="secret", pid=1, log="secret")
+    group = gm.GroupInfo(group="secret", state="Stable")
+    replies: dict[str, msgspec.Struct] = {
+        "topics.list": fm.TopicNames(topics=["secret", "t1"]),
+        "topics.describe": fm.TopicInfo(topic="t1", topic_id="i", config={"a": "secret"}),
+        "groups.list": gm.GroupList(groups=[group, msgspec.structs.replace(group, group="g")]),
+        "groups.offsets": gm.GroupOffsets(
+            offsets=[
+                gm.GroupOffset(topic="secret", partition=0, offset=1),
+                gm.GroupOffset(topic="t1", partition=0, offset=1),
+            ]
+        ),
+        "cluster": fm.ClusterInfo(cluster_id="c", root="r", version="v", brokers=[here]),
+        "status": fm.BrokerStatus(
+            cluster_id="c",
+            root="r",
+            broker=msgspec.structs.replace(here, host="", log=""),
+            uptime_seconds=1.0,
+            held_back=[fm.HeldBack(topic="secret", reason="r")],
+            kept_records=[fm.KeptRecords(topic="secret", reason="r")],
+        ),
+        "figures": fm.BrokerFigures(
+            at_us=1,
+            broker=msgspec.structs.replace(here, host="", log=""),
+            topics=[fm.TopicFigures(topic="secret", partitions=1)],
+        ),
+        "cluster.describe": fm.ClusterDescription(
+            cluster_id="c",
+            root="r",
+            controller=1,
+            brokers=[],
+            epochs=[],
+            topics=1,
+            partitions=1,
+            lost_partitions=1,
+            lost=[fm.LostPartition(topic="secret", partition=0, leader=1)],
+            leaders={"secret": [1], "t1": [1]},
+        ),
+    }
+    for name, reply in replies.items():
+        text = msgspec.json.encode(shown(name, caller, reply)).decode()
+        assert "secret" not in text, name
+        assert "t1" in text or '"g"' in text or name in ("cluster", "status", "figures"), name
+    world.set_acls(mode=Mode.OBSERVE)
+    world.watch.refresh()
+    assert all(shown(name, caller, reply) is reply for name, reply in replies.items())
