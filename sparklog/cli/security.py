@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors
+from sparklog.cli import security_files
 from sparklog.cli.security_root import (
+    BesideTheDataOption,
     SecurityRootOption,
     change_state,
+    check_bucket,
     check_place,
     known_state,
     root_store,
@@ -23,6 +26,7 @@ from sparklog.terminal.options import JsonOption, YesOption, confirm
 
 if TYPE_CHECKING:
     from sparklog.security.state import Mode, SecurityState
+    from sparklog.security.users import Change
     from sparklog.storage.metadata.liveness import Leader
     from sparklog.storage.objects import Store
 
@@ -180,6 +184,228 @@ def set_ca(
     check_place(store, known_state(store, may_create=True))
     change_state(store, with_ca(pem), create=True)
     typer.echo("programs with access to the root check the certificates of brokers by this CA")
+
+
+@app.command(cls=Command)
+def init(
+    host: Annotated[
+        list[str],
+        typer.Option(
+            metavar="HOST",
+            help="The host name or address that clients connect to; repeat it for more. The broker"
+            " advertises the first one.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder for keys, certificates and settings."),
+    ],
+    user: Annotated[str, typer.Option(metavar="NAME", help="The administrator.")] = "admin",
+    kafka_port: Annotated[
+        int, typer.Option(metavar="PORT", min=1, max=65_535, help="For Kafka clients.")
+    ] = 9_092,
+    flight_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=1, max=65_535, help="For native clients, Spark and other brokers."
+        ),
+    ] = 8_815,
+    beside_the_data: BesideTheDataOption = False,
+    root: SecurityRootOption = None,
+) -> None:
+    """Secure a log: certificates, an administrator, and settings for the broker and clients.
+
+    Makes a CA and a certificate for the broker, adds a user with a random password as a super
+    user, and stores the CA in the root. In a new root, ACLs are enforced. In one that has topics,
+    they are only observed until you enforce them. The folder DIR gets the settings of a broker,
+    and those of clients of the administrator.
+
+    The command can be repeated: it leaves alone what exists, and replaces the broker's certificate
+    if other hosts are given or it expires within 30 days. Keep ca.key in a safe place; brokers do
+    not need it.
+
+    Example: sparklog security init --host k1.example.org --out ./secured --root ./data
+    """
+    from datetime import datetime
+
+    from sparklog.security.client_settings import broker_settings
+
+    store = root_store(root)
+    check_bucket(store, known_state(store, may_create=True), beside_the_data=beside_the_data)
+    folder, now = security_files.private_folder(out), datetime.now(UTC)
+    ca = security_files.authority(folder, now=now)
+    is_new = security_files.broker_certificate(
+        folder, ca, [*host, "localhost", "127.0.0.1", "::1"], now=now
+    )
+    own = security_files.private_folder(folder / user)
+    mode = _secure(store, user, own, ca.pem.decode())
+    settings = folder / "broker.toml"
+    if not settings.exists():
+        text = broker_settings(
+            root=_named(store),
+            certificate=str(folder / "broker.pem"),
+            key=str(folder / "broker.key"),
+            host=host[0],
+            kafka_port=kafka_port,
+            flight_port=flight_port,
+        )
+        security_files.write(settings, text.encode(), is_secret=False)
+    _write_client(own, user, f"{host[0]}:{kafka_port}", f"{host[0]}:{flight_port}", ca.pem)
+    if is_new:
+        typer.echo(f"wrote a certificate for {', '.join(host)}")
+    typer.echo(f"user {user} is a super user; {_EFFECTS[mode.value]}")
+    typer.echo(f"start a broker: sparklog broker --config {settings}")
+    typer.echo(f"settings of its clients are in {own}")
+
+
+@app.command(cls=Command)
+def client(
+    user: Annotated[str, typer.Argument(metavar="NAME", help="The user.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the settings.")],
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address of the Kafka listener. Default: that of the running broker.",
+            show_default=False,
+        ),
+    ] = None,
+    flight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address of the Flight listener. Default: that of the running broker.",
+            show_default=False,
+        ),
+    ] = None,
+    root: SecurityRootOption = None,
+) -> None:
+    """Write the settings of clients for a user, who is added if there is no such user.
+
+    DIR gets the CA, the password, java.properties for Java clients, Kafka's tools and Spark's Kafka
+    connector, librdkafka.properties, kafka-python.json, and sparklog.env with the variables of
+    sparklog's own clients. A new user gets a random password; for one that exists, write its
+    password into DIR/password first. The user may do nothing until `sparklog acls add` allows it
+    something.
+
+    Example: sparklog security client app --out ./app --root ./data
+    """
+    from sparklog.security import users
+
+    store = root_store(root)
+    state = known_state(store)
+    if state is None or not state.ca:
+        raise typer.BadParameter(
+            "the root has no CA: run `sparklog security init`, or `sparklog security set-ca` if you"
+            " have certificates"
+        )
+    running = _addresses(store)
+    kafka, flight = kafka or running[0], flight or running[1]
+    if not kafka or not flight:
+        raise typer.BadParameter(
+            "no running broker has registered listeners with SASL_SSL: pass --kafka and --flight"
+        )
+    folder = security_files.private_folder(out)
+    change_state(store, _with_user(users.added, user, security_files.password(folder / _PASSWORD)))
+    _write_client(folder, user, kafka, flight, state.ca.encode())
+    typer.echo(f"settings of clients of {user} are in {folder}")
+
+
+_PASSWORD: Final = "password"
+"""The name of the file."""
+
+
+def _named(store: Store) -> str:
+    """Returns the root as settings name it; a folder by its absolute path."""
+    from sparklog.storage.objects import LocalStore
+
+    return str(store.root) if isinstance(store, LocalStore) else store.uri
+
+
+def _secure(store: Store, user: str, folder: Path, ca: str) -> Mode:
+    """Adds the administrator and the CA to the root, and returns the mode of its ACLs."""
+    from sparklog.clock import SystemClock
+    from sparklog.security import users
+    from sparklog.security.policies import with_ca, with_policy
+    from sparklog.security.state import Mode
+    from sparklog.storage.metadata.store import MetadataStore
+
+    metadata = MetadataStore(store, clock=SystemClock()).refresh()
+    add = _with_user(users.added, user, security_files.password(folder / _PASSWORD))
+
+    def change(state: SecurityState) -> SecurityState | None:
+        mode = state.policy.mode
+        if mode is Mode.OFF:
+            mode = Mode.OBSERVE if metadata.topics else Mode.ENFORCE
+        after = state
+        for each in (
+            add,
+            with_ca(ca),
+            with_policy(mode=mode, add_super_users=[f"User:{user}"]),
+        ):
+            after = each(after) or after
+        return after if after != state else None
+
+    return change_state(store, change, create=True).policy.mode
+
+
+def _with_user(added: Callable[..., Change], user: str, password: str) -> Change:
+    """Adds a user, or checks the password of one that exists. Raises `BadOption`."""
+    from sparklog.security.scram import Mechanism, is_password
+    from sparklog.security.users import credentials_of
+
+    credentials = credentials_of(password)
+
+    def change(state: SecurityState) -> SecurityState | None:
+        known = state.users.get(user)
+        if known is None:
+            return added(user, credentials)(state)
+        verifier = known.credentials.get(Mechanism.SHA_256)
+        if verifier is None or not is_password(Mechanism.SHA_256, verifier, password):
+            reason = (
+                "the user exists, and has another password than the file `password` in the folder:"
+                " write its password there, or choose another user"
+            )
+            raise errors.BadOption(option="user", value=user, reason=reason)
+        return None
+
+    return change
+
+
+def _addresses(store: Store) -> tuple[str, str]:
+    """Returns the addresses of the Kafka and the Flight listener with SASL_SSL; "" without one."""
+    from sparklog import listeners
+    from sparklog.storage.metadata.liveness import read_heartbeats
+
+    kafka = flight = ""
+    for heartbeat in read_heartbeats(store).values():
+        if heartbeat.stopped:
+            continue
+        found = [
+            each.address
+            for each in listeners.parse(heartbeat.kafka_listeners)
+            if each.protocol == listeners.SASL_SSL
+        ]
+        kafka = kafka or (found[0] if found else "")
+        if heartbeat.flight.startswith(listeners.TLS_SCHEME):
+            flight = flight or heartbeat.flight.removeprefix(listeners.TLS_SCHEME)
+    return kafka, flight
+
+
+def _write_client(folder: Path, user: str, kafka: str, flight: str, ca: bytes) -> None:
+    from sparklog.security.client_settings import files_of_client
+
+    path = folder / "ca.pem"
+    security_files.write(path, ca, is_secret=False)
+    files = files_of_client(
+        kafka=kafka,
+        flight=flight,
+        user=user,
+        password=security_files.password(folder / _PASSWORD),
+        ca=str(path),
+        password_file=str(folder / _PASSWORD),
+    )
+    security_files.client_files(folder, files)
 
 
 def _set(

@@ -90,6 +90,25 @@ def known_state(store: Store, *, may_create: bool = False) -> SecurityState | No
     return security.look() if security is not None else None
 
 
+BesideTheDataOption = Annotated[
+    bool,
+    typer.Option(
+        "--beside-the-data",
+        help="Accept that the first user of a bucket is stored in security/ of that bucket, where"
+        " everybody who may read the whole bucket can try passwords.",
+    ),
+]
+
+
+def check_bucket(store: Store, known: SecurityState | None, *, beside_the_data: bool) -> None:
+    """Raises a usage error before the first user of a bucket, unless its place is accepted."""
+    if not store.is_local and not beside_the_data and known is None:
+        raise typer.BadParameter(
+            "the users of a bucket are in security/ of it: deny that prefix to everybody but the"
+            " brokers, then pass --beside-the-data (docs/security.md)"
+        )
+
+
 def check_place(store: Store, known: SecurityState | None) -> None:
     """Raises a usage error for a bucket without a security state.
 

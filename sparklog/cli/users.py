@@ -10,8 +10,10 @@ import typer
 
 from sparklog import errors
 from sparklog.cli.security_root import (
+    BesideTheDataOption,
     SecurityRootOption,
     change_state,
+    check_bucket,
     known_state,
     root_store,
 )
@@ -49,14 +51,7 @@ def add(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Leave a user that exists as it is.")
     ] = False,
-    beside_the_data: Annotated[
-        bool,
-        typer.Option(
-            "--beside-the-data",
-            help="Accept that the first user of a bucket is stored in security/ of that bucket,"
-            " where everybody who may read the whole bucket can try passwords.",
-        ),
-    ] = False,
+    beside_the_data: BesideTheDataOption = False,
     root: SecurityRootOption = None,
 ) -> None:
     """Add a user with a password.
@@ -72,11 +67,7 @@ def add(
 
     store = root_store(root)
     known = known_state(store, may_create=True)
-    if not store.is_local and not beside_the_data and known is None:
-        raise typer.BadParameter(
-            "the users of a bucket are in security/ of it: deny that prefix to everybody but the"
-            " brokers, then pass --beside-the-data (docs/security.md)"
-        )
+    check_bucket(store, known, beside_the_data=beside_the_data)
     # Before the password is asked for.
     if users.added(name, {}, may_exist=if_not_exists)(known or NO_USERS) is None:
         typer.echo(f"user {name} exists")

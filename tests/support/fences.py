@@ -60,11 +60,15 @@ INSTRUCTIONS: Final = (
     "VOLUME",
 )
 SECONDS: Final = 120
-PORTS: Final = ("8815", "8816", "8817", "8818", "9092", "9093", "9094", "9095", "9404")
+PORTS: Final = (
+    *("8815", "8816", "8817", "8818", "8915"),
+    *("9092", "9093", "9094", "9095", "9192", "9404"),
+)
 
 _FENCE: Final = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NO_RUN: Final = re.compile(r'no-run="([^"]{8,})"')
 _ADDRESS: Final = re.compile(rf"\b(127\.0\.0\.1|localhost):({'|'.join(PORTS)})\b")
+_PORT_OPTION: Final = re.compile(rf"(-port) ({'|'.join(PORTS)})\b")
 _JOB: Final = re.compile(
     r"^python -m sparklog\.jobs\.(?P<name>\w+) +(?P<words>.*)$", re.MULTILINE | re.DOTALL
 )
@@ -195,6 +199,7 @@ class Page:
             raise
 
     def _with_ports(self, code: str) -> str:
+        code = _PORT_OPTION.sub(lambda found: f"{found[1]} {self._ports[found[2]]}", code)
         return _ADDRESS.sub(lambda found: f"127.0.0.1:{self._ports[found[2]]}", code)
 
     def _python(self, code: str, fence: Fence) -> None:
@@ -225,18 +230,23 @@ class Page:
     def _bash(self, code: str, *, background: bool) -> None:
         self._environment |= preloaded.variables("brokers")
         command = ["bash", "-euo", "pipefail", "-c", code]
+        environment = self._environment
+        if "--config" in code and "--root" not in code:  # the file has the addresses too
+            environment = {
+                name: value for name, value in environment.items() if not name.endswith("_LISTEN")
+            }
         if background:
             with tempfile.TemporaryFile() as printed:
                 process = subprocess.Popen(
                     ["bash", "-c", f"exec {code}"],
-                    cwd=self._folder, env=self._environment,
+                    cwd=self._folder, env=environment,
                     stdout=printed, stderr=subprocess.DEVNULL,
                 )  # fmt: skip
                 self._running.append(process)
                 _await_line(process, printed)
             return
         done = subprocess.run(
-            command, cwd=self._folder, env=self._environment, check=False, timeout=SECONDS,
+            command, cwd=self._folder, env=environment, check=False, timeout=SECONDS,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}\n{done.returncode}"
