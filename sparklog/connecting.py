@@ -155,7 +155,10 @@ def connect(
         _close_at_exit()
         return log
     if security is not None:
-        reason = f"it applies to addresses of brokers, and {location} is a root, which has the CA"
+        reason = (
+            f"it is for addresses of brokers, and {location} is a root: store the CA there, with"
+            " `sparklog security set-ca`; a program that can read the root needs no user"
+        )
         raise errors.BadOption(option="security", value=str(security), reason=reason)
     with _named_as_given(kafka):
         session = _RootSession(location, detached=detached, kafka=kafka, given=storage_options)

@@ -120,8 +120,12 @@ class KafkaSettings(_ListenerSettings, frozen=True, kw_only=True, forbid_unknown
         PLAIN sends the password itself: over TLS, or where it does not leave the machine.
         """
         is_private = listener.has_tls or listener.is_loopback
-        given = tuple(each.strip() for each in self.sasl_mechanisms.split(","))
-        return tuple(each for each in given if each != PLAIN or is_private)
+        return tuple(each for each in self.mechanisms if each != PLAIN or is_private)
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The SASL mechanisms that users may log in with, also to the Flight listener."""
+        return tuple(each.strip() for each in self.sasl_mechanisms.split(","))
 
 
 class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.gate import Gate
 from sparklog.broker.flight.logins import Logins
 from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_watch import watch_security
@@ -58,6 +59,8 @@ class AccessControl:
         self.watch = watch_security(settings, store, clock=clock, refused=refused)
         self.authentication: Authentication | None = None
         """The users of the root, if a listener asks for a login."""
+        self.login_delays = FailureDelays(clock)
+        """Shared by all listeners: a client that guesses has one budget."""
         self.authorization = Authorization(self.watch, clock=clock)
         self.acl_admin = AclAdmin(store, self.watch, clock=clock)
         self._own_credentials = RootCredentials(store, self._known, clock=clock)
@@ -98,7 +101,8 @@ class AccessControl:
         if self.watch.is_enforced and not is_private(address):
             _log.warning(
                 "ACLs are enforced, and the first Flight listener has no TLS: other brokers and"
-                " programs that open the root are not recognised there, except on this machine",
+                " programs that open the root are not recognised there, except on this machine;"
+                " write SASL_SSL:// or SSL:// before the first address of flight.listen",
                 flight=address,
             )
         return Gate(
@@ -111,7 +115,13 @@ class AccessControl:
     def logins(self, gate: Gate) -> Logins:
         """Returns the logins of the Flight listener, if clients have to log in there."""
         assert self.authentication is not None
-        return Logins(self.authentication, gate, clock=self._clock)
+        return Logins(
+            self.authentication,
+            gate,
+            mechanisms=self._settings.kafka.mechanisms,
+            delays=self.login_delays,
+            clock=self._clock,
+        )
 
     def asking(self, ask: AskWithCredentials) -> Ask:
         """Returns `ask` with the credentials of this broker, for members of the cluster."""

@@ -595,7 +595,7 @@ class Agent:
             process=this_process(),
             kafka=self.kafka_address,
             kafka_listeners=text_of(self.listeners.kafka_open),
-            flight_listeners=self.listeners.several_flight,
+            flight_listeners=self.listeners.flight_listeners_text,
             metrics=self.metrics_address,
             version=VERSION,
             log=self.settings.log.file,

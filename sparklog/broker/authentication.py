@@ -16,8 +16,17 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.security_watch import SecurityWatch
-from sparklog.security.scram import DrawnVerifiers, Mechanism, Verifier, is_password
+from sparklog.security.scram import (
+    WRONG,
+    DrawnVerifiers,
+    Mechanism,
+    ScramError,
+    ScramServer,
+    Verifier,
+    is_password,
+)
 from sparklog.security.state import SecurityState, User
+from sparklog.security.users import NAME_BYTES_MAX
 from sparklog.settings import BrokerSettings
 
 PASSWORDS_REMEMBERED = 10_000  # so that a client with PLAIN that reconnects costs no PBKDF2
@@ -142,6 +151,37 @@ class Authentication:
         parts = (user_id.encode(), verifier.stored_key, verifier.salt, password.encode())
         framed = b"".join(len(each).to_bytes(4, "big") + each for each in parts)
         return hmac.digest(self._process_key, framed, "sha256")
+
+
+class ScramLogin:
+    """A SCRAM login of one client: messages in, messages out. Takes some 20 microseconds."""
+
+    def __init__(self, authentication: Authentication, mechanism: Mechanism) -> None:
+        self._authentication = authentication
+        self._mechanism = mechanism
+        self._server = ScramServer(mechanism, self._find)
+        self._credential: Credential | None = None
+        self.user = ""
+        """The user that the client names; empty until then."""
+        self.identity: Identity | None = None
+        """Set once the client has proved that it knows the password."""
+
+    def answer(self, message: bytes) -> bytes:
+        """Returns the answer to the next message. Raises `ScramError`."""
+        reply = self._server.step(message)
+        if self._server.user is not None:
+            assert self._credential is not None
+            self.identity = self._authentication.confirmed(self._credential)
+            if self.identity is None:
+                raise ScramError(WRONG)
+        return reply
+
+    def _find(self, user: str) -> Verifier:
+        if len(user.encode()) > NAME_BYTES_MAX:
+            raise ScramError(f"the user name has more than {NAME_BYTES_MAX} bytes")
+        self.user = user
+        self._credential = self._authentication.credential(self._mechanism, user)
+        return self._credential.verifier
 
 
 def _identity(name: str, user: User) -> Identity:

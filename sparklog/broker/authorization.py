@@ -28,6 +28,7 @@ from sparklog.security.acl import (
     Operation,
     Permission,
     ResourceType,
+    normal_host,
 )
 from sparklog.security.state import Mode, Policy, SecurityState
 from sparklog.security.users import NAME_BYTES_MAX
@@ -76,7 +77,7 @@ class View:
         return known
 
     @functools.cached_property
-    def allows_strangers(self) -> bool:
+    def allows_anonymous(self) -> bool:
         """True if something may be allowed to clients that have not logged in."""
         policy = self._policy
         return (
@@ -92,6 +93,12 @@ class View:
         """Returns whether an ACL allows a client to change ACLs, or it is a super user."""
         what = Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
         return self._index.allows_listed(principal, host, *what)
+
+    def allows_idempotent_write(self, principal: str, host: str) -> bool:
+        """Returns whether a client may get a producer id: it may write to some topic (KIP-679)."""
+        return self.allows(
+            principal, host, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME
+        ) or self.allows_on_any(principal, host, Operation.WRITE, ResourceType.TOPIC)
 
     def allows_on_any(
         self, principal: str, host: str, operation: Operation, resource: ResourceType
@@ -176,10 +183,10 @@ class Authorization:
                 name=ascii(name[:_NAME_SHOWN]).strip("'"),  # without what a terminal obeys
             )
 
-    def note_refused_call(self, peer: str, reason: str, *, is_refused: bool) -> None:
-        """Counts and logs a Flight call without a valid token."""
+    def note_refused_call(self, peer: str, reason: str) -> None:
+        """Counts and logs a Flight call that was refused for its token, or for lack of one."""
         if self._count(1):
-            self._log(is_refused, flight_client=peer, reason=reason)
+            self._log(is_refused=True, flight_client=peer, reason=reason)
 
     def _count(self, denied: int) -> int:
         """Counts operations, and returns how many of them may be logged now."""
@@ -195,6 +202,70 @@ class Authorization:
     @staticmethod
     def _log(is_refused: bool, **facts: str) -> None:
         _log.info("not authorized" if is_refused else "would not be authorized", **facts)
+
+
+class ClientRights:
+    """The rights of one client, by the ACLs; each listener judges its requests by them."""
+
+    def __init__(self, authorization: Authorization | None, principal: str, host: str) -> None:
+        """Creates the rights of a client.
+
+        Args:
+            authorization: None: everything is allowed.
+            principal: as Kafka writes it, such as "User:alice".
+            host: the client's address.
+        """
+        self._authorization = authorization
+        self.principal = principal
+        self._client = principal, normal_host(host)
+
+    @property
+    def _view(self) -> View | None:
+        """The view to judge by; None if ACLs are not evaluated."""
+        if self._authorization is None:
+            return None
+        view = self._authorization.view
+        return view if view.mode is not Mode.OFF else None
+
+    @property
+    def is_limited(self) -> bool:
+        """True if something may be refused or left out."""
+        view = self._view
+        return view is not None and view.mode is Mode.ENFORCE
+
+    def may(
+        self,
+        operation: Operation,
+        resource: ResourceType = ResourceType.CLUSTER,
+        name: str = CLUSTER_NAME,
+    ) -> bool:
+        """Returns whether an operation is allowed, as far as is known now."""
+        view = self._view
+        return (
+            view is None
+            or view.mode is not Mode.ENFORCE
+            or view.allows(*self._client, operation, resource, name)
+        )
+
+    def error(
+        self, operation: Operation, resource: ResourceType, name: str
+    ) -> errors.NotAuthorized:
+        """Returns the error for an operation that is not allowed."""
+        return not_authorized(*self._client, operation, resource, name)
+
+    def _note(
+        self,
+        operation: Operation,
+        resource: ResourceType,
+        names: Collection[str],
+        *,
+        is_refused: bool,
+    ) -> None:
+        """See `Authorization.note_denied`."""
+        assert self._authorization is not None
+        self._authorization.note_denied(
+            *self._client, operation, resource, names, is_refused=is_refused
+        )
 
 
 def not_authorized(

@@ -94,7 +94,7 @@ class Listeners:
         return _all_advertised(self._settings.flight, self._flight_ports)
 
     @property
-    def several_flight(self) -> str:
+    def flight_listeners_text(self) -> str:
         """All Flight listeners as `sparklog.listeners` writes them; empty if there is one."""
         found = self.flight_advertised
         return text_of(found) if len(found) > 1 else ""
@@ -143,7 +143,7 @@ class Listeners:
             listeners={each.name: each.address for each in advertised},
             flight=(
                 {each.name: each.client_address for each in self.flight_advertised}
-                if self.several_flight
+                if self.flight_listeners_text
                 else {}
             ),
             rack=self._settings.cluster.rack,
@@ -205,6 +205,7 @@ class Listeners:
             authentication=access.authentication,
             authorization=access.authorization,
             acl_admin=access.acl_admin,
+            login_delays=access.login_delays,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
         )
@@ -237,7 +238,7 @@ class Listeners:
         advertised: Iterable[Listener],
         patience_seconds: float,
     ) -> list[Acceptor]:
-        """Returns the listening sockets."""
+        """Returns the listening sockets; those for Flight need no mechanisms."""
         kafka = self._settings.kafka
         return [
             Acceptor(
@@ -346,7 +347,7 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
             if each.has_tls and not covers(found.certificate, advertised.host):
                 _log.warning(
                     "clients that check host names refuse the certificate: it lacks the host that"
-                    " they connect to",
+                    " they connect to; add it to the certificate, or advertise a host that it has",
                     host=advertised.host,
                     listener=str(each),
                     certificate=tls.certificate,

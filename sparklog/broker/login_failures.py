@@ -1,11 +1,10 @@
-"""Failed logins: how long their answers are delayed, and the addresses that they count for."""
+"""Failed logins: the delay before each is answered."""
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Final
 
 from sparklog.clock import Clock
 
@@ -13,7 +12,6 @@ FAILURE_SECONDS = (0.1, 1.0)  # until a failed login is answered: at first, and 
 FAILURES_REMEMBERED = 4_096
 _FAILURE_FORGOTTEN_SECONDS: Final = 60.0
 _NAME_REMEMBERED: Final = 255
-_IPV6_PREFIX: Final = 64
 
 
 class FailureDelays:
@@ -49,16 +47,3 @@ class FailureDelays:
         ):
             self._failures.popitem(last=False)
         return most
-
-
-def network_of(peer: str) -> str:
-    """Returns the address that counts for bounds: of IPv6, the network that one host may have."""
-    if ":" not in peer:
-        return peer
-    try:
-        address: Any = ipaddress.IPv6Address(peer.partition("%")[0])
-    except ValueError:
-        return peer
-    mapped = address.ipv4_mapped
-    network = ipaddress.IPv6Network((address, _IPV6_PREFIX), strict=False)
-    return str(mapped) if mapped is not None else str(network)

@@ -224,7 +224,7 @@ def init(
     if other hosts are given or it expires within 30 days. Keep ca.key in a safe place; brokers do
     not need it.
 
-    Example: sparklog security init --host k1.example.org --out ./secured --root ./data
+    Example: sparklog security init --host k1.example.org --out keys --root data
     """
     from datetime import datetime
 

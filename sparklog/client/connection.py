@@ -177,7 +177,7 @@ class Channel:
         """
         self.address = address
         self._credentials = credentials = credentials or ClientCredentials()
-        token = credentials.tokens(address)
+        token = credentials.token_source(address)
         self._has_token = token is not None
         middleware = [_TokenSender(token)] if token is not None else []
         tls = credentials.tls() if address.startswith(TLS_SCHEME) else None
@@ -210,13 +210,17 @@ class Channel:
         return self._flight.do_exchange(_command(request))
 
     def failure_of(self, error: BaseException) -> errors.SparklogError:
-        """See `failure_of`. Counts as a broken channel if a new one would have a better token."""
+        """Converts an error of a call, as the function of this name does.
+
+        If the broker has refused the token, or none was sent, and a new one can be had, the result
+        is `BrokerUnavailable`: the caller then opens a new channel, which sends it. May log in.
+        """
         failure = failure_of(error, self.address)
         is_anonymous = isinstance(failure, errors.NotAuthorized) and not self._has_token
         if not (is_anonymous or isinstance(failure, errors.NotAuthenticated)):
             return failure
         try:
-            if self._credentials.renewed(self.address) is None:
+            if self._credentials.new_token_source(self.address) is None:
                 return failure
         except errors.SparklogError as refusal:
             return refusal

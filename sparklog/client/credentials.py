@@ -38,29 +38,29 @@ class ClientCredentials:
         self._logged_in_at = 0.0
 
     def tls(self) -> TlsMaterial:
-        return self._known().tls()
+        return self._given_security().tls()
 
-    def tokens(self, address: str) -> TokenSource | None:
+    def token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`. Logs in, unless there is a token.
 
-        Raises `NotAuthenticated`, `BadOption` and `BrokerUnavailable`.
+        Raises what `log_in` raises.
         """
-        security = self._known()
+        security = self._given_security()
         if security.user is None:
             return None
         if not is_private(address):
-            reason = f"it is sent over TLS only: connect to {TLS_SCHEME}{address}"
+            reason = f"a login needs TLS: connect to {TLS_SCHEME}{address}"
             raise errors.BadOption(option="user", value=security.user, reason=reason)
         self._renew(address, security)
         return lambda: self._current(address, security)
 
-    def renewed(self, address: str) -> TokenSource | None:
+    def new_token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`."""
         with self._lock:
             self._token = ""
-        return self.tokens(address)
+        return self.token_source(address)
 
-    def _known(self) -> Security:
+    def _given_security(self) -> Security:
         return self._security or Security.from_environment()
 
     def _current(self, address: str, security: Security) -> str:
@@ -80,7 +80,7 @@ class ClientCredentials:
 def log_in(address: str, security: Security) -> str:
     """Logs in at a broker; returns the value of the header `authorization` for further calls.
 
-    Raises `NotAuthenticated`, `BadOption` and `BrokerUnavailable`.
+    Raises `NotAuthenticated`, `BrokerNotTrusted`, `BadOption` and `BrokerUnavailable`.
     """
     assert security.user is not None
     exchange = _Login(security.user, security.password())
@@ -89,11 +89,9 @@ def log_in(address: str, security: Security) -> str:
         client.authenticate(
             exchange, flight.FlightCallOptions(timeout=limits.PROBE_TIMEOUT_SECONDS)
         )
-    except ScramError as error:
-        raise errors.NotAuthenticated(reason=str(error)) from None
-    except (pa.ArrowException, OSError) as error:
-        if exchange.failure is not None:
-            raise errors.NotAuthenticated(reason=str(exchange.failure)) from None
+    except (ScramError, pa.ArrowException, OSError) as error:
+        if exchange.failure is not None:  # the broker has not proved that it knows the user
+            raise errors.BrokerNotTrusted(address=address, reason=str(exchange.failure)) from None
         raise failure_of(error, address) from error
     finally:
         client.close()

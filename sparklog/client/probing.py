@@ -129,7 +129,10 @@ def _tls_context(tls: TlsMaterial) -> ssl.SSLContext:
 def _distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
     """Returns the reason that a certificate is not accepted, and the remedy."""
     if "self-signed" in error.verify_message or "local issuer" in error.verify_message:
-        remedy = "pass the file of its CA (security=Security(ca=…), or SPARKLOG_CLIENT_CA)"
+        remedy = (
+            "name the file of its CA (Security(ca=…), the option ca in Spark, SPARKLOG_CLIENT_CA),"
+            " or store it in the root, for programs that open that (`sparklog security set-ca`)"
+        )
     elif "mismatch" in error.verify_message or "not valid for" in error.verify_message:
         remedy = f"connect by a name that it has, or have {host} added to it"
     else:

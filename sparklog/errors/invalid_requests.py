@@ -96,6 +96,16 @@ class ClusterNotAuthorized(NotAuthorized):
     code = "cluster_not_authorized"
 
 
+class TokenOutOfScope(NotAuthorized):
+    """The token of a task only reads records, whatever ACLs allow its user."""
+
+    code = "token_out_of_scope"
+    template = (
+        "The token of this task only reads records of its topics, so it does not permit"
+        " {principal} at {host} to {operation} {resource} {name!r}: log in as a user for that."
+    )
+
+
 class NotAuthenticated(Invalid):
     """A login has failed, or a call needs one; `reason` says why."""
 

@@ -626,13 +626,11 @@ class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests a token that only reads and writes records, for the tasks of a job."""
+    """Requests a token that only reads records, for the tasks of a job."""
 
     topics: list[str] | None = None
     """The only topics that the token is for, of at most `limits.TOKEN_TOPIC_CHARACTERS` together;
-    None: all that the user may read or write."""
-    seconds: Annotated[int, Meta(ge=1, le=limits.TOKEN_SECONDS)] = 3_600
-    """Its lifetime."""
+    None: all that the user may read."""
 
 
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,10 +50,12 @@ class Security:
         if (self.certificate is None) != (self.key is None):
             name, other = ("certificate", "key") if self.key is None else ("key", "certificate")
             raise errors.BadOption(
-                option=name, value=getattr(self, name), reason=f"{other} is missing: set both"
+                option=name,
+                value=getattr(self, name),
+                reason=f"set {other} (or {VARIABLES[other]}) too",
             )
         if self.password_file is not None and self.user is None:
-            reason = "user is missing: set both"
+            reason = f"set user (or {VARIABLES['user']}) too"
             raise errors.BadOption(option="password_file", value=self.password_file, reason=reason)
 
     @classmethod
@@ -63,9 +65,18 @@ class Security:
         `environment`: None: this process's own. Raises `BadOption`.
         """
         given = os.environ if environment is None else environment
-        return cls(
-            **{name: given[variable] for name, variable in VARIABLES.items() if given.get(variable)}
-        )
+        try:
+            return cls(
+                **{
+                    name: given[variable]
+                    for name, variable in VARIABLES.items()
+                    if given.get(variable)
+                }
+            )
+        except errors.BadOption as error:
+            raise errors.BadOption(
+                option=VARIABLES[error.option], value=error.value, reason=error.reason
+            ) from None
 
     def tls(self) -> TlsMaterial:
         """Reads the files. Raises `BadOption` for one that cannot be read or is not PEM."""
@@ -110,15 +121,19 @@ class Credentials(Protocol):
         """Returns what a connection to an address `tls://…` needs. Raises `BadOption`."""
         ...
 
-    def tokens(self, address: str) -> TokenSource | None:
-        """Returns the tokens for the broker at a Flight address.
+    def token_source(self, address: str) -> TokenSource | None:
+        """Returns a source of tokens for the broker at a Flight address. May log in.
 
-        None if its calls need none, or if this process cannot make them.
+        None if its calls need none, or if this process cannot get any. Raises what logging in
+        raises.
         """
         ...
 
-    def renewed(self, address: str) -> TokenSource | None:
-        """Returns the same after the broker has refused the last token, or asked for one."""
+    def new_token_source(self, address: str) -> TokenSource | None:
+        """Returns a source of new tokens, after the broker has refused the last, or asked for one.
+
+        May log in. Raises what logging in raises.
+        """
         ...
 
 

@@ -87,8 +87,8 @@ def with_ca(pem: str) -> Change:
 def rekeyed(state: SecurityState) -> SecurityState | None:
     """Gives a root that was copied, or restored, keys of its own. Passwords stay.
 
-    Its place is noted, and its key for tokens drawn, when ACLs are evaluated. Tokens that the
-    original has signed are not accepted here, nor the other way round.
+    The change also notes its place and draws its key for tokens (`change_security`). Tokens that
+    the original has signed are not accepted here, nor the other way round.
     """
     return msgspec.structs.replace(state, home="", salt_key=new_key(), root_key=b"")
 

@@ -45,10 +45,12 @@ class TokenScheme(Generic[_Claims]):
         return header.startswith(self._scheme) and len(header) <= _SIZE_MAX
 
     def verify(self, key: bytes, header: str) -> _Claims:
-        """Returns the claims of a token for which `matches` is true. Raises `BadToken`.
+        """Returns the claims of a token. Raises `BadToken`.
 
         `key`: if it is empty, no token is valid.
         """
+        if not self.matches(header):
+            raise BadToken("the header authorization has no token of a broker")
         content_text, _, signature_text = header.removeprefix(self._scheme).partition(".")
         try:
             content, signature = _bytes(content_text), _bytes(signature_text)

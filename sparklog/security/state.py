@@ -76,8 +76,8 @@ class SecurityState(msgspec.Struct, frozen=True, kw_only=True):
     """The place of the state. Elsewhere it is a copy, whose users and keys are those of another
     root: brokers refuse it until it gets keys of its own."""
     root_key: bytes = b""
-    """Signs the tokens of programs that can read the state (`root_token`). It is drawn when `home`
-    is noted, so that no copy has it."""
+    """Signs the tokens of users (`user_token`) and of programs that can read the state
+    (`root_token`). It is drawn when `home` is noted, so that no copy has it."""
     ca: str = ""
     """PEM: the CAs by which programs that can read the state check the certificates of brokers."""
     author: Author = Author(principal="")

@@ -4,7 +4,7 @@ A broker signs them with the key of the root, so that every broker of the root a
 names the user by its id and epoch: it ends when the user is removed, disabled or cut, and a later
 user of the same name cannot use it.
 
-A token for the tasks of a Spark job only reads and writes records. It can be passed to executors,
+A token for the tasks of a Spark job only reads records. It can be passed to executors,
 which should not have the user's password.
 """
 
@@ -32,7 +32,7 @@ class UserClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expires_at: int
     """In seconds since 1970."""
     is_for_tasks: bool = False
-    """True if the token only reads and writes records."""
+    """True if the token only reads records."""
     topics: tuple[str, ...] | None = None
     """The only topics of a token for tasks; None: all that the user may use."""
 

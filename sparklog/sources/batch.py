@@ -12,7 +12,7 @@ from sparklog.sources import tasks
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
-from sparklog.sources.reader import task_access, view_of
+from sparklog.sources.reader import task_credentials_for, view_of
 from sparklog.sources.scan import Scan
 from sparklog.sources.starting_offsets import EARLIEST, LATEST
 from sparklog.spark_errors import rows_sentence_first, sentence_first
@@ -69,8 +69,8 @@ class BatchReader(DataSourceReader):
             least=options.min_partitions,
             most_records=options.max_records_per_partition,
         )
-        access = task_access(options.location, slices)
-        return [InputPartition(tasks.encode(each, access)) for each in packed]
+        credentials = task_credentials_for(options.location, slices)
+        return [InputPartition(tasks.encode(each, credentials)) for each in packed]
 
     @rows_sentence_first
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

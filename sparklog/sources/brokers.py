@@ -14,8 +14,8 @@ from sparklog.client.credentials import ClientCredentials
 from sparklog.client.offsets import describe, offsets_for_times
 from sparklog.formats import flight_messages, group_messages
 from sparklog.security.credentials import Security, TlsMaterial, TokenSource
-from sparklog.sources.broker_access import BrokerAccess
 from sparklog.sources.options import LogLocation
+from sparklog.sources.task_credentials import TaskCredentials
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice
 
@@ -26,40 +26,40 @@ def _driver_connection(bootstrap: str, security: Security | None) -> Connection:
 
 
 @functools.lru_cache(maxsize=4)
-def _task_connection(bootstrap: str) -> tuple[Connection, _TaskCredentials]:
-    credentials = _TaskCredentials()
+def _task_connection(bootstrap: str) -> tuple[Connection, _SentCredentials]:
+    credentials = _SentCredentials()
     return Connection.to(bootstrap, credentials=credentials), credentials
 
 
 def connection(location: LogLocation) -> Connection:
     """Returns the process's connection to the broker of a location."""
     assert location.bootstrap is not None
-    if location.access is None:
+    if location.task_credentials is None:
         return _driver_connection(location.bootstrap, location.security)
     found, credentials = _task_connection(location.bootstrap)
-    credentials.access = location.access  # the newest: this process may run tasks for days
+    credentials.sent = location.task_credentials  # the newest: this process may run tasks for days
     return found
 
 
-class _TaskCredentials:
+class _SentCredentials:
     """See `Credentials`: those that the driver has sent with a task."""
 
     def __init__(self) -> None:
-        self.access = BrokerAccess(ca=None, authorization="")
+        self.sent = TaskCredentials(ca=None, authorization="")
 
     def tls(self) -> TlsMaterial:
         own = Security.from_environment().tls()
-        return own if self.access.ca is None else own._replace(ca=self.access.ca)
+        return own if self.sent.ca is None else own._replace(ca=self.sent.ca)
 
-    def tokens(self, _address: str) -> TokenSource | None:
-        return (lambda: self.access.authorization) if self.access.authorization else None
+    def token_source(self, _address: str) -> TokenSource | None:
+        return (lambda: self.sent.authorization) if self.sent.authorization else None
 
-    def renewed(self, _address: str) -> TokenSource | None:
+    def new_token_source(self, _address: str) -> TokenSource | None:
         return None
 
 
-def task_access(location: LogLocation, topics: Collection[str]) -> BrokerAccess | None:
-    """Returns the means of tasks to read topics; None if the environment of executors suffices.
+def task_credentials_for(location: LogLocation, topics: Collection[str]) -> TaskCredentials | None:
+    """Returns the credentials of tasks that read topics; None if their own environment suffices.
 
     Raises what a request to a broker raises.
     """
@@ -67,15 +67,14 @@ def task_access(location: LogLocation, topics: Collection[str]) -> BrokerAccess 
     security = location.security or Security.from_environment()
     if security.user is None:
         ca = security.tls().ca
-        return BrokerAccess(ca=ca, authorization="") if ca is not None else None
+        return TaskCredentials(ca=ca, authorization="") if ca is not None else None
+    # A token has to fit into a header: with many topics, it is for all that the user may read.
     is_short = sum(map(len, topics)) <= limits.TOKEN_TOPIC_CHARACTERS
     issued: flight_messages.IssuedToken = connection(location).action(
         "tokens.new",
-        flight_messages.NewToken(
-            topics=sorted(topics) if is_short else None, seconds=limits.TOKEN_SECONDS
-        ),
+        flight_messages.NewToken(topics=sorted(topics) if is_short else None),
     )
-    return BrokerAccess(ca=security.tls().ca, authorization=issued.authorization)
+    return TaskCredentials(ca=security.tls().ca, authorization=issued.authorization)
 
 
 def read(location: LogLocation, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sparklog import errors
@@ -45,9 +45,9 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
 from sparklog.security.credentials import Security
 from sparklog.sources import selection, starting_offsets
-from sparklog.sources.broker_access import BrokerAccess
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import Bound, Start
+from sparklog.sources.task_credentials import TaskCredentials
 
 _MAX_TRIGGER_DELAY_SECONDS = 15 * 60.0
 
@@ -77,7 +77,7 @@ _TRIGGERS: Final = (
     "maxTriggerDelay",
 )
 _SECURITY: Final = {"ca": "ca", "user": "user", "passwordFile": "password_file"}
-"""Options for brokers, by the field of `Security` that they set."""
+"""Fields of `Security`, by the option that sets them."""
 _KNOWN: Final = (
     "bootstrap",
     *_SECURITY,
@@ -123,7 +123,7 @@ class LogLocation:
     bootstrap: str | None = None
     security: Security | None = None
     """For brokers; names files of the driver. None: that of the environment."""
-    access: BrokerAccess | None = field(default=None, repr=False)
+    task_credentials: TaskCredentials | None = field(default=None, repr=False)
     """Sent with a task; None on the driver."""
 
 
@@ -262,9 +262,13 @@ def _location(options: ConnectorOptions) -> LogLocation:
 
 
 def _security(options: ConnectorOptions) -> Security | None:
-    """Returns the security that options describe; None if there are none."""
-    given = {field: options.get(name) for name, field in _SECURITY.items()}
-    return Security(**given) if any(given.values()) else None
+    """Returns the security of the environment with the given options in place; None without any."""
+    given = {field: value for name, field in _SECURITY.items() if (value := options.get(name))}
+    try:
+        return replace(Security.from_environment(), **given) if given else None
+    except errors.BadOption as error:
+        named = {field: name for name, field in _SECURITY.items()}
+        raise _bad(named.get(error.option, error.option), error.value, error.reason) from None
 
 
 def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:

@@ -16,10 +16,10 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats.record import between, rows_of_run
-from sparklog.sources.broker_access import BrokerAccess
 from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
+from sparklog.sources.task_credentials import TaskCredentials
 from sparklog.sources.views import LogView, RootView
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
@@ -44,8 +44,8 @@ def view_of(location: LogLocation) -> LogView:
     return RootView(_store(location), clock=SystemClock())
 
 
-def task_access(location: LogLocation, slices: Iterable[Slice]) -> BrokerAccess | None:
-    """Returns the means of the tasks that read the slices; None if they need none.
+def task_credentials_for(location: LogLocation, slices: Iterable[Slice]) -> TaskCredentials | None:
+    """Returns the credentials of tasks that read the slices; None if they need none.
 
     Raises what a request to a broker raises.
     """
@@ -53,7 +53,7 @@ def task_access(location: LogLocation, slices: Iterable[Slice]) -> BrokerAccess 
         return None
     from sparklog.sources import brokers
 
-    return brokers.task_access(location, {each.topic for each in slices})
+    return brokers.task_credentials_for(location, {each.topic for each in slices})
 
 
 def absolute(location: LogLocation) -> LogLocation:

@@ -76,7 +76,7 @@ class Scan:
         """
         stored = [name for name in self.schema.names if name not in (*_COMPUTED, "offset")]
         for piece, rows in read_slices(
-            replace(self.location, access=task.access),
+            replace(self.location, task_credentials=task.credentials),
             task.slices,
             columns=["offset", *stored],
             fail_on_data_loss=self.fail_on_data_loss,

@@ -35,7 +35,7 @@ from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner, patiently
 from sparklog.sources.ranges import RangeScan
-from sparklog.sources.reader import task_access
+from sparklog.sources.reader import task_credentials_for
 from sparklog.sources.scan import Scan
 from sparklog.sources.starting_offsets import LATEST
 from sparklog.spark_compat import (
@@ -259,8 +259,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             least=self._options.min_partitions,
             most_records=self._options.max_records_per_partition,
         )
-        access = self._patiently(lambda: task_access(self._options.location, slices))
-        return [InputPartition(tasks.encode(each, access)) for each in packed]
+        credentials = self._patiently(lambda: task_credentials_for(self._options.location, slices))
+        return [InputPartition(tasks.encode(each, credentials)) for each in packed]
 
     @rows_sentence_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

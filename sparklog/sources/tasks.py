@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from sparklog import limits
-from sparklog.sources.broker_access import BrokerAccess
+from sparklog.sources.task_credentials import TaskCredentials
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 
 TASK_MIN_BYTES = 4 * limits.MIB
@@ -273,17 +273,17 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
     """The content of an input partition."""
 
     slices: tuple[Slice, ...] = ()
-    access: BrokerAccess | None = None
-    """None if the task reads the root itself, or needs no access."""
+    credentials: TaskCredentials | None = None
+    """None if the task reads the root, or its own environment suffices."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Task)
 
 
-def encode(slices: Sequence[Slice], access: BrokerAccess | None = None) -> bytes:
+def encode(slices: Sequence[Slice], credentials: TaskCredentials | None = None) -> bytes:
     """Encodes one task, which the planner sends to an executor of the same version."""
-    return _encoder.encode(Task((*slices,), access))
+    return _encoder.encode(Task((*slices,), credentials))
 
 
 def decode(data: bytes | None) -> Task:

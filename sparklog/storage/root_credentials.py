@@ -21,7 +21,7 @@ from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.options import is_private
 from sparklog.security.credentials import Credentials, Security, TlsMaterial, TokenSource
-from sparklog.security.root_token import VALID_SECONDS, RootClaims, sign
+from sparklog.security.root_token import ROOT_TOKENS, VALID_SECONDS, RootClaims
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
@@ -56,11 +56,11 @@ class RootCredentials:
             return own._replace(ca=state.ca.encode())
         return own
 
-    def tokens(self, address: str) -> TokenSource | None:
+    def token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`. Reads nothing if the root had no state as the caller knows it."""
-        return self.renewed(address) if self._known().security else None
+        return self.new_token_source(address) if self._known().security else None
 
-    def renewed(self, address: str) -> TokenSource | None:
+    def new_token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`. Reads the metadata and the security state."""
         if not is_private(address):
             return None
@@ -109,18 +109,18 @@ class _WithoutTokens:
     def __init__(self, credentials: Credentials) -> None:
         self.tls = credentials.tls
 
-    def tokens(self, _address: str) -> TokenSource | None:
+    def token_source(self, _address: str) -> TokenSource | None:
         return None
 
-    def renewed(self, _address: str) -> TokenSource | None:
+    def new_token_source(self, _address: str) -> TokenSource | None:
         return None
 
 
 class _Source:
-    """Signs a token now and then."""
+    """Returns a token, and signs it again after `_RENEWED_SECONDS`."""
 
     def __init__(self, root_key: bytes, claims: RootClaims, clock: Clock) -> None:
-        """`claims`: but for the time."""
+        """`claims`: all but `expires_at`."""
         self._root_key = root_key
         self._claims = claims
         self._clock = clock
@@ -132,7 +132,7 @@ class _Source:
         if abs(now_seconds - self._signed_at) >= _RENEWED_SECONDS:
             expires_at = int(now_seconds) + VALID_SECONDS
             claims = msgspec.structs.replace(self._claims, expires_at=expires_at)
-            self._token, self._signed_at = sign(self._root_key, claims), now_seconds
+            self._token, self._signed_at = ROOT_TOKENS.sign(self._root_key, claims), now_seconds
         return self._token
 
 

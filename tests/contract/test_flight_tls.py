@@ -8,6 +8,7 @@ client gets the addresses of the listener that it has connected to.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def test_mistakes_are_named_on_both_sides(
     other = Authority(tmp_path, "other")
     error, reason = logged(agent, agent.address, ca=other.path)
     assert isinstance(error, errors.BrokerNotTrusted)
-    assert "pass the file of its CA" in str(error)
+    assert "name the file of its CA" in str(error)
     assert reason == "the client does not trust the broker's certificate: it needs the CA"
 
     error, reason = logged(agent, agent.address.removeprefix("tls://"))
@@ -220,29 +221,35 @@ def test_programs_with_access_to_the_root_find_the_ca_there(
 
 
 def test_new_certificates_are_for_new_connections(tmp_path: Path, authority: Authority) -> None:
-    """An open stream continues with the old one."""
+    """A stream that is open continues with the old one."""
     old, new = authority.sign("old", days=20), authority.sign("new", days=40)
     shown = [tmp_path / "broker.pem", tmp_path / "broker.key"]
     for at, source in zip(shown, old, strict=True):
         at.write_bytes(Path(source).read_bytes())
-    root = tmp_path / "root"
-    with Agent(settings(root, (str(shown[0]), str(shown[1])))) as agent:
+    with Agent(settings(tmp_path / "root", (str(shown[0]), str(shown[1])))) as agent:
         security = Security(ca=authority.path)
+
+        def served() -> str:
+            host, _, port = agent.address.removeprefix("tls://").partition(":")
+            return ssl.get_server_certificate((host, int(port)))
+
         with sparklog.connect(agent.address, security=security) as log:
             log.create_topic("orders", partitions=1)
-            consumer = log.consumer("orders")
-            before = agent.listeners.tls
-            assert before is not None
-            first = before.expires_at
+            producer = log.producer()
+            producer.send("orders", b"coffee").result(timeout=10)
+            consumer = log.consumer("orders", start="earliest")
+            assert next(iter(consumer)).value == b"coffee"
+            streams = agent.listeners.flight
+            assert streams is not None
+            opened = streams.calls
+            assert served() == Path(old[0]).read_text()
             for at, source in zip(shown[::-1], new[::-1], strict=True):
                 at.write_bytes(Path(source).read_bytes())
-            wait_until(lambda: before.expires_at > first, "the new certificate")
-            with (
-                sparklog.connect(agent.address, security=security) as later,
-                later.producer() as producer,
-            ):
-                producer.send("orders", b"tea")
+            wait_until(lambda: served() == Path(new[0]).read_text(), "the new certificate")
+            producer.send("orders", b"tea").result(timeout=10)
             assert next(iter(consumer)).value == b"tea"
+            assert streams.calls == opened, "a stream was opened again"
+            producer.close()
             consumer.close()
 
 
@@ -255,7 +262,7 @@ def test_flight_clients_of_others(agent: Agent, authority: Authority) -> None:
     client.close()
 
 
-def test_listeners_are_named_in_the_status(agent: Agent, authority: Authority) -> None:
+def test_listeners_are_named_in_the_status(agent: Agent) -> None:
     """With their protocols and advertised addresses."""
     report = status.of_address(plain_of(agent))
     assert report.broker is not None

@@ -115,8 +115,8 @@ def test_a_client_without_a_login_is_refused(secured: Secured, monkeypatch: Any)
         (line,) = (each for each in logs if each["event"] == "a login has failed")
         assert line["reason"].startswith(f"user '{name}': the password is wrong")
     plain = secured.address.removeprefix("tls://").replace("127.0.0.1", "localhost")
-    with pytest.raises(errors.BadOption, match="it is sent over TLS only: connect to tls://"):
-        ClientCredentials(secured.security).tokens(plain)
+    with pytest.raises(errors.BadOption, match="a login needs TLS: connect to tls://"):
+        ClientCredentials(secured.security).token_source(plain)
 
 
 def test_other_flight_clients_log_in_with_a_password(secured: Secured, monkeypatch: Any) -> None:
@@ -195,7 +195,7 @@ def test_a_token_ends_with_its_user(secured: Secured) -> None:
     wait_until(lambda: not is_served(), "the token is still accepted")
 
 
-def test_a_token_for_tasks_only_reads_and_writes_its_topics(secured: Secured) -> None:
+def test_a_token_for_tasks_only_reads_its_topics(secured: Secured) -> None:
     """It can be passed to the executors of a job, and cannot be exchanged for another."""
     with secured.connect() as log:
         for name in ("t", "u"):
@@ -218,6 +218,8 @@ def test_a_token_for_tasks_only_reads_and_writes_its_topics(secured: Secured) ->
         ):
             with pytest.raises(errors.NotAuthorized):
                 tasks.action(name, message)
+        with pytest.raises(errors.TokenOutOfScope, match="only reads records"):
+            tasks.action("publish.now", flight_messages.PublishNow(topics=["t"]))
         with pytest.raises(errors.NotAuthenticated, match="cannot be exchanged"):
             tasks.action("tokens.new", request)
 
@@ -229,10 +231,10 @@ class Passed(ClientCredentials):
         super().__init__(security)
         self.token = token
 
-    def tokens(self, _address: str) -> Any:
+    def token_source(self, _address: str) -> Any:
         return lambda: self.token
 
-    def renewed(self, _address: str) -> None:
+    def new_token_source(self, _address: str) -> None:
         return None
 
 
@@ -286,11 +288,11 @@ def test_clients_without_a_login_leave_room_for_others(
         server = listener._server
         with contextlib.ExitStack() as stack:
             host, _, port = secured.address.removeprefix("tls://").partition(":")
-            for _ in range(server.bounds.strangers + 20):
+            for _ in range(server.bounds.unadmitted + 20):
                 stack.enter_context(socket.create_connection((host, int(port)), 10))
             with secured.connect() as log:
                 assert log.topics() == []
-                assert len(server._connections) <= server.bounds.strangers + 5
+                assert len(server._connections) <= server.bounds.unadmitted + 5
             client = flight.FlightClient(
                 f"grpc+{secured.address}",
                 tls_root_certs=Path(secured.security.ca or "").read_bytes(),
@@ -300,6 +302,6 @@ def test_clients_without_a_login_leave_room_for_others(
                     with pytest.raises(pa.ArrowException, match="the listener asks for a login"):
                         list(client.list_actions())
                 wait_until(
-                    lambda: all(each.refused < 3 for each in [*server._connections]),
+                    lambda: all(each.calls_without_login < 3 for each in [*server._connections]),
                     "a client that continues is not closed",
                 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.broker import login_failures
+from sparklog.broker import login_failures, peers
 from sparklog.broker.kafka.slots import SLOTS, Slots, Turn, make_room
 from sparklog.broker.login_failures import FAILURE_SECONDS, FailureDelays
 from sparklog.clock import ManualClock
@@ -198,4 +198,4 @@ def test_remembered_failures_are_bounded(
 )
 def test_what_counts_as_an_address(peer: str, counted: str) -> None:
     """Promise: a host with a whole IPv6 network has no more slots than one with an address."""
-    assert login_failures.network_of(peer) == counted
+    assert peers.network_of(peer) == counted

@@ -21,7 +21,12 @@ from hypothesis import strategies as st
 from sparklog import limits
 from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.flight.grpc import http2, idle_frames
-from sparklog.broker.flight.grpc.call import FREE_BYTES, Call, Method
+from sparklog.broker.flight.grpc.call import (
+    FREE_BYTES,
+    UNADMITTED_MESSAGE_BYTES,
+    Call,
+    Method,
+)
 from sparklog.broker.flight.grpc.server import (
     CONNECTION_IDLE_SECONDS,
     PREFACE_SECONDS,
@@ -87,7 +92,12 @@ class Listener:
     """A server of the methods above, with a clock that a test may move."""
 
     def __init__(
-        self, clock: Clock | None = None, *, authority: Authority | None = None, **bounds: float
+        self,
+        clock: Clock | None = None,
+        *,
+        authority: Authority | None = None,
+        protocol: str = "PLAINTEXT",
+        **bounds: float,
     ) -> None:
         """`authority`: signs the certificate of a server with TLS."""
         self.ca = Path(authority.path).read_bytes() if authority is not None else None
@@ -98,7 +108,7 @@ class Listener:
         methods = {ECHO: echo, COUNT: count, FAIL: fail, HANG: self.hang, DEAF: self.deaf}
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
-        protocol, tls = "PLAINTEXT", None
+        tls = None
         if authority is not None:
             certificate, key = authority.sign("broker")
             protocol, tls = "SSL", ServerTls(TlsFiles(certificate=certificate, key=key))
@@ -108,6 +118,7 @@ class Listener:
             {path: method(serve) for path, serve in methods.items()},
             ServerBounds(**bounds),  # type: ignore[arg-type]
             tick=self.tick,
+            recognises=lambda call: bool(call.authorization) or protocol != "SASL_PLAINTEXT",
             clock=clock,
         )
         self.server.start()
@@ -165,9 +176,9 @@ def either(
 class TimedListener(Listener):
     """A server whose time passes only in `pass_time`."""
 
-    def __init__(self, **bounds: float) -> None:
+    def __init__(self, protocol: str = "PLAINTEXT", **bounds: float) -> None:
         self.clock = ManualClock()
-        super().__init__(self.clock, authority=None, **bounds)
+        super().__init__(self.clock, authority=None, protocol=protocol, **bounds)
 
     def pass_time(self, seconds: float) -> None:
         """Returns after the server has checked its calls at the new time."""
@@ -1065,6 +1076,29 @@ def test_many_settings_are_much_work(peer: Peer) -> None:
     for _ in range(20):
         peer.sent(frame)
     assert peer.code() == http2.ENHANCE_YOUR_CALM
+
+
+def test_a_client_that_is_not_admitted_has_little_room_and_time() -> None:
+    """Small messages, and seconds; a client with a token has as much as any."""
+    listener = TimedListener(protocol="SASL_PLAINTEXT")
+    small, large = bytes(UNADMITTED_MESSAGE_BYTES), bytes(UNADMITTED_MESSAGE_BYTES + 1)
+    token = [("authorization", "Bearer x")]
+    with channel(listener) as stranger, channel(listener) as known:
+        assert list(known.stream_stream(COUNT)(iter([large]), metadata=token, timeout=10)) == [
+            str(len(large)).encode()
+        ]
+        assert list(stranger.stream_stream(COUNT)(iter([small]), timeout=10)) == [
+            str(len(small)).encode()
+        ]
+        call = stranger.stream_stream(COUNT)(iter([large]), timeout=10)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(listener.server._connections) == 2
+        listener.pass_time(10.1)
+        until(lambda: len(listener.server._connections) == 1)
+        assert [each.is_admitted for each in listener.server._connections] == [True]
+    assert listener.server.close(0.1)
 
 
 def test_closing_ends_open_calls() -> None:

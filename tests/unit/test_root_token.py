@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sparklog.security.root_token import RootClaims, sign, verify
+from sparklog.security.root_token import ROOT_TOKENS, RootClaims, verify
 from sparklog.security.signed_token import BadToken
 
 KEY = b"k" * 32
@@ -20,7 +20,7 @@ def read(header: str, *, key: bytes = KEY, **changes: object) -> RootClaims:
 
 def test_a_token_is_for_one_broker_and_some_minutes() -> None:
     """Promise: it is accepted where it belongs, and nowhere else."""
-    token = sign(KEY, CLAIMS)
+    token = ROOT_TOKENS.sign(KEY, CLAIMS)
     assert read(token) == CLAIMS
     for changes in ({"broker": 2}, {"epoch": 8}, {"chain_id": "c2"}, {"now_seconds": 1_000.0}):
         with pytest.raises(BadToken):
@@ -28,12 +28,12 @@ def test_a_token_is_for_one_broker_and_some_minutes() -> None:
     with pytest.raises(BadToken, match="another key"):
         read(token, key=b"l" * 32)
     with pytest.raises(BadToken, match="another key"):
-        read(sign(b"", CLAIMS), key=b"")  # a root without a key
+        read(ROOT_TOKENS.sign(b"", CLAIMS), key=b"")  # a root without a key
 
 
 def test_a_changed_token_is_refused() -> None:
     """Promise: no part of it can be changed, and no bytes but those of a token are accepted."""
-    token = sign(KEY, CLAIMS)
+    token = ROOT_TOKENS.sign(KEY, CLAIMS)
     for at in range(len(token)):
         changed = token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
         try:
@@ -41,7 +41,7 @@ def test_a_changed_token_is_refused() -> None:
         except BadToken:
             continue
         assert found == CLAIMS, "another spelling of the same bytes"
-    other = sign(KEY, msgspec.structs.replace(CLAIMS, epoch=8)).partition(".")[0]
+    other = ROOT_TOKENS.sign(KEY, msgspec.structs.replace(CLAIMS, epoch=8)).partition(".")[0]
     with pytest.raises(BadToken):
         read(other + "." + token.partition(".")[2])
     for junk in ("", "Basic eDp5", "sparklog-root ", "sparklog-root a.b", "sparklog-root ü.ü"):
@@ -59,4 +59,4 @@ def test_a_token_of_another_release_is_refused() -> None:
 
     wider = Wider(**msgspec.structs.asdict(CLAIMS), only="status")
     with pytest.raises(BadToken, match="another release"):
-        read(sign(KEY, wider))
+        read(ROOT_TOKENS.sign(KEY, wider))

@@ -8,32 +8,34 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from sparklog import errors, limits
 from sparklog.broker.broker import Broker
 from sparklog.broker.flight import group_calls
 from sparklog.broker.flight.caller import Caller
+from sparklog.broker.flight.gate import Gate
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.formats import flight_messages
 from sparklog.security.acl import Operation, ResourceType
 
-Action: TypeAlias = Callable[[Any, Caller], group_calls.Answer]
+Action: TypeAlias = Callable[[Caller, Any], group_calls.Answer]
 """Answers the request of a client."""
 
 
-def actions(broker: Broker, groups: Coordinator) -> Mapping[str, Action]:
-    """Returns the actions that clients can request, by name."""
+def actions(broker: Broker, groups: Coordinator, gate: Gate | None) -> Mapping[str, Action]:
+    """Returns the actions that clients can request, by name. `gate`: issues tokens."""
 
-    def delete(request: flight_messages.TopicName, caller: Caller) -> flight_messages.Empty:
+    def delete(caller: Caller, request: flight_messages.TopicName) -> flight_messages.Empty:
         broker.topics.delete(request.topic, client=caller.name)
         return flight_messages.Empty()
 
     def append_staged(
-        request: flight_messages.AppendStaged, caller: Caller
+        caller: Caller, request: flight_messages.AppendStaged
     ) -> flight_messages.AppendStagedReply:
         return broker.staged.append(
             request, lambda topics: caller.check(Operation.WRITE, ResourceType.TOPIC, topics)
         )
 
-    def publish(request: flight_messages.PublishNow, caller: Caller) -> flight_messages.Empty:
+    def publish(caller: Caller, request: flight_messages.PublishNow) -> flight_messages.Empty:
         if request.topics is None and caller.is_limited:
             writable = functools.partial(caller.may, Operation.WRITE, ResourceType.TOPIC)
             topics = [name for name in broker.topics.names() if writable(name)]
@@ -42,10 +44,10 @@ def actions(broker: Broker, groups: Coordinator) -> Mapping[str, Action]:
         return flight_messages.Empty()
 
     def logged(change: Callable[..., group_calls.Answer]) -> Action:
-        """Passes on the client's address, which the change logs."""
-        return lambda request, caller: change(request, client=caller.name)
+        """Passes on the name of the client, its user and address, for the log."""
+        return lambda caller, request: change(request, client=caller.name)
 
-    of_all: dict[str, Callable[[Any], group_calls.Answer]] = {
+    without_caller: dict[str, Callable[[Any], group_calls.Answer]] = {
         "cluster.balance": broker.cluster_admin.balance,
         "cluster.move": broker.cluster_admin.move,
         "cluster.describe": broker.cluster_admin.describe,
@@ -64,10 +66,11 @@ def actions(broker: Broker, groups: Coordinator) -> Mapping[str, Action]:
         **group_calls.actions(groups),
     }
     return {
-        **{name: _of_anyone(action) for name, action in of_all.items()},
-        "cluster": lambda _, caller: broker.cluster(caller.listener),
+        **{name: _ignoring_caller(action) for name, action in without_caller.items()},
+        "cluster": lambda caller, _: broker.cluster(caller.listener),
         "batches.append_staged": append_staged,
         "publish.now": publish,
+        "tokens.new": functools.partial(_new_token, gate),
         "broker.log_level": logged(broker.cluster_admin.log_level),
         "topics.create": logged(broker.topics.create),
         "topics.alter": logged(broker.topics.alter),
@@ -76,8 +79,22 @@ def actions(broker: Broker, groups: Coordinator) -> Mapping[str, Action]:
     }
 
 
-def _of_anyone(action: Callable[[Any], group_calls.Answer]) -> Action:
-    return lambda request, _: action(request)
+def _new_token(
+    gate: Gate | None, caller: Caller, request: flight_messages.NewToken
+) -> flight_messages.IssuedToken:
+    if caller.is_for_tasks:
+        raise errors.NotAuthenticated(reason="a token for tasks cannot be exchanged for others")
+    if sum(map(len, request.topics or ())) > limits.TOKEN_TOPIC_CHARACTERS:
+        most = f"{limits.TOKEN_TOPIC_CHARACTERS:,} characters"
+        raise errors.BadRequest(reason=f"the names of a token's topics have more than {most}")
+    if gate is None or caller.identity is None:
+        return flight_messages.IssuedToken(authorization="")
+    token = gate.task_token(caller.identity, request.topics, seconds=limits.TOKEN_SECONDS)
+    return flight_messages.IssuedToken(authorization=token)
+
+
+def _ignoring_caller(action: Callable[[Any], group_calls.Answer]) -> Action:
+    return lambda _, request: action(request)
 
 
 def _silently(work: Callable[[Any], None]) -> Callable[[Any], flight_messages.Empty]:

@@ -8,23 +8,25 @@ they are like those that are created a moment later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sparklog import errors
 from sparklog.broker.authentication import Identity
-from sparklog.broker.authorization import Authorization, View, not_authorized
-from sparklog.security.acl import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType, normal_host
+from sparklog.broker.authorization import Authorization, ClientRights, View
+from sparklog.listeners import host_of
+from sparklog.security.acl import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
 from sparklog.security.state import Mode
 
 _CLUSTER: Final = ResourceType.CLUSTER
-_OF_TASKS: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DESCRIBE})
+_OF_TASKS: Final = frozenset({Operation.READ, Operation.DESCRIBE})
 """The operations on topics that a token for tasks permits, if ACLs do too."""
 
 
-class Caller:
-    """The client of one call. Used in the thread that serves the call, except `may_still`."""
+class Caller(ClientRights):
+    """The client of one call. `may` and `is_current` are also used by the thread that checks open
+    streams.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class Caller:
         peer: str,
         listener: str = "",
         identity: Identity | None = None,
-        is_of_task: bool = False,
+        is_for_tasks: bool = False,
         topics: tuple[str, ...] | None = None,
         root: str = "",
     ) -> None:
@@ -44,37 +46,40 @@ class Caller:
             peer: its address, `host:port`.
             listener: the name of the listener that it has connected to.
             identity: the user; None for a client that has not logged in.
-            is_of_task: its token only reads and writes records.
+            is_for_tasks: its token only reads records.
             topics: the only topics of such a token; None: all.
-            root: the name of a program that can read the root's keys; empty for others.
+            root: the name of a program that can read the root's keys, to which ACLs do not apply;
+                empty for others.
         """
-        self._authorization = authorization
+        principal = root or (identity.principal if identity is not None else ANONYMOUS)
+        super().__init__(None if root else authorization, principal, host_of(peer))
+        self._state = authorization.watch if authorization is not None else None
         self.listener = listener
         self.identity = identity
-        self.is_of_task = is_of_task
+        self.is_for_tasks = is_for_tasks
         self._topics = topics
         self.is_root = bool(root)
-        self.principal = root or (identity.principal if identity is not None else ANONYMOUS)
-        """As Kafka writes it, such as "User:alice"; "Root:…" for a program with the root's keys."""
-        self.name = f"{self.principal} at {peer}" if root or identity is not None else peer
+        self.name = f"{principal} at {peer}" if root or identity is not None else peer
         """For the log."""
-        self._host = normal_host(peer.rpartition(":")[0].strip("[]"))
-
-    @property
-    def _view(self) -> View | None:
-        """The view to judge by; None if everything is allowed."""
-        if self._authorization is None or self.is_root:
-            return None
-        view = self._authorization.view
-        return view if view.mode is not Mode.OFF else None
 
     @property
     def is_limited(self) -> bool:
         """True if something may be refused or left out."""
-        view = self._view
-        return self.is_of_task or (view is not None and view.mode is Mode.ENFORCE)
+        return self.is_for_tasks or super().is_limited
 
-    # -------------------------------------------------------------------------- refusals
+    def is_current(self) -> bool:
+        """Returns whether the client is still the user that it has logged in as."""
+        if self._state is None or self.identity is None:
+            return True
+        return self.identity.is_current(self._state.state)
+
+    def may(
+        self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
+    ) -> bool:
+        """See `ClientRights.may`."""
+        return self._is_in_scope(operation, resource, name) and super().may(
+            operation, resource, name
+        )
 
     def check(
         self,
@@ -97,26 +102,29 @@ class Caller:
             also_observed: it is refused while ACLs are only observed, too.
         """
         names = (*dict.fromkeys(names),)
-        self._check_scope(operation, resource, names)
+        for name in names:
+            self._check_scope(operation, resource, name)
 
         def denied(view: View) -> str | None:
-            if or_cluster and self._allows(view, or_cluster, _CLUSTER, CLUSTER_NAME):
+            if or_cluster and view.allows(*self._client, or_cluster, _CLUSTER, CLUSTER_NAME):
                 return None
             return next(
-                (each for each in names if not self._allows(view, operation, resource, each)), None
+                (
+                    name
+                    for name in names
+                    if not view.allows(*self._client, operation, resource, name)
+                ),
+                None,
             )
 
         self._check(denied, operation, resource, also_observed=also_observed)
 
     def check_idempotent_write(self) -> None:
         """Raises `ClusterNotAuthorized` unless the client may write to some topic (KIP-679)."""
+        self._check_scope(Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME)
 
         def denied(view: View) -> str | None:
-            client = self.principal, self._host
-            is_allowed = self._allows(
-                view, Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME
-            ) or view.allows_on_any(*client, Operation.WRITE, ResourceType.TOPIC)
-            return None if is_allowed else CLUSTER_NAME
+            return None if view.allows_idempotent_write(*self._client) else CLUSTER_NAME
 
         self._check(denied, Operation.IDEMPOTENT_WRITE, _CLUSTER)
 
@@ -141,70 +149,29 @@ class Caller:
             if view is None or (name := denied(view)) is None:
                 return
         is_refused = view.mode is Mode.ENFORCE or also_observed
-        self._authorization.note_denied(
-            self.principal, self._host, operation, resource, (name,), is_refused=is_refused
-        )
+        self._note(operation, resource, (name,), is_refused=is_refused)
         if is_refused:
-            raise not_authorized(self.principal, self._host, operation, resource, name)
+            raise self.error(operation, resource, name)
 
-    def _check_scope(
-        self, operation: Operation, resource: ResourceType, names: Collection[str]
-    ) -> None:
-        """Raises `NotAuthorized` for work that a token for tasks is not for, whatever ACLs say."""
-        for name in names:
-            if not self._is_in_scope(operation, resource, name):
-                raise not_authorized(self.principal, self._host, operation, resource, name)
+    def _check_scope(self, operation: Operation, resource: ResourceType, name: str) -> None:
+        """Raises `TokenOutOfScope` for work that a token for tasks is not for."""
+        if self._is_in_scope(operation, resource, name):
+            return
+        if self._state is not None and self._authorization is not None:
+            self._note(operation, resource, (name,), is_refused=True)
+        raise errors.TokenOutOfScope(
+            principal=self.principal,
+            host=self._client[1],
+            operation=operation.name,
+            resource=resource.name.lower(),
+            name=name,
+        )
 
     def _is_in_scope(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        if not self.is_of_task:
+        if not self.is_for_tasks:
             return True
         is_listed = self._topics is None or name in self._topics
         return resource is ResourceType.TOPIC and is_listed and operation in _OF_TASKS
-
-    # -------------------------------------------------------------------------- lists
-
-    def may(
-        self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
-    ) -> bool:
-        """Returns whether an operation is allowed, as far as is known now."""
-        if not self._is_in_scope(operation, resource, name):
-            return False
-        view = self._view
-        if view is None or view.mode is not Mode.ENFORCE:
-            return True
-        return self._allows(view, operation, resource, name)
-
-    def is_current(self) -> bool:
-        """Returns whether the client is still the user that it has logged in as."""
-        if self._authorization is None or self.identity is None:
-            return True
-        return self.identity.is_current(self._authorization.watch.state)
-
-    def _allows(self, view: View, operation: Operation, resource: ResourceType, name: str) -> bool:
-        return view.allows(self.principal, self._host, operation, resource, name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stream:
-    """An open stream of records of some topics."""
-
-    caller: Caller
-    operation: Operation
-    topics: tuple[str, ...]
-    cut: Callable[[], None]
-    """Ends the stream; may be called from any thread."""
-
-    def check(self) -> None:
-        """Raises `NotAuthenticated` and `NotAuthorized` if the stream may not continue."""
-        if not self.caller.is_current():
-            raise errors.NotAuthenticated(reason="the user was removed, disabled or cut")
-        self.caller.check(self.operation, ResourceType.TOPIC, self.topics)
-
-    def may_continue(self) -> bool:
-        """Returns whether the stream may continue, as far as is known now."""
-        return self.caller.is_current() and all(
-            self.caller.may(self.operation, ResourceType.TOPIC, each) for each in self.topics
-        )
 
 
 OPEN: Final = Caller(None, peer="")

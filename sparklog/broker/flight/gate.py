@@ -3,36 +3,42 @@
 At a listener with SASL, a call needs a token: that of a user who has logged in
 (`security/user_token.py`), or that of a program that can read the root's keys
 (`security/root_token.py`), to which ACLs do not apply. Without SASL, a call without a token is that
-of an anonymous client. A token that is not valid is refused at any listener.
+of an anonymous client. A token that is not valid is refused at any listener, except at one without
+SASL while the mode is `off`, where tokens are not read.
 
-Open streams are checked again whenever the users or ACLs have changed: `sweep` ends those of users
-that were removed, and those that would be refused now.
+Open streams are checked again whenever the users or ACLs have changed: `check_streams` ends those
+of users that were removed, and those that would be refused now.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from sparklog import errors
 from sparklog.broker.authentication import Identity
 from sparklog.broker.authorization import Authorization, View
-from sparklog.broker.flight.caller import Caller, Stream
+from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
 from sparklog.clock import Clock
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
+from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.root_token import ROOT_TOKENS
 from sparklog.security.signed_token import BadToken
 from sparklog.security.state import Mode, SecurityState
 from sparklog.security.user_token import USER_TOKENS, VALID_SECONDS, UserClaims
 
-_NO_TOKEN: Final = "the listener asks for a login: pass Security(user=…), or SPARKLOG_CLIENT_USER"
-_NO_STRANGERS: Final = (
+_NO_TOKEN: Final = (
+    "the listener asks for a login: pass Security(user=…), the option user in Spark, or set"
+    " SPARKLOG_CLIENT_USER"
+)
+_NO_ANONYMOUS: Final = (
     "ACLs are enforced, and allow nothing without a login: connect to a Flight listener with SASL,"
     " or by the root as a user that can read security/ in it"
 )
@@ -50,14 +56,14 @@ class Gate:
         self._epoch = epoch
         self._clock = clock
         self._lock = threading.Lock()
-        self._streams: set[Stream] = set()
-        self._swept: tuple[SecurityState, View] = (authorization.watch.state, authorization.view)
+        self._streams: set[AuthorizedStream] = set()
+        self._checked: tuple[SecurityState, View] = authorization.watch.state, authorization.view
         """The state and the view by which all open streams have been checked."""
 
     # -------------------------------------------------------------------------- calls
 
-    def knows(self, call: Call) -> bool:
-        """Returns whether a call that has just begun is that of an admitted client.
+    def recognises(self, call: Call) -> bool:
+        """Returns whether a call that has just begun has a valid token, if it needs one.
 
         Takes microseconds, and looks at nothing new: `admit` decides.
         """
@@ -90,13 +96,13 @@ class Gate:
         try:
             return self._identify(call)
         except BadToken as error:
-            self.authorization.note_refused_call(call.peer, str(error), is_refused=True)
+            self.authorization.note_refused_call(call.peer, str(error))
             raise errors.NotAuthenticated(reason=str(error)) from None
 
     def check_fresh(self) -> None:
         """Raises `SecurityNotRead` if ACLs are enforced by a state that is too old."""
         watch = self.authorization.watch
-        if watch.is_enforced and watch.is_stale:
+        if watch.is_enforced:
             watch.check_fresh()
 
     def _identify(self, call: Call) -> Caller:
@@ -106,8 +112,8 @@ class Gate:
             if call.listener.has_sasl:
                 raise BadToken(_NO_TOKEN)
             view = self.authorization.view
-            if view.mode is Mode.ENFORCE and not view.allows_strangers:
-                raise BadToken(_NO_STRANGERS)
+            if view.mode is Mode.ENFORCE and not view.allows_anonymous:
+                raise BadToken(_NO_ANONYMOUS)
             return self._caller(call)
         if not (call.listener.has_tls or is_loopback_ip(call.peer)):
             # It can be read on the way, and sent again.
@@ -124,42 +130,31 @@ class Gate:
                 now_seconds=now_seconds,
             )
             return self._caller(call, root=root.who)
-        if not USER_TOKENS.matches(header):
-            raise BadToken("the header authorization has no token of a broker")
         claims = user_token.verify(
             state.root_key, header, chain_id=watch.chain_id(), now_seconds=now_seconds
         )
         identity = Identity(claims.user, claims.user_id, claims.epoch)
         if not identity.is_current(state):
             raise BadToken(f"user {claims.user!r} was removed, disabled, or has to log in again")
-        return self._caller(call, identity=identity, claims=claims)
-
-    def _caller(
-        self,
-        call: Call,
-        *,
-        identity: Identity | None = None,
-        claims: UserClaims | None = None,
-        root: str = "",
-    ) -> Caller:
-        return Caller(
-            self.authorization,
-            peer=call.peer,
-            listener=call.listener.name,
-            identity=identity,
-            is_of_task=claims is not None and claims.is_for_tasks,
-            topics=claims.topics if claims is not None else None,
-            root=root,
+        return self._caller(
+            call, identity=identity, is_for_tasks=claims.is_for_tasks, topics=claims.topics
         )
+
+    def _caller(self, call: Call, **client: Any) -> Caller:
+        """Returns the client of a call; `client`: see `Caller`."""
+        return Caller(self.authorization, peer=call.peer, listener=call.listener.name, **client)
 
     # -------------------------------------------------------------------------- tokens
 
-    def token_for(self, identity: Identity) -> str:
-        """Returns the token of a user that has logged in; see `task_token`."""
+    def login_token(self, identity: Identity) -> str:
+        """Returns the token of a user that has logged in.
+
+        Raises `NotAuthenticated` without a key to sign it.
+        """
         return USER_TOKENS.sign(self._key(), self._claims(identity, VALID_SECONDS))
 
     def task_token(self, identity: Identity, topics: Sequence[str] | None, *, seconds: int) -> str:
-        """Returns a token that only reads and writes records of topics; None: of all.
+        """Returns a token that only reads records of topics; None: of all.
 
         Raises `NotAuthenticated` without a key to sign it.
         """
@@ -188,28 +183,53 @@ class Gate:
     # -------------------------------------------------------------------------- streams
 
     @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        """Has a stream checked again while it is open."""
+    def watched(self, stream: AuthorizedStream) -> Iterator[None]:
+        """Checks a stream now, and after each change while it is open.
+
+        Raises what `AuthorizedStream.check` raises.
+        """
         with self._lock:
             self._streams.add(stream)
         try:
-            if (self.authorization.watch.state, self.authorization.view) != self._swept:
-                stream.check()  # it may have changed before the stream was added
+            stream.check()  # after it was added: a change is seen here, or by `check_streams`
             yield
         finally:
             with self._lock:
                 self._streams.discard(stream)
 
-    def sweep(self) -> None:
+    def check_streams(self) -> None:
         """Ends the streams that may not continue. Called several times a second."""
         watch = self.authorization.watch
-        known = watch.state, self.authorization.view
+        state, view = watch.state, self.authorization.view
         is_stale = watch.is_enforced and watch.is_stale
-        if not is_stale and known[0] is self._swept[0] and known[1] is self._swept[1]:
+        if not is_stale and state is self._checked[0] and view is self._checked[1]:
             return
         with self._lock:
             streams = [*self._streams]
         for each in streams:
             if is_stale or not each.may_continue():
                 each.cut()
-        self._swept = known
+        self._checked = state, view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AuthorizedStream:
+    """An open stream of records of some topics."""
+
+    caller: Caller
+    operation: Operation
+    topics: tuple[str, ...]
+    cut: Callable[[], None]
+    """Ends the stream; may be called from any thread."""
+
+    def check(self) -> None:
+        """Raises `NotAuthenticated` and `NotAuthorized` if the stream may not continue."""
+        if not self.caller.is_current():
+            raise errors.NotAuthenticated(reason="the user was removed, disabled or cut")
+        self.caller.check(self.operation, ResourceType.TOPIC, self.topics)
+
+    def may_continue(self) -> bool:
+        """Returns whether the stream may continue, as far as is known now."""
+        return self.caller.is_current() and all(
+            self.caller.may(self.operation, ResourceType.TOPIC, each) for each in self.topics
+        )

@@ -26,16 +26,16 @@ from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerS
 from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.flight import protocol, tails
-from sparklog.broker.flight.actions import Action, actions
+from sparklog.broker.flight.actions import actions
 from sparklog.broker.flight.batches import Dictionaries, StreamBatches
-from sparklog.broker.flight.caller import OPEN, Caller, Stream
-from sparklog.broker.flight.gate import Gate
-from sparklog.broker.flight.grants import GRANTS, shown
-from sparklog.broker.flight.grpc.call import STRANGER_BYTES, Call, Method, Serve
+from sparklog.broker.flight.caller import OPEN, Caller
+from sparklog.broker.flight.gate import AuthorizedStream, Gate
+from sparklog.broker.flight.grpc.call import UNADMITTED_MESSAGE_BYTES, Call, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
 from sparklog.broker.flight.grpc.status import (
     PERMISSION_DENIED,
     UNAUTHENTICATED,
+    UNAVAILABLE,
     UNKNOWN,
     GrpcError,
     PeerGone,
@@ -43,6 +43,7 @@ from sparklog.broker.flight.grpc.status import (
 from sparklog.broker.flight.hooks import Request, RequestHooks
 from sparklog.broker.flight.logins import Logins
 from sparklog.broker.flight.protocol import FlightData
+from sparklog.broker.flight.rights import check_rights, shown
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
 from sparklog.broker.flight.tails import ServedTail, Tails
 from sparklog.broker.groups.coordinator import Coordinator
@@ -82,9 +83,9 @@ _WITHOUT_SIGHT: Final = _OF_MEMBERS | {"root.prove"}
 brokers ask whether this one is alive."""
 _WITHOUT_SECURITY: Final = _OF_MEMBERS | {"status", "figures"}
 """Actions served while the security state cannot be read, which they show."""
-_OPEN: Final = frozenset({"root.prove"})
-"""Actions that everybody may request: a program asks which root a broker serves before it trusts
-the broker with a token."""
+_WITHOUT_ADMISSION: Final = frozenset({"root.prove"})
+"""Actions served to everybody: a program asks which root a broker serves before it trusts the
+broker with a token."""
 _NEEDING_PROOF: Final = frozenset({"groups.offsets"})
 """Actions whose reply may lack what another broker knows, and so needs proof of leadership."""
 
@@ -132,8 +133,7 @@ class FlightListener:
         self._dictionaries = Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
-        own: dict[str, Action] = {"tokens.new": self._new_token}
-        self._actions = {**actions(broker, groups), **own}
+        self._actions = actions(broker, groups, gate)
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES
@@ -143,7 +143,10 @@ class FlightListener:
             "DoExchange": (self.do_exchange, _REQUEST_BYTES),
             "DoAction": (self.do_action, _REQUEST_BYTES),
             "ListActions": (self.list_actions, _REQUEST_BYTES),
-            "Handshake": (self.handshake if logins is None else logins.serve, STRANGER_BYTES),
+            "Handshake": (
+                self.handshake if logins is None else logins.serve,
+                UNADMITTED_MESSAGE_BYTES,
+            ),
         }
         self._server = Server(
             acceptors,
@@ -158,7 +161,7 @@ class FlightListener:
             },
             ServerBounds(calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + _OTHER_CALLS),
             tick=self._tick,
-            knows=gate.knows if gate is not None else lambda _: True,
+            recognises=gate.recognises if gate is not None else lambda _: True,
             clock=clock,
         )
         self._server.start()
@@ -166,7 +169,7 @@ class FlightListener:
     def _tick(self) -> None:
         self._streams.tick()
         if self._gate is not None:
-            self._gate.sweep()
+            self._gate.check_streams()
 
     def budgets(self) -> list[Budget]:
         """Returns the memory budgets for large messages from and to clients."""
@@ -202,7 +205,7 @@ class FlightListener:
             contextlib.ExitStack() as ending,
         ):
             topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
-            ending.enter_context(self._admitted(call, caller, Operation.WRITE, [topic]))
+            ending.enter_context(self._authorized(call, caller, Operation.WRITE, [topic]))
             requests: deque[Request] = deque()  # empty without hooks
 
             def answer(append: _Append) -> None:
@@ -263,7 +266,7 @@ class FlightListener:
         caller = self._admit(call)
         request = flight_messages.decode(flight_messages.ReadTicket, _request(call, 1))
         with (
-            self._admitted(call, caller, Operation.READ, [request.topic]),
+            self._authorized(call, caller, Operation.READ, [request.topic]),
             self._streams.open(call.peer, sends=False, cut=call.cancel) as stream,
         ):
             self._check_sight()
@@ -327,7 +330,7 @@ class FlightListener:
             flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
             request = flight_messages.decode(flight_messages.TailRequest, flight_data.command)
             topics = [each.topic for each in request.positions]
-            ending.enter_context(self._admitted(call, caller, Operation.READ, topics))
+            ending.enter_context(self._authorized(call, caller, Operation.READ, topics))
             self._check_sight()
             looks = self._broker.metadata.looks
             schema = _schema(request.columns)
@@ -384,18 +387,19 @@ class FlightListener:
         if known is None:
             reason = f"{flight_messages.NO_ACTION}{name[:_MESSAGE_LENGTH]!r}"
             raise errors.BadRequest(reason=reason)
-        is_open = name in _OPEN
-        caller = OPEN if is_open else self._admit(call, needs_fresh=name not in _WITHOUT_SECURITY)
+        caller = OPEN
+        if name not in _WITHOUT_ADMISSION:
+            caller = self._admit(call, needs_fresh=name not in _WITHOUT_SECURITY)
         request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
         del message, data
-        GRANTS[name](caller, request)
+        check_rights(name, caller, request)
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
         if self._hooks is not None:
             self._hooks.before(hooked)
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
         looks = self._broker.metadata.looks
-        reply = self._actions[name](request, caller)
+        reply = self._actions[name](caller, request)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         reply = shown(name, caller, reply)
@@ -457,19 +461,6 @@ class FlightListener:
 
         return counted
 
-    def _new_token(
-        self, request: flight_messages.NewToken, caller: Caller
-    ) -> flight_messages.IssuedToken:
-        if caller.is_of_task:
-            raise errors.NotAuthenticated(reason="a token for tasks cannot be exchanged for others")
-        if sum(map(len, request.topics or ())) > limits.TOKEN_TOPIC_CHARACTERS:
-            most = f"{limits.TOKEN_TOPIC_CHARACTERS:,} characters"
-            raise errors.BadRequest(reason=f"the names of a token's topics have more than {most}")
-        if self._gate is None or caller.identity is None:
-            return flight_messages.IssuedToken(authorization="")
-        token = self._gate.task_token(caller.identity, request.topics, seconds=request.seconds)
-        return flight_messages.IssuedToken(authorization=token)
-
     @staticmethod
     def handshake(_call: Call) -> None:
         raise errors.NotAuthenticated(reason="this broker asks for no login: connect without one")
@@ -481,27 +472,23 @@ class FlightListener:
         try:
             caller = self._gate.admit(call, needs_fresh=needs_fresh)
         except errors.NotAuthenticated:
-            call.refuse_client()
+            call.count_call_without_login()
             raise
         call.admit()
         return caller
 
     @contextlib.contextmanager
-    def _admitted(
+    def _authorized(
         self, call: Call, caller: Caller, operation: Operation, topics: Sequence[str]
     ) -> Iterator[None]:
-        """Checks that the client of a stream may use its topics, now and while it is open."""
+        """Checks that a client may use the topics of a stream, now and while it is open."""
         if self._gate is None:
             yield
             return
-        stream = Stream(
-            caller=caller,
-            operation=operation,
-            topics=(*dict.fromkeys(topics),),
-            cut=call.cancel,
+        stream = AuthorizedStream(
+            caller=caller, operation=operation, topics=(*dict.fromkeys(topics),), cut=call.cancel
         )
-        stream.check()
-        with self._gate.stream(stream):
+        with self._gate.watched(stream):
             yield
 
     def _check_sight(self) -> None:
@@ -630,11 +617,14 @@ def _proven(broker: Broker, error: errors.SparklogError, looks: int) -> errors.S
 
 
 def _status(error: errors.SparklogError) -> GrpcError:
+    # Arrow's clients find the reply in the trailers, except after a login.
     code = UNKNOWN
     if isinstance(error, errors.NotAuthenticated):
         code = UNAUTHENTICATED
     elif isinstance(error, errors.NotAuthorized):
         code = PERMISSION_DENIED
+    elif isinstance(error, errors.TooManyLogins | errors.SecurityNotRead):
+        code = UNAVAILABLE
     return _status_of(flight_messages.ErrorReply.of(error), str(error), code)
 
 

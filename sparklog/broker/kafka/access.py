@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Final
 
-from sparklog import errors, limits
+from sparklog import limits
 from sparklog.broker.acl_admin import Administrator
 from sparklog.broker.authentication import Identity
-from sparklog.broker.authorization import Authorization, View, not_authorized
+from sparklog.broker.authorization import Authorization, ClientRights, View
 from sparklog.security.acl import (
     ANONYMOUS,
     CLUSTER_NAME,
     OPERATIONS,
     Operation,
     ResourceType,
-    normal_host,
 )
 from sparklog.security.state import Mode
 
@@ -35,7 +34,7 @@ Steps = Callable[[Iterable[str]], AsyncIterator[str]]
 """Yields the same items, but lets other work of the event loop run between them."""
 
 
-class Access:
+class Access(ClientRights):
     """Decides for the client of one connection. Used in the listener's event loop."""
 
     def __init__(
@@ -56,27 +55,11 @@ class Access:
             look: waits for `SecurityWatch.refresh_after`.
             steps: for many items.
         """
-        self._authorization = authorization
-        self.principal = identity.principal if identity is not None else ANONYMOUS
-        """The user as Kafka writes it, such as "User:alice"."""
+        principal = identity.principal if identity is not None else ANONYMOUS
+        super().__init__(authorization, principal, host)
         self._identity = identity
-        self._client = self.principal, normal_host(host)
         self._look = look
         self._steps = steps
-
-    @property
-    def _view(self) -> View | None:
-        """The view to judge by; None if ACLs are not evaluated."""
-        if self._authorization is None:
-            return None
-        view = self._authorization.view
-        return view if view.mode is not Mode.OFF else None
-
-    @property
-    def is_limited(self) -> bool:
-        """True if something may be refused or left out."""
-        view = self._view
-        return view is not None and view.mode is Mode.ENFORCE
 
     @property
     def is_evaluated(self) -> bool:
@@ -176,35 +159,18 @@ class Access:
     async def check_idempotent_write(self) -> None:
         """Raises `ClusterNotAuthorized` unless the client may write to some topic (KIP-679)."""
         view = self._view
-        if view is None or self._may_write_idempotently(view):
+        if view is None or view.allows_idempotent_write(*self._client):
             return
         if view.mode is Mode.ENFORCE:
             view = await self._newer_view(self._looks)
-            if view is None or self._may_write_idempotently(view):
+            if view is None or view.allows_idempotent_write(*self._client):
                 return
         is_refused = view.mode is Mode.ENFORCE
         self._note(Operation.IDEMPOTENT_WRITE, _CLUSTER, (CLUSTER_NAME,), is_refused=is_refused)
         if is_refused:
             raise self.error(Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME)
 
-    def error(
-        self, operation: Operation, resource: ResourceType, name: str
-    ) -> errors.NotAuthorized:
-        """Returns the error for an operation that is not allowed."""
-        return not_authorized(*self._client, operation, resource, name)
-
     # -------------------------------------------------------------------------- lists
-
-    def may(
-        self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
-    ) -> bool:
-        """Returns whether an operation is allowed, as far as is known now."""
-        view = self._view
-        return (
-            view is None
-            or view.mode is not Mode.ENFORCE
-            or view.allows(*self._client, operation, resource, name)
-        )
 
     def authorized_operations(
         self, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
@@ -249,24 +215,6 @@ class Access:
 
     def _may_alter(self, view: View) -> bool:
         return view.allows_administration(*self._client)
-
-    def _may_write_idempotently(self, view: View) -> bool:
-        return view.allows(
-            *self._client, Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME
-        ) or view.allows_on_any(*self._client, Operation.WRITE, ResourceType.TOPIC)
-
-    def _note(
-        self,
-        operation: Operation,
-        resource: ResourceType,
-        names: Collection[str],
-        *,
-        is_refused: bool,
-    ) -> None:
-        assert self._authorization is not None
-        self._authorization.note_denied(
-            *self._client, operation, resource, names, is_refused=is_refused
-        )
 
 
 OPEN: Final = Access(None)

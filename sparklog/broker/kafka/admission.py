@@ -19,7 +19,8 @@ from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
 from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
 from sparklog.broker.kafka.socket_stream import SocketStream
-from sparklog.broker.login_failures import FailureDelays, network_of
+from sparklog.broker.login_failures import FailureDelays
+from sparklog.broker.peers import network_of
 from sparklog.broker.tls.engine import HANDSHAKE, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.listeners import Listener

@@ -41,7 +41,8 @@ from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.slots import Turn, make_room
 from sparklog.broker.kafka.socket_stream import SocketStream
-from sparklog.broker.login_failures import FailureDelays, network_of
+from sparklog.broker.login_failures import FailureDelays
+from sparklog.broker.peers import network_of
 from sparklog.broker.refused_work import Work
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
@@ -105,6 +106,7 @@ class KafkaListener:
         authentication: the users; None if no listener asks for a login.
         authorization: the ACLs; None if everything is allowed to everybody.
         acl_admin: changes them.
+        login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
     """
 
@@ -119,6 +121,7 @@ class KafkaListener:
         authentication: Authentication | None = None,
         authorization: Authorization | None = None,
         acl_admin: AclAdmin | None = None,
+        login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
@@ -143,7 +146,7 @@ class KafkaListener:
         self._authentication = authentication
         self._authorization = authorization
         self.acl_admin = acl_admin
-        delays = FailureDelays(self._clock)
+        delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
         self._slots = [each.slots for each in self._admissions.values() if each is not None]

@@ -22,12 +22,12 @@ from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.authentication import Authentication, Credential, Identity
+from sparklog.broker.authentication import Authentication, Identity, ScramLogin
 from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.apis import api_versions
 from sparklog.broker.kafka.messages import ConstantReply, Fields, Raw
 from sparklog.broker.kafka.registry import APIS
-from sparklog.security.scram import PLAIN, WRONG, Mechanism, ScramError, ScramServer, Verifier
+from sparklog.security.scram import PLAIN, WRONG, Mechanism, ScramError
 from sparklog.security.users import NAME_BYTES_MAX
 
 SASL_HANDSHAKE: Final = 17
@@ -68,8 +68,9 @@ class _State(Enum):
 class _Exchange(Protocol):
     """The tokens of one mechanism."""
 
-    identity: Identity | None
-    """Set once the client has proved who it is."""
+    @property
+    def identity(self) -> Identity | None:
+        """Set once the client has proved who it is."""
 
     async def answer(self, token: bytes) -> bytes:
         """Raises `LoginRefused`."""
@@ -226,32 +227,19 @@ class _ScramExchange:
     """See `_Exchange`. Takes some 20 microseconds of the event loop."""
 
     def __init__(self, authentication: Authentication, mechanism: Mechanism) -> None:
-        self._authentication = authentication
-        self._mechanism = mechanism
-        self._server = ScramServer(mechanism, self._find)
-        self._user = ""
-        self._credential: Credential | None = None
-        self.identity: Identity | None = None
+        self._login = ScramLogin(authentication, mechanism)
 
-    def _find(self, user: str) -> Verifier:
-        if len(user.encode()) > NAME_BYTES_MAX:
-            raise ScramError(f"the user name has more than {NAME_BYTES_MAX} bytes")
-        self._user = user
-        self._credential = self._authentication.credential(self._mechanism, user)
-        return self._credential.verifier
+    @property
+    def identity(self) -> Identity | None:
+        return self._login.identity
 
     async def answer(self, token: bytes) -> bytes:
         try:
-            answer = self._server.step(token)
+            return self._login.answer(token)
         except ScramError as error:
-            user = f"user {self._user[:_SHOWN]!r}: " if self._user else ""
-            raise LoginRefused(f"{user}{error}", is_guess=True, user=self._user) from None
-        if self._server.user is not None:
-            assert self._credential is not None
-            self.identity = self._authentication.confirmed(self._credential)
-            if self.identity is None:
-                raise _wrong(self._user)
-        return answer
+            user = self._login.user
+            shown = f"user {user[:_SHOWN]!r}: " if user else ""
+            raise LoginRefused(f"{shown}{error}", is_guess=True, user=user) from None
 
 
 class _PlainExchange:

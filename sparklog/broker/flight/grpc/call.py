@@ -39,7 +39,7 @@ Serve: TypeAlias = Callable[["Call"], None]
 
 FREE_BYTES: Final = 64 * limits.KIB
 """The bytes that each stream may send without permission; gRPC's initial window."""
-STRANGER_BYTES: Final = 64 * limits.KIB
+UNADMITTED_MESSAGE_BYTES: Final = 64 * limits.KIB
 """The maximum size of a message of a client that is not admitted."""
 PREFIX: Final = struct.Struct(">BI")
 """The prefix of each message: a flag for compression, and the length."""
@@ -102,7 +102,7 @@ class Connection(Protocol):
     """The initial window of a stream, as set by the client."""
     served: int
     """The number of threads that serve its calls."""
-    refused: int
+    calls_without_login: int
     """The number of calls that were refused for lack of a login."""
     is_admitted: bool
     """True once a call has been admitted, or if the listener admits everybody."""
@@ -149,9 +149,9 @@ class Call:
         "has_ended",
         "has_started",
         "held_bytes",
+        "is_admitted",
         "is_dead",
         "is_detached",
-        "is_known",
         "is_served",
         "length_left",
         "listener",
@@ -186,7 +186,7 @@ class Call:
         """The listener that it has connected to."""
         self.authorization = ""
         """The header of this name; empty without one."""
-        self.is_known = True
+        self.is_admitted = True
         """False until the client is admitted: its messages are small until then."""
         self.trailers: list[tuple[str, bytes]] = []
         """Sent at the end of a call that succeeds."""
@@ -285,12 +285,12 @@ class Call:
 
     def admit(self) -> None:
         """Notes that the client was admitted."""
-        self.is_known = True
+        self.is_admitted = True
         self.connection.is_admitted = True
 
-    def refuse_client(self) -> None:
-        """Notes that the client was refused for lack of a login."""
-        self.connection.refused += 1
+    def count_call_without_login(self) -> None:
+        """Notes that the call was refused for lack of a login."""
+        self.connection.calls_without_login += 1
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second, because clients can cause them."""
@@ -361,7 +361,7 @@ class Call:
     def _message_bytes(self) -> int:
         """The maximum size of a message."""
         bound = self._method.message_bytes
-        return bound if self.is_known else min(bound, STRANGER_BYTES)
+        return bound if self.is_admitted else min(bound, UNADMITTED_MESSAGE_BYTES)
 
     def take_whole(self, message: bytearray) -> None:
         """Queues a message for which `is_whole` returned True. Requires the lock."""

@@ -81,7 +81,7 @@ class ConnectionServer(Protocol):
 
     def end_excess(self) -> None: ...
 
-    def knows(self, call: Call) -> bool: ...
+    def recognises(self, call: Call) -> bool: ...
 
     def serve(self, call: Call) -> None: ...
 
@@ -132,7 +132,7 @@ class GrpcConnection:
         """The number of threads that serve calls; those of reset calls end later."""
         self.is_admitted = not listener.has_sasl
         """True once a call has been admitted, or if the listener admits everybody."""
-        self.refused = 0
+        self.calls_without_login = 0
         """The number of calls that were refused for lack of a login."""
         self.is_http2 = False
         self.is_closed = False
@@ -544,7 +544,7 @@ class GrpcConnection:
         )
         call.length_left = length
         call.authorization = headers.get(b"authorization", b"").decode(errors="replace")
-        call.is_known = known = refusal is None and server.knows(call)
+        call.is_admitted = known = refusal is None and server.recognises(call)
         self.is_admitted |= known
         with self.lock:
             if not server.admit_call(call):

@@ -1,4 +1,4 @@
-"""The gRPC server: its listening socket, and the thread that reads from all connections.
+"""The gRPC server: its listening sockets, and the thread that reads from all connections.
 
 A single thread reads, so a flood of small frames takes at most one thread's CPU time. The TLS
 handshakes take another. Four times a second the first one checks all connections and calls, and
@@ -40,6 +40,7 @@ from sparklog.broker.flight.grpc.status import (
     PeerGone,
 )
 from sparklog.broker.flight.grpc.threads import CallThreads
+from sparklog.broker.peers import network_of
 from sparklog.broker.tls.engine import NO_TLS, TlsEngine, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
@@ -51,8 +52,8 @@ UNSERVED_CALLS = 256  # of all clients, that have sent no message yet
 _ARRIVING_BYTES = 128 * limits.MIB  # of large messages that are arriving
 PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
 
-STRANGERS = 512  # connections whose clients are not admitted yet
-STRANGER_SECONDS = 10.0  # for the first call that is admitted
+UNADMITTED = 512  # connections whose clients are not admitted yet
+UNADMITTED_SECONDS = 10.0  # for the first call that is admitted
 _REFUSED_MAX: Final = 3
 """The number of calls that a client may send without a login, before its connection is closed."""
 
@@ -86,9 +87,9 @@ class ServerBounds:
     connection_idle_seconds: float = CONNECTION_IDLE_SECONDS
     preface_seconds: float = PREFACE_SECONDS
     """The time for the first bytes of a connection, and for the first message of a call."""
-    strangers: int = STRANGERS
+    unadmitted: int = UNADMITTED
     """The connections whose clients are not admitted."""
-    stranger_seconds: float = STRANGER_SECONDS
+    unadmitted_seconds: float = UNADMITTED_SECONDS
     """The time for a client to log in, or to send a call with a token."""
 
 
@@ -100,8 +101,8 @@ class Server:
         methods: by path, `/package.Service/Method`. A call is served once its first message, or the
             end of its stream, has been received.
         tick: called four times a second.
-        knows: returns whether a call that has begun is that of an admitted client; called in the
-            reading thread. Strangers may send small messages only, and their connections are few.
+        recognises: returns whether a call that has begun has a valid token, if it needs one; called
+            in the reading thread. Others may send small messages only, over few connections.
         clock: None: the machine's own.
     """
 
@@ -112,10 +113,10 @@ class Server:
         bounds: ServerBounds | None = None,
         *,
         tick: Callable[[], None] = lambda: None,
-        knows: Callable[[Call], bool] = lambda _: True,
+        recognises: Callable[[Call], bool] = lambda _: True,
         clock: Clock | None = None,
     ) -> None:
-        self.knows = knows
+        self.recognises = recognises
         self.clock = clock or SystemClock()
         self.bounds = bounds or ServerBounds()
         self.methods = {path.encode(): method for path, method in methods.items()}
@@ -337,7 +338,7 @@ class Server:
                 return
             host = address[0].partition("%")[0].removeprefix("::ffff:")
             if acceptor.listener.has_sasl:
-                self._make_room_for_stranger()
+                self._close_oldest_unadmitted()
             if self._has_room(host):
                 self._welcome(acceptor, sock, host, address[1])
             else:
@@ -384,23 +385,24 @@ class Server:
         )
         return bool(idle)
 
-    def _make_room_for_stranger(self) -> None:
+    def _close_oldest_unadmitted(self) -> None:
         """Closes the oldest connection without a login, if there are too many of them.
 
         It is one of the host with the most, so that no host can keep others out.
         """
-        if len(self._connections) < self.bounds.strangers:
+        if len(self._connections) < self.bounds.unadmitted:
             return
-        strangers = [each for each in self._connections if not each.is_admitted]
-        if len(strangers) < self.bounds.strangers:
+        unadmitted = [each for each in self._connections if not each.is_admitted]
+        if len(unadmitted) < self.bounds.unadmitted:
             return
-        ((crowded, _),) = Counter(each.host for each in strangers).most_common(1)
+        ((crowded, _),) = Counter(network_of(each.host) for each in unadmitted).most_common(1)
         oldest = min(
-            (each for each in strangers if each.host == crowded), key=lambda each: each.began
+            (each for each in unadmitted if network_of(each.host) == crowded),
+            key=lambda each: each.began,
         )
-        self._close_stranger(oldest, "too many connections without a login: the oldest is closed")
+        self._close_unadmitted(oldest, "too many connections without a login: the oldest is closed")
 
-    def _close_stranger(self, connection: GrpcConnection, reason: str) -> None:
+    def _close_unadmitted(self, connection: GrpcConnection, reason: str) -> None:
         connection.go_away(http2.ENHANCE_YOUR_CALM, reason)
         self._close_refused(connection, reason)
 
@@ -536,8 +538,8 @@ class Server:
         for connection in list(self._connections):
             if not connection.is_http2 and now - connection.began > self.bounds.preface_seconds:
                 self._close(connection)
-            elif not connection.is_admitted and (reason := self._refusal(connection, now)):
-                self._close_stranger(connection, reason)
+            elif not connection.is_admitted and (reason := self._reason_to_close(connection, now)):
+                self._close_unadmitted(connection, reason)
             elif connection.calls:
                 self._check_calls(connection, now, is_short=is_short)
             elif now - connection.idle_since > self.bounds.connection_idle_seconds:
@@ -548,12 +550,12 @@ class Server:
         except Exception as error:  # no error here may end the broker
             _log.error("cannot check the open streams", exc_info=error)
 
-    def _refusal(self, connection: GrpcConnection, now: float) -> str:
+    def _reason_to_close(self, connection: GrpcConnection, now: float) -> str:
         """Returns the reason to close a connection without a login; empty if it may stay."""
-        if connection.refused >= _REFUSED_MAX:
-            return f"{connection.refused} calls were sent without a login"
-        if now - connection.began > self.bounds.stranger_seconds:
-            return f"no login within {self.bounds.stranger_seconds:g} s"
+        if connection.calls_without_login >= _REFUSED_MAX:
+            return f"{connection.calls_without_login} calls were sent without a login"
+        if now - connection.began > self.bounds.unadmitted_seconds:
+            return f"no login within {self.bounds.unadmitted_seconds:g} s"
         return ""
 
     def _check_calls(self, connection: GrpcConnection, now: float, *, is_short: bool) -> None:

@@ -18,7 +18,7 @@ from sparklog.security.acl import Operation, ResourceType
 
 _CLUSTER, _GROUP, _TOPIC = ResourceType.CLUSTER, ResourceType.GROUP, ResourceType.TOPIC
 
-Grant = Callable[[Caller, Any], None]
+Check = Callable[[Caller, Any], None]
 """Raises `NotAuthorized` unless a client may send this request."""
 
 
@@ -26,27 +26,27 @@ def _to_all(_caller: Caller, _request: msgspec.Struct) -> None:
     """Allows the action to every client that is admitted."""
 
 
-def _on_cluster(operation: Operation, *, also_observed: bool = False) -> Grant:
+def _on_cluster(operation: Operation, *, also_observed: bool = False) -> Check:
     """`also_observed`: refused while ACLs are only observed, too: it cannot be undone."""
 
-    def grant(caller: Caller, _request: msgspec.Struct) -> None:
+    def check(caller: Caller, _request: msgspec.Struct) -> None:
         caller.check(operation, also_observed=also_observed)
 
-    return grant
+    return check
 
 
-def _on_topic(operation: Operation, *, or_cluster: Operation | None = None) -> Grant:
-    def grant(caller: Caller, request: Any) -> None:
+def _on_topic(operation: Operation, *, or_cluster: Operation | None = None) -> Check:
+    def check(caller: Caller, request: Any) -> None:
         caller.check(operation, _TOPIC, [request.topic], or_cluster=or_cluster)
 
-    return grant
+    return check
 
 
-def _on_group(operation: Operation) -> Grant:
-    def grant(caller: Caller, request: Any) -> None:
+def _on_group(operation: Operation) -> Check:
+    def check(caller: Caller, request: Any) -> None:
         caller.check(operation, _GROUP, [request.group])
 
-    return grant
+    return check
 
 
 def _commit(caller: Caller, request: group_messages.CommitOffsets) -> None:
@@ -68,12 +68,7 @@ def _publish(caller: Caller, request: flight_messages.PublishNow) -> None:
         caller.check(Operation.WRITE, _TOPIC, request.topics)
 
 
-def _new_producer(caller: Caller, _request: msgspec.Struct) -> None:
-    if not caller.is_of_task:
-        caller.check_idempotent_write()
-
-
-GRANTS: Final[Mapping[str, Grant]] = {
+RIGHTS: Final[Mapping[str, Check]] = {
     "broker.drain": _on_cluster(Operation.ALTER, also_observed=True),
     "broker.log_level": _log_level,
     "cluster": _to_all,  # to others than administrators, the addresses only
@@ -94,7 +89,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
     "records.delete": _on_topic(Operation.DELETE),
     "offsets.for_times": _on_topic(Operation.DESCRIBE),
     "offsets.lag": _on_cluster(Operation.CLUSTER_ACTION),  # names topics by their ids
-    "producers.new": _new_producer,
+    "producers.new": lambda caller, _: caller.check_idempotent_write(),
     "batches.append_staged": _to_all,  # judged by the topics of its manifest
     "publish.now": _publish,
     "tokens.new": _to_all,  # limited to topics that ACLs allow when they are used
@@ -110,6 +105,11 @@ GRANTS: Final[Mapping[str, Grant]] = {
     "groups.describe": _on_group(Operation.DESCRIBE),
     "groups.delete": _on_group(Operation.DELETE),
 }
+
+
+def check_rights(name: str, caller: Caller, request: msgspec.Struct) -> None:
+    """Raises `NotAuthorized` unless a client may send the request of an action."""
+    RIGHTS[name](caller, request)
 
 
 # ------------------------------------------------------------------------------ replies

@@ -1,15 +1,12 @@
-"""The means of a task to read through brokers."""
+"""The CA and the token that the driver sends with each task that reads through brokers."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class BrokerAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent by the driver with each task, so that executors need neither files nor passwords.
-
-    Its token is valid for a day.
-    """
+class TaskCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """With it, executors need neither files nor passwords. The token is valid for a day."""
 
     ca: bytes | None
     """PEM: the CAs of the brokers; None: those that the executor's machine trusts."""
@@ -17,4 +14,4 @@ class BrokerAccess(msgspec.Struct, frozen=True, kw_only=True):
     """The token, which only reads records; empty if the brokers ask for no login."""
 
     def __repr__(self) -> str:
-        return "BrokerAccess(…)"
+        return "TaskCredentials(…)"
