@@ -669,8 +669,9 @@ def _check_is_no_loopback_of_others(leader: Leader) -> None:
     here, there = socket.gethostname(), leader.process.host
     if there and there != here and is_loopback(leader.flight):
         how = (
-            "start it with SPARKLOG_FLIGHT_LISTEN=0.0.0.0:8815 and"
-            f" SPARKLOG_FLIGHT_ADVERTISED={there}:8815 in its environment"
+            "start it with SPARKLOG_FLIGHT_LISTEN=0.0.0.0:8815,"
+            f" SPARKLOG_FLIGHT_ADVERTISED={there}:8815 and, unless clients log in,"
+            " SPARKLOG_SECURITY_ANONYMOUS=anywhere in its environment"
         )
         if leader.known.kind != BrokerKind.STANDING:
             how += ", or run `sparklog broker` with these, which takes over"

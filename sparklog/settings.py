@@ -139,6 +139,12 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
 
 
+class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The addresses at which clients without a login are served."""
+
+    anonymous: Literal["loopback", "anywhere"] = "loopback"
+
+
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The write-ahead log: from the arrival of a record to its ack."""
 
@@ -276,6 +282,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     flight: FlightSettings = FlightSettings()
     kafka: KafkaSettings = KafkaSettings()
     tls: TlsSettings = TlsSettings()
+    security: SecuritySettings = SecuritySettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
     hot_tail: HotTailSettings = HotTailSettings()
@@ -497,6 +504,7 @@ def _check_together(settings: BrokerSettings) -> None:
                 reason="clients cannot connect to this host; set kafka.advertised to one that they"
                 " can",
             )
+    _check_anonymous(settings)
 
     for low, high in NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)
@@ -552,6 +560,25 @@ def _check_listeners(settings: BrokerSettings) -> None:
             reason = f"{found[address]} has the same address; give each listener its own port"
             raise errors.BadOption(option=option, value=address, reason=reason)
         found[address] = option
+
+
+def _check_anonymous(settings: BrokerSettings) -> None:
+    """Raises `BadOption` for a listener that strangers can reach without proving who they are."""
+    if settings.security.anonymous == "anywhere":
+        return
+    has_certificates = settings.tls.client_auth == "required"
+    for table, of in (("flight", settings.flight), ("kafka", settings.kafka)):
+        for each in of.listeners:
+            if each.is_loopback or each.has_sasl or (each.has_tls and has_certificates):
+                continue
+            raise errors.BadOption(
+                option=f"{table}.listen",
+                value=of.listen,
+                reason=f"every program that can reach {each.address} could read and write the log."
+                f" Have clients log in: write {SASL_SSL}:// before the address (`sparklog security"
+                " init` prepares users and certificates). Or, in a network where that is intended,"
+                ' set security.anonymous = "anywhere" (SPARKLOG_SECURITY_ANONYMOUS)',
+            )
 
 
 def _check_protocols(table: str, settings: _ListenerSettings, tls: TlsSettings) -> None:

@@ -430,6 +430,7 @@ def test_a_broker_that_is_started_honours_the_environment(
         "SPARKLOG_ID": "7",
         "SPARKLOG_TOPICS_DEFAULT_PARTITIONS": "3",
         "SPARKLOG_FLIGHT_LISTEN": "0.0.0.0:0",
+        "SPARKLOG_SECURITY_ANONYMOUS": "anywhere",
         "SPARKLOG_FLIGHT_ADVERTISED": "127.0.0.1:0",
         "SPARKLOG_KAFKA_LISTEN": "127.0.0.1:0",
         "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "1",

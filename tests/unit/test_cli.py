@@ -1167,11 +1167,11 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("sparklog.broker.running.run_broker", take)
     options = ("--config", str(file), "--id", "3", "--take-over")
-    result = run("broker", *options, SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
+    result = run("broker", *options, SPARKLOG_FLIGHT_LISTEN="127.0.0.2:2")
     assert result.exit_code == ExitCode.OK
     ((settings, take_over, allow_non_empty),) = taken
     assert (take_over, allow_non_empty) == (True, False)
-    assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "0.0.0.0:2")
+    assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "127.0.0.2:2")
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -284,6 +284,7 @@ def test_value_out_of_bounds_is_named_with_its_bound(key: str, value: object, re
 def test_each_listener_has_an_advertised_address() -> None:
     """By its name; one without is advertised where it listens."""
     given = ROOT | {
+        "security.anonymous": "anywhere",
         "kafka.listen": "LOCAL=PLAINTEXT://127.0.0.1:9092,OUT=PLAINTEXT://0.0.0.0:9093",
         "kafka.advertised": "OUT=k1:9093",
     }
@@ -310,7 +311,40 @@ def test_bad_variable_is_named_as_it_was_written() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:8815", "broker-0.example:65535"])
 def test_address_is_a_host_and_a_port(address: str) -> None:
     """Names, IPv4 and bracketed IPv6 are heard on, and port 0 means any free one."""
-    assert load_settings(None, {}, ROOT | {"flight.listen": address}).flight.listen == address
+    given = ROOT | {"flight.listen": address, "security.anonymous": "anywhere"}
+    assert load_settings(None, {}, given).flight.listen == address
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_served"),
+    [
+        ("127.0.0.1:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("10.0.0.1:1", False),
+        ("broker-0.example:1", False),
+        ("SSL://10.0.0.1:1", False),
+        ("SASL_SSL://10.0.0.1:1", True),
+        ("IN=PLAINTEXT://127.0.0.1:1,OUT=SASL_SSL://10.0.0.1:2", True),
+        ("OUT=SASL_SSL://10.0.0.1:2,IN=PLAINTEXT://10.0.0.1:1", False),
+    ],
+)
+@pytest.mark.parametrize("table", ["kafka", "flight"])
+def test_strangers_are_served_on_loopback_only(table: str, listen: str, *, is_served: bool) -> None:
+    """Unless a setting says otherwise, or they need a certificate; the error has both remedies."""
+    given = ROOT | {f"{table}.listen": listen}
+    if "SSL" in listen:
+        given |= {"tls.certificate": "c.pem", "tls.key": "c.key"}
+    load_settings(None, {}, given | {"security.anonymous": "anywhere"})
+    if "SSL://" in listen and "PLAINTEXT" not in listen:
+        of_clients = {"tls.client_auth": "required", "tls.ca": "ca.pem"}
+        load_settings(None, {}, given | of_clients)
+    if is_served:
+        load_settings(None, {}, given)
+        return
+    with pytest.raises(errors.BadOption, match=r"SASL_SSL://.*security.anonymous") as raised:
+        load_settings(None, {}, given)
+    assert raised.value.option == f"{table}.listen"
 
 
 def test_text_in_the_file_is_no_number(tmp_path: Path) -> None:
