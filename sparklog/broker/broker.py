@@ -185,6 +185,7 @@ class Broker:
         """
         own = self._broker_info()
         at = {each.name: each for each in listeners.parse(own.flight_listeners)}
+        has_tls = listener in at and at[listener].has_tls
         if listener in at:
             own = msgspec.structs.replace(own, address=at[listener].client_address)
         others = [
@@ -200,7 +201,9 @@ class Broker:
             )
             for broker, known in self.members.up().items()
             if broker != self._leadership.broker
-            and (address := known.flight_at(listener) if listener else known.flight)
+            and (
+                address := known.flight_at(listener, has_tls=has_tls) if listener else known.flight
+            )
         ]
         return flight_messages.ClusterInfo(
             cluster_id=self._leadership.cluster.cluster_id,

@@ -38,6 +38,7 @@ RECONNECT_MAX_SECONDS = 0.2  # while a broker is down; an attempt costs very lit
 RECONNECT_ATTEMPTS = 200  # about 30 s; a broker that is down for longer is retried less often
 _RETRY_LOG_SECONDS = 10.0  # between two log lines of a client about the same retries
 
+_TOKEN_REFUSED: Final = "the broker has refused the client's token"
 Resolve = Callable[[], "str | Channel"]
 
 _HARMLESS: Final = frozenset(
@@ -224,7 +225,9 @@ class Channel:
                 return failure
         except errors.SparklogError as refusal:
             return refusal
-        return errors.BrokerUnavailable(address=self.address, reason=str(failure))
+        return errors.BrokerUnavailable(
+            address=self.address, reason=f"{_TOKEN_REFUSED}, and a new one is sent: {failure}"
+        )
 
     def close(self) -> None:
         self._flight.close()
@@ -613,6 +616,7 @@ class Connection:
     def _after_fork(self) -> Iterator[Channel]:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._credentials.after_fork()
         yield from self._channels.values()
         self._channels = {}
         self._home = None
@@ -656,7 +660,7 @@ def _is_in_doubt(name: str, last: errors.SparklogError) -> bool:
 
 def _may_have_arrived(failure: errors.SparklogError) -> bool:
     # A broker that answers that it is closing has done nothing, nor has one that was not reached.
-    unreached = "failed to connect" in str(failure)
+    unreached = any(each in str(failure) for each in ("failed to connect", _TOKEN_REFUSED))
     return isinstance(failure, errors.BrokerUnavailable) and not unreached
 
 

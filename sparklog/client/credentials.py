@@ -7,6 +7,7 @@ token that it returns is sent with each call, and renewed by another login befor
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from sparklog.security.scram import Mechanism, ScramClient, ScramError
 
 _RENEWED_SECONDS: Final = 1_200.0
 """The age at which a token is replaced; it is valid for an hour."""
+_RETRIED_SECONDS: Final = 60.0
+"""The time between two attempts to replace it."""
 _MECHANISM: Final = Mechanism.SHA_256
 
 
@@ -33,9 +36,16 @@ class ClientCredentials:
         """`security`: None: that of the environment, which is read when it is needed."""
         self._security = security
         self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
         self._token = ""
-        self._logged_in_at = 0.0
+        self._renewed_at = self._tried_at = -math.inf
+        self._is_encrypted = False
+        """True once the client has logged in over TLS: its token is sent over TLS only."""
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """See `Credentials`."""
+        self._first_login = threading.Lock()
+        self._lock = threading.Lock()
 
     def tls(self) -> TlsMaterial:
         return self._given_security().tls()
@@ -51,30 +61,43 @@ class ClientCredentials:
         if not is_private(address):
             reason = f"a login needs TLS: connect to {TLS_SCHEME}{address}"
             raise errors.BadOption(option="user", value=security.user, reason=reason)
-        self._renew(address, security)
+        has_tls = address.startswith(TLS_SCHEME)
+        if self._is_encrypted and not has_tls:
+            reason = "it has no TLS, and this client has logged in over TLS"
+            raise errors.BrokerNotTrusted(address=address, reason=reason)
+        with self._first_login:
+            if not self._token:
+                self._log_in(address, security)
+        self._is_encrypted |= has_tls
         return lambda: self._current(address, security)
 
     def new_token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`."""
-        with self._lock:
-            self._token = ""
+        self._token = ""
         return self.token_source(address)
 
     def _given_security(self) -> Security:
         return self._security or Security.from_environment()
 
     def _current(self, address: str, security: Security) -> str:
-        # Otherwise the broker refuses the call, once the old token has expired.
-        with contextlib.suppress(errors.SparklogError):
-            self._renew(address, security)
+        """Returns the token, and replaces an old one, at most once in `_RETRIED_SECONDS`."""
+        now = self._clock.monotonic()
+        with self._lock:
+            is_due = (
+                now - self._renewed_at >= _RENEWED_SECONDS
+                and now - self._tried_at >= _RETRIED_SECONDS
+            )
+            if is_due:
+                self._tried_at = now
+        if is_due:
+            # Otherwise the broker refuses the call, once the old token has expired.
+            with contextlib.suppress(errors.SparklogError):
+                self._log_in(address, security)
         return self._token
 
-    def _renew(self, address: str, security: Security) -> None:
-        with self._lock:
-            age_seconds = self._clock.monotonic() - self._logged_in_at
-            if not self._token or age_seconds >= _RENEWED_SECONDS:
-                self._token = log_in(address, security)
-                self._logged_in_at = self._clock.monotonic()
+    def _log_in(self, address: str, security: Security) -> None:
+        self._token = log_in(address, security)
+        self._renewed_at = self._clock.monotonic()
 
 
 def log_in(address: str, security: Security) -> str:
@@ -92,7 +115,10 @@ def log_in(address: str, security: Security) -> str:
     except (ScramError, pa.ArrowException, OSError) as error:
         if exchange.failure is not None:  # the broker has not proved that it knows the user
             raise errors.BrokerNotTrusted(address=address, reason=str(exchange.failure)) from None
-        raise failure_of(error, address) from error
+        failure = failure_of(error, address)
+        if isinstance(failure, errors.UnexpectedError):  # the type of an error is lost in a login
+            failure = errors.BrokerUnavailable(address=address, reason=failure.reason)
+        raise failure from error
     finally:
         client.close()
     return exchange.token

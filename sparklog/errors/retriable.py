@@ -127,14 +127,6 @@ class TooManyStreams(Retriable):
     setting: str
 
 
-class TooManyLogins(Retriable):
-    """Too many clients log in to the Flight listener at the same time: try again."""
-
-    code = "too_many_logins"
-    template = "The broker has {open} logins in progress: try again."
-    open: int
-
-
 class TopicHeldBack(Retriable):
     """The broker cannot write the topic's table, and accepts no more records: repair the table."""
 

@@ -129,6 +129,10 @@ class Credentials(Protocol):
         """
         ...
 
+    def after_fork(self) -> None:
+        """Prepares for use in a forked child: a thread of the parent may have held a lock."""
+        ...
+
     def new_token_source(self, address: str) -> TokenSource | None:
         """Returns a source of new tokens, after the broker has refused the last, or asked for one.
 

@@ -55,7 +55,17 @@ class _SentCredentials:
         return (lambda: self.sent.authorization) if self.sent.authorization else None
 
     def new_token_source(self, _address: str) -> TokenSource | None:
-        return None
+        """Raises `NotAuthenticated`: only the driver can log in."""
+        if not self.sent.authorization:
+            return None
+        reason = (
+            "the token that the driver sent with this task is valid for a day, and ends with its"
+            " user; load the DataFrame again, or start the query again"
+        )
+        raise errors.NotAuthenticated(reason=reason)
+
+    def after_fork(self) -> None:
+        """Does nothing: there are no locks."""
 
 
 def task_credentials_for(location: LogLocation, topics: Collection[str]) -> TaskCredentials | None:

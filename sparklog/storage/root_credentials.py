@@ -19,10 +19,11 @@ import msgspec
 
 from sparklog import errors
 from sparklog.clock import Clock
-from sparklog.options import is_private
+from sparklog.listeners import TLS_SCHEME
+from sparklog.options import is_loopback_ip
 from sparklog.security.credentials import Credentials, Security, TlsMaterial, TokenSource
 from sparklog.security.root_token import ROOT_TOKENS, VALID_SECONDS, RootClaims
-from sparklog.storage.metadata.model import ClusterMetadata
+from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
 
@@ -45,9 +46,13 @@ class RootCredentials:
         self._store = store
         self._known = known
         self._clock = clock
-        self._lock = threading.Lock()
+        self.after_fork()
         self._metadata = MetadataStore(store, clock=clock)
         self._security: SecurityStore | None = None
+
+    def after_fork(self) -> None:
+        """See `Credentials`."""
+        self._lock = threading.Lock()
 
     def tls(self) -> TlsMaterial:
         """See `Credentials`. The CA is that of the environment, or else that of the root."""
@@ -62,20 +67,23 @@ class RootCredentials:
 
     def new_token_source(self, address: str) -> TokenSource | None:
         """See `Credentials`. Reads the metadata and the security state."""
-        if not is_private(address):
-            return None
         state = self._state()
         metadata = self._metadata.current
         places = [
             (known.started_us, broker, known.epoch)
             for broker, known in metadata.brokers.items()
-            if address in known.flight_addresses
+            if address in known.flight_addresses and _may_be_sent(address, known)
         ]
         if state is None or not state.root_key or not places:
             return None
         _, broker, epoch = max(places)
         claims = RootClaims(
-            chain_id=metadata.security, broker=broker, epoch=epoch, who=_name(), expires_at=0
+            chain_id=metadata.security,
+            broker=broker,
+            epoch=epoch,
+            address=address,
+            who=_name(),
+            expires_at=0,
         )
         return _Source(state.root_key, claims, self._clock)
 
@@ -108,6 +116,7 @@ class _WithoutTokens:
 
     def __init__(self, credentials: Credentials) -> None:
         self.tls = credentials.tls
+        self.after_fork = credentials.after_fork
 
     def token_source(self, _address: str) -> TokenSource | None:
         return None
@@ -134,6 +143,16 @@ class _Source:
             claims = msgspec.structs.replace(self._claims, expires_at=expires_at)
             self._token, self._signed_at = ROOT_TOKENS.sign(self._root_key, claims), now_seconds
         return self._token
+
+
+def _may_be_sent(address: str, known: BrokerRegistration) -> bool:
+    """Returns whether a token can be sent to a broker, where no other program can read it.
+
+    A loopback address of a broker of another machine is that of any program on this one.
+    """
+    return address.startswith(TLS_SCHEME) or (
+        is_loopback_ip(address) and known.process.host in ("", socket.gethostname())
+    )
 
 
 def _name() -> str:

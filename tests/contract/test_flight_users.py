@@ -238,6 +238,22 @@ class Passed(ClientCredentials):
         return None
 
 
+def test_staged_batches_of_others_are_not_shown(secured: Secured) -> None:
+    """One error, whether they exist or not, which does not name their topics."""
+    secured.set_acls()
+    with sparklog.connect(secured.root) as log:
+        log.create_topic("hidden", partitions=1)
+    staged = secured.root / "staging" / "q" / "1"
+    staged.mkdir(parents=True)
+    (staged / "manifest.json").write_text("{}")
+    with secured.connect() as log:
+        for batch in (1, 2):
+            request = flight_messages.AppendStaged(manifest=f"staging/q/{batch}/manifest.json")
+            with pytest.raises(errors.TopicNotAuthorized) as raised:
+                log.connection.action("batches.append_staged", request)
+            assert raised.value.name == f"of {request.manifest}"
+
+
 def test_programs_with_access_to_the_root_need_no_user(secured: Secured) -> None:
     """ACLs do not apply to them."""
     secured.set_acls()

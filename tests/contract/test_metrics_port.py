@@ -21,7 +21,19 @@ from sparklog.broker import listening
 from sparklog.broker.agent import Agent
 from sparklog.broker.authentication import PASSWORDS_REMEMBERED
 from sparklog.broker.flight.grpc import call
-from sparklog.broker.flight.grpc.server import CONNECTIONS, CONNECTIONS_PER_ADDRESS, UNSERVED_CALLS
+from sparklog.broker.flight.grpc.connection import (
+    REFUSED_MAX,
+    UNADMITTED_BYTES,
+    UNADMITTED_CALLS,
+)
+from sparklog.broker.flight.grpc.server import (
+    CONNECTIONS,
+    CONNECTIONS_PER_ADDRESS,
+    UNADMITTED,
+    UNADMITTED_SERVED,
+    UNADMITTED_SERVED_PER_NETWORK,
+    UNSERVED_CALLS,
+)
 from sparklog.broker.kafka.admission import FRAME_BYTES
 from sparklog.broker.kafka.sessions import FETCH_SESSIONS
 from sparklog.broker.kafka.slots import SLOTS
@@ -109,6 +121,14 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
             CONNECTIONS,
             CONNECTIONS_PER_ADDRESS,
         ],
+        "unadmitted connections of Flight": [UNADMITTED],
+        "unadmitted clients of Flight": [
+            UNADMITTED_BYTES // limits.KIB,
+            UNADMITTED_CALLS,
+            REFUSED_MAX,
+            call.UNADMITTED_MESSAGE_BYTES // limits.KIB,
+        ],
+        "unadmitted calls of Flight": [UNADMITTED_SERVED, UNADMITTED_SERVED_PER_NETWORK],
         "calls of a Flight connection": [limits.FLIGHT_CONNECTION_CALLS],
         "calls without a message": [UNSERVED_CALLS],
         "unread messages of a call": [call.UNREAD_MESSAGES],

@@ -30,6 +30,7 @@ from sparklog.security import users
 from sparklog.security.acl import Acl, Operation, PatternType, ResourceType
 from sparklog.security.state import Mode
 from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata.processes import Process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.root_credentials import RootCredentials
@@ -75,11 +76,12 @@ class World:
         given: dict[str, Any] = {"peer": "10.0.0.7:5000", "identity": self.alice, **more}
         return Caller(self.authorization, **given)
 
-    def root_token(self, *, epoch: int = 7, address: str = "127.0.0.1:9") -> str:
+    def root_token(self, *, epoch: int = 7, address: str = "127.0.0.1:9", host: str = "") -> str:
         """Returns the token that a program with the root's keys sends; empty if it sends none."""
 
         def register(known: ClusterMetadata) -> ClusterMetadata:
-            brokers = {1: BrokerRegistration(epoch=epoch, flight=address)}
+            process = Process(host=host)
+            brokers = {1: BrokerRegistration(epoch=epoch, flight=address, process=process)}
             return msgspec.structs.replace(known, brokers=brokers)
 
         self.metadata.refresh()
@@ -95,9 +97,14 @@ def world() -> World:
     return World()
 
 
-def call(token: str = "", peer: str = "127.0.0.1:5000", protocol: str = "SASL_SSL") -> Any:
+def call(
+    token: str = "",
+    peer: str = "127.0.0.1:5000",
+    protocol: str = "SASL_SSL",
+    address: str = "127.0.0.1:9",
+) -> Any:
     """Returns a call as far as the gate looks at it."""
-    listener = Listener("ANY", protocol, "127.0.0.1:9")
+    listener = Listener("ANY", protocol, address.removeprefix("tls://"))
     return SimpleNamespace(peer=peer, authorization=token, listener=listener)
 
 
@@ -107,9 +114,12 @@ def call(token: str = "", peer: str = "127.0.0.1:5000", protocol: str = "SASL_SS
 def test_tokens_of_programs_with_access_to_the_root(world: World) -> None:
     """They are for one broker and epoch, for minutes, and cannot be read on the way."""
     assert world.gate.admit(call(world.root_token(), protocol="PLAINTEXT")).is_root
-    assert world.gate.admit(call(world.root_token(), peer="10.0.0.7:5000")).is_root
+    over_tls = world.root_token(address="tls://127.0.0.1:9")
+    assert world.gate.admit(call(over_tls, peer="10.0.0.7:5000")).is_root
     refused = [
-        call(world.root_token(epoch=6)),
+        call(world.root_token(epoch=6), protocol="PLAINTEXT"),
+        call(world.root_token()),  # of another listener of the same broker
+        call(over_tls, address="10.0.0.9:9"),
         call(world.root_token(), peer="10.0.0.7:5000", protocol="PLAINTEXT"),
         call(world.root_token(), peer="[2001:db8::1]:5000", protocol="PLAINTEXT"),
     ]
@@ -120,7 +130,7 @@ def test_tokens_of_programs_with_access_to_the_root(world: World) -> None:
     world.clock.advance(400.0)
     world.watch.refresh()
     with pytest.raises(errors.NotAuthenticated, match="expired"):
-        world.gate.admit(call(token))
+        world.gate.admit(call(token, protocol="PLAINTEXT"))
     assert world.authorization.denied == len(refused) + 1
 
 
@@ -131,6 +141,7 @@ def test_tokens_are_not_sent_over_the_network(world: World) -> None:
     assert not world.root_token(address="broker.example:8815")
     assert not world.root_token(address="localhost:8815"), "another program may listen at ::1"
     assert world.root_token(address="tls://broker.example:8815")
+    assert not world.root_token(host="elsewhere"), "another program may listen there on this host"
 
 
 def test_tokens_of_users(world: World) -> None:
@@ -189,13 +200,25 @@ def test_clients_without_a_login(world: World) -> None:
 
 def test_while_the_security_state_is_not_read(world: World) -> None:
     """Only calls of group members are served, and those that show the state."""
-    token = world.root_token()
+    token = world.gate.login_token(world.alice)
     world.clock.advance(5.0)
     with pytest.raises(errors.SecurityNotRead):
         world.gate.admit(call(token))
     with pytest.raises(errors.SecurityNotRead):
         world.gate.check_fresh()
     world.gate.admit(call(token), needs_fresh=False)
+
+
+def test_a_login_needs_a_state_that_can_be_read(world: World) -> None:
+    """Also while ACLs are off: the user may have been removed meanwhile."""
+    world.set_acls(mode=Mode.OFF)
+    world.watch.refresh()
+    token = world.gate.login_token(world.alice)
+    world.clock.advance(5.0)
+    with pytest.raises(errors.SecurityNotRead):
+        world.gate.admit(call(token))
+    world.gate.check_fresh()  # an open stream continues
+    world.gate.admit(call(protocol="PLAINTEXT"))
 
 
 def test_a_state_that_was_never_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,6 +426,24 @@ def test_actions_need_the_rights_of_their_rows(world: World, name: str) -> None:
                 check_rights(name, caller, request)
         else:
             check_rights(name, caller, request)
+
+
+def test_an_offset_is_hidden_after_a_look_only(world: World) -> None:
+    """A consumer without its offset would read records again, or skip them."""
+    offsets = [gm.GroupOffset(topic=each, partition=0, offset=5) for each in ("t", "secret")]
+    world.set_acls(acl(TOPIC, "t", Operation.READ, principal=ALICE))
+    caller = world.caller()
+    assert not caller.may(Operation.DESCRIBE, TOPIC, "t"), "this broker has not looked since"
+    found = shown("groups.offsets", caller, gm.GroupOffsets(offsets=offsets))
+    assert found == gm.GroupOffsets(offsets=offsets[:1])
+
+
+def test_a_topic_that_exists_is_not_described_by_its_creation(world: World) -> None:
+    """With CREATE on the cluster alone, and `if_absent`."""
+    world.set_acls(acl(CLUSTER, "kafka-cluster", Operation.CREATE, principal=ALICE))
+    world.watch.refresh()
+    reply = fm.TopicInfo(topic="t", topic_id="i", table_uri="secret", config={"a": "secret"})
+    assert shown("topics.create", world.caller(), reply) == fm.TopicInfo(topic="t", topic_id="")
 
 
 @pytest.mark.parametrize(("name", "request_", "right"), ALSO_ENOUGH)

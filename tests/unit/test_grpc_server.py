@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 import struct
@@ -27,9 +28,11 @@ from sparklog.broker.flight.grpc.call import (
     Call,
     Method,
 )
+from sparklog.broker.flight.grpc.connection import UNADMITTED_BYTES, UNADMITTED_CALLS
 from sparklog.broker.flight.grpc.server import (
     CONNECTION_IDLE_SECONDS,
     PREFACE_SECONDS,
+    UNADMITTED_SERVED_PER_NETWORK,
     Server,
     ServerBounds,
 )
@@ -1081,7 +1084,7 @@ def test_many_settings_are_much_work(peer: Peer) -> None:
 def test_a_client_that_is_not_admitted_has_little_room_and_time() -> None:
     """Small messages, and seconds; a client with a token has as much as any."""
     listener = TimedListener(protocol="SASL_PLAINTEXT")
-    small, large = bytes(UNADMITTED_MESSAGE_BYTES), bytes(UNADMITTED_MESSAGE_BYTES + 1)
+    small, large = bytes(1_000), bytes(UNADMITTED_MESSAGE_BYTES + 1)
     token = [("authorization", "Bearer x")]
     with channel(listener) as stranger, channel(listener) as known:
         assert list(known.stream_stream(COUNT)(iter([large]), metadata=token, timeout=10)) == [
@@ -1093,12 +1096,54 @@ def test_a_client_that_is_not_admitted_has_little_room_and_time() -> None:
         call = stranger.stream_stream(COUNT)(iter([large]), timeout=10)
         with pytest.raises(grpc.RpcError):
             list(call)
-        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call.code() is grpc.StatusCode.UNAVAILABLE, "its token may be known soon"
         assert len(listener.server._connections) == 2
         listener.pass_time(10.1)
         until(lambda: len(listener.server._connections) == 1)
         assert [each.is_admitted for each in listener.server._connections] == [True]
     assert listener.server.close(0.1)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        headers(1) + data(1, message(b"x" * 60_000)) * (UNADMITTED_BYTES // 60_000 + 1),
+        b"".join(headers(1 + 2 * each) for each in range(UNADMITTED_CALLS + 1)),
+        b"".join(headers(1 + 2 * each, "/no") for each in range(UNADMITTED_CALLS + 1)),
+    ],
+    ids=["bytes", "calls", "unknown methods"],
+)
+def test_a_client_that_is_not_admitted_may_send_little(sent: bytes) -> None:
+    """Beyond that, its connection ends, before it has cost the reading thread much."""
+    listener = Listener(protocol="SASL_PLAINTEXT")
+    with contextlib.closing(Peer(listener)) as peer:
+        assert peer.sent(sent).code() == http2.ENHANCE_YOUR_CALM
+    assert listener.server.close(0.1)
+
+
+def test_calls_of_one_network_that_are_not_admitted_make_room_for_each_other() -> None:
+    """They take few threads, and leave room for those of others."""
+    listener = Listener(protocol="SASL_PLAINTEXT")
+    with contextlib.ExitStack() as stack:
+        calls = []
+        for _ in range(UNADMITTED_SERVED_PER_NETWORK + 3):
+            opened = stack.enter_context(channel(listener))
+            calls.append(opened.stream_stream(HANG)(itertools.chain([b"a"], waiting())))
+            until(lambda: len(listener.server._served_unadmitted) >= min(len(calls), 8))
+        until(lambda: sum(not each.is_active() for each in calls) == 3)
+        assert [each.is_active() for each in calls[:4]] == [False] * 3 + [True]
+        known = stack.enter_context(channel(listener))
+        token = [("authorization", "Bearer x")]
+        assert list(known.stream_stream(ECHO)(iter([b"a"]), metadata=token, timeout=10)) == [b"a"]
+        for each in calls:
+            each.cancel()
+    assert listener.server.close(0.1)
+
+
+def waiting() -> Iterator[bytes]:
+    """Yields nothing, for as long as a test runs."""
+    threading.Event().wait(20.0)
+    yield from ()
 
 
 def test_closing_ends_open_calls() -> None:

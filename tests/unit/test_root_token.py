@@ -9,12 +9,15 @@ from sparklog.security.root_token import ROOT_TOKENS, RootClaims, verify
 from sparklog.security.signed_token import BadToken
 
 KEY = b"k" * 32
-CLAIMS = RootClaims(chain_id="c1", broker=1, epoch=7, who="Root:x@y", expires_at=1_000)
+CLAIMS = RootClaims(
+    chain_id="c1", broker=1, epoch=7, address="h:1", who="Root:x@y", expires_at=1_000
+)
 
 
 def read(header: str, *, key: bytes = KEY, **changes: object) -> RootClaims:
     """Verifies a token at broker 1 in epoch 7."""
-    facts: dict[str, object] = {"chain_id": "c1", "broker": 1, "epoch": 7, "now_seconds": 999.0}
+    facts: dict[str, object] = {"chain_id": "c1", "broker": 1, "epoch": 7, "address": "h:1"}
+    facts["now_seconds"] = 999.0
     return verify(key, header, **{**facts, **changes})  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -31,9 +31,22 @@ def actions(broker: Broker, groups: Coordinator, gate: Gate | None) -> Mapping[s
     def append_staged(
         caller: Caller, request: flight_messages.AppendStaged
     ) -> flight_messages.AppendStagedReply:
-        return broker.staged.append(
-            request, lambda topics: caller.check(Operation.WRITE, ResourceType.TOPIC, topics)
-        )
+        is_authorized = not caller.is_limited
+
+        def authorize(topics: Iterable[str]) -> None:
+            nonlocal is_authorized
+            caller.check(Operation.WRITE, ResourceType.TOPIC, topics)
+            is_authorized = True
+
+        try:
+            return broker.staged.append(request, authorize)
+        except (errors.Invalid, errors.Corrupt):
+            if is_authorized:
+                raise
+            # One error, so that it does not show whether the batch exists, nor its topics.
+            raise caller.error(
+                Operation.WRITE, ResourceType.TOPIC, f"of {request.manifest}"
+            ) from None
 
     def publish(caller: Caller, request: flight_messages.PublishNow) -> flight_messages.Empty:
         if request.topics is None and caller.is_limited:

@@ -119,6 +119,21 @@ class Caller(ClientRights):
 
         self._check(denied, operation, resource, also_observed=also_observed)
 
+    def denied(
+        self, operation: Operation, resource: ResourceType, names: Iterable[str]
+    ) -> set[str]:
+        """Returns the names on which an operation is not allowed, also after a look.
+
+        Raises `SecurityNotRead` if that cannot be decided.
+        """
+        names = {*names}
+        looks = self._authorization.watch.looks if self._authorization is not None else 0
+        found = {each for each in names if not self.may(operation, resource, each)}
+        if found and self._authorization is not None:
+            self._authorization.watch.refresh_after(looks)
+            found = {each for each in found if not self.may(operation, resource, each)}
+        return found
+
     def check_idempotent_write(self) -> None:
         """Raises `ClusterNotAuthorized` unless the client may write to some topic (KIP-679)."""
         self._check_scope(Operation.IDEMPOTENT_WRITE, _CLUSTER, CLUSTER_NAME)

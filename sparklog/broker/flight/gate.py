@@ -34,7 +34,7 @@ from sparklog.security.signed_token import BadToken
 from sparklog.security.state import Mode, SecurityState
 from sparklog.security.user_token import USER_TOKENS, VALID_SECONDS, UserClaims
 
-_NO_TOKEN: Final = (
+NO_TOKEN: Final = (
     "the listener asks for a login: pass Security(user=…), the option user in Spark, or set"
     " SPARKLOG_CLIENT_USER"
 )
@@ -86,6 +86,8 @@ class Gate:
         watch = self.authorization.watch
         if needs_fresh or watch.is_unread:
             self.check_fresh()
+            if call.listener.has_sasl:  # a user that was removed could continue for an hour
+                watch.check_fresh()
         if not (call.listener.has_sasl or self.authorization.evaluates):
             return self._caller(call)
         looks = watch.looks
@@ -110,7 +112,7 @@ class Gate:
         header = call.authorization
         if not header:
             if call.listener.has_sasl:
-                raise BadToken(_NO_TOKEN)
+                raise BadToken(NO_TOKEN)
             view = self.authorization.view
             if view.mode is Mode.ENFORCE and not view.allows_anonymous:
                 raise BadToken(_NO_ANONYMOUS)
@@ -127,6 +129,7 @@ class Gate:
                 chain_id=watch.chain_id(),
                 broker=self._broker,
                 epoch=self._epoch,
+                address=call.listener.client_address,
                 now_seconds=now_seconds,
             )
             return self._caller(call, root=root.who)

@@ -29,7 +29,7 @@ from sparklog.broker.flight import protocol, tails
 from sparklog.broker.flight.actions import actions
 from sparklog.broker.flight.batches import Dictionaries, StreamBatches
 from sparklog.broker.flight.caller import OPEN, Caller
-from sparklog.broker.flight.gate import AuthorizedStream, Gate
+from sparklog.broker.flight.gate import NO_TOKEN, AuthorizedStream, Gate
 from sparklog.broker.flight.grpc.call import UNADMITTED_MESSAGE_BYTES, Call, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
 from sparklog.broker.flight.grpc.status import (
@@ -83,6 +83,8 @@ _WITHOUT_SIGHT: Final = _OF_MEMBERS | {"root.prove"}
 brokers ask whether this one is alive."""
 _WITHOUT_SECURITY: Final = _OF_MEMBERS | {"status", "figures"}
 """Actions served while the security state cannot be read, which they show."""
+_OPEN_METHODS: Final = frozenset({"DoAction", "Handshake"})
+"""Methods that may be called without a token: for `_WITHOUT_ADMISSION`, and for a login."""
 _WITHOUT_ADMISSION: Final = frozenset({"root.prove"})
 """Actions served to everybody: a program asks which root a broker serves before it trusts the
 broker with a token."""
@@ -155,6 +157,7 @@ class FlightListener:
                     serve=self._counted(serve),
                     message_bytes=message_bytes,
                     too_large=self._too_large,
+                    is_open=name in _OPEN_METHODS,
                     body_at=protocol.body_at,
                 )
                 for name, (serve, message_bytes) in methods.items()
@@ -162,6 +165,7 @@ class FlightListener:
             ServerBounds(calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + _OTHER_CALLS),
             tick=self._tick,
             recognises=gate.recognises if gate is not None else lambda _: True,
+            without_token=lambda: _status(errors.NotAuthenticated(reason=NO_TOKEN)),
             clock=clock,
         )
         self._server.start()
@@ -384,6 +388,8 @@ class FlightListener:
         data = b"" if message is None else message.data
         name = bytes(protocol.field(data, 1)).decode(errors="replace")
         known = flight_messages.ACTIONS.get(name)
+        if known is None or name in _WITHOUT_ADMISSION:
+            call.count_unadmitted()
         if known is None:
             reason = f"{flight_messages.NO_ACTION}{name[:_MESSAGE_LENGTH]!r}"
             raise errors.BadRequest(reason=reason)
@@ -403,6 +409,8 @@ class FlightListener:
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
         reply = shown(name, caller, reply)
+        if name in _WITHOUT_ADMISSION and call.listener.has_sasl:
+            reply = msgspec.structs.replace(reply, root="")  # strangers do not learn the place
         if name in _NEEDING_PROOF:
             self._broker.metadata.prove(looks)
         if self._hooks is not None:
@@ -472,7 +480,7 @@ class FlightListener:
         try:
             caller = self._gate.admit(call, needs_fresh=needs_fresh)
         except errors.NotAuthenticated:
-            call.count_call_without_login()
+            call.count_unadmitted()
             raise
         call.admit()
         return caller
@@ -623,7 +631,7 @@ def _status(error: errors.SparklogError) -> GrpcError:
         code = UNAUTHENTICATED
     elif isinstance(error, errors.NotAuthorized):
         code = PERMISSION_DENIED
-    elif isinstance(error, errors.TooManyLogins | errors.SecurityNotRead):
+    elif isinstance(error, errors.SecurityNotRead):
         code = UNAVAILABLE
     return _status_of(flight_messages.ErrorReply.of(error), str(error), code)
 

@@ -6,7 +6,8 @@
   in which the password does not leave the client. The last payload of the broker is its own last
   message, a line break and the token.
 
-The users are those of the root. A client that has failed is answered with a delay.
+The users are those of the root. A client that has failed is answered with a delay. The gRPC server
+bounds the calls of clients that are not admitted, for each network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from sparklog.security.scram import PLAIN, WRONG, Mechanism, ScramError
 from sparklog.security.users import NAME_BYTES_MAX
 
 LOGIN_SECONDS = 10.0  # for all messages of a login
-LOGINS = 64  # at a time; further ones are refused
 _CHECKED_AT_ONCE: Final = 2
 """Passwords that are checked at a time: each takes milliseconds of processor time."""
 _SHOWN: Final = 64
@@ -67,25 +67,15 @@ class Logins:
         self._delays = delays
         self._clock = clock
         self._checking = threading.BoundedSemaphore(_CHECKED_AT_ONCE)
-        self._lock = threading.Lock()
-        self._open = 0
 
     def serve(self, call: Call) -> None:
-        """Logs a client in. Raises `NotAuthenticated`, `SecurityNotRead` and `TooManyLogins`."""
-        with self._lock:
-            if self._open >= LOGINS:
-                raise errors.TooManyLogins(open=self._open)
-            self._open += 1
-        try:
-            call.deadline = self._clock.monotonic() + LOGIN_SECONDS
-            self._authentication.check_fresh()
-            if call.authorization.startswith(_BASIC) and PLAIN in self._mechanisms:
-                self._basic(call)
-            else:
-                self._scram(call)
-        finally:
-            with self._lock:
-                self._open -= 1
+        """Logs a client in. Raises `NotAuthenticated` and `SecurityNotRead`."""
+        call.deadline = self._clock.monotonic() + LOGIN_SECONDS
+        self._authentication.check_fresh()
+        if call.authorization.startswith(_BASIC) and PLAIN in self._mechanisms:
+            self._basic(call)
+        else:
+            self._scram(call)
 
     def _basic(self, call: Call) -> None:
         try:
@@ -137,7 +127,7 @@ class Logins:
 
     def _refuse(self, call: Call, user: str, reason: str) -> NoReturn:
         """Logs a login that has failed, waits, and raises `NotAuthenticated`."""
-        call.count_call_without_login()
+        call.count_unadmitted()
         shown = f"user {user[:_SHOWN]!a}: {reason}" if user else reason
         call.log_limited("a login has failed", peer=call.peer, reason=shown)
         self._clock.sleep(self._delays.next_seconds(network_of(host_of(call.peer)), user))

@@ -135,6 +135,8 @@ def _addresses(caller: Caller, reply: flight_messages.ClusterInfo) -> flight_mes
 
 
 def _topic(caller: Caller, reply: flight_messages.TopicInfo) -> flight_messages.TopicInfo:
+    if not _may_describe(caller, reply.topic):  # it may have existed before its creation
+        return flight_messages.TopicInfo(topic=reply.topic, topic_id="")
     if caller.may(Operation.DESCRIBE_CONFIGS, _TOPIC, reply.topic):
         return reply
     config = {key: value for key, value in reply.config.items() if key == MIRROR_SOURCE}
@@ -154,7 +156,9 @@ def _groups(caller: Caller, reply: group_messages.GroupList) -> group_messages.G
 
 
 def _offsets(caller: Caller, reply: group_messages.GroupOffsets) -> group_messages.GroupOffsets:
-    offsets = [each for each in reply.offsets if _may_describe(caller, each.topic)]
+    # After a look: a client without an offset would read the partition from its start or its end.
+    hidden = caller.denied(Operation.DESCRIBE, _TOPIC, (each.topic for each in reply.offsets))
+    offsets = [each for each in reply.offsets if each.topic not in hidden]
     return msgspec.structs.replace(reply, offsets=offsets)
 
 

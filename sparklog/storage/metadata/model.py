@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from sparklog import errors
+from sparklog import errors, listeners
 from sparklog.storage.metadata.processes import Process
 from sparklog.storage.snapshot import WalKind
 
@@ -88,13 +88,16 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
         several = self.membership.flight if isinstance(self.membership, Membership) else {}
         return [self.flight, *several.values()]
 
-    def flight_at(self, listener: str) -> str:
+    def flight_at(self, listener: str, *, has_tls: bool) -> str:
         """Returns the address of a Flight listener of that name; empty without one.
 
-        A broker with one listener has registered no name for it.
+        A broker with one listener has registered no name for it: it is the address of that if it
+        uses TLS, or not, as asked.
         """
         several = self.membership.flight if isinstance(self.membership, Membership) else {}
-        return several.get(listener, "") if several else self.flight
+        if several:
+            return several.get(listener, "")
+        return self.flight if self.flight.startswith(listeners.TLS_SCHEME) is has_tls else ""
 
     @property
     def rack(self) -> str:

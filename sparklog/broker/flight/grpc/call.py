@@ -70,6 +70,8 @@ class Method:
     serve: Serve
     message_bytes: int
     too_large: Callable[[int, int], GrpcError]
+    is_open: bool = True
+    """False if a call without a token is refused at once, at a listener that needs one."""
     body_at: Callable[[Bytes], int] = lambda _: 0
 
 
@@ -95,6 +97,7 @@ class Message(NamedTuple):
 class Connection(Protocol):
     """The connection of a call, which sends its messages and updates its window."""
 
+    host: str
     peer: str
     listener: Listener
     lock: threading.Lock
@@ -120,6 +123,8 @@ class Connection(Protocol):
     def refuse(self, call: Call) -> None: ...
 
     def log_limited(self, event: str, **facts: object) -> None: ...
+
+    def admitted(self, call: Call) -> None: ...
 
     def end(
         self, call: Call, code: int, message: str, trailers: Iterable[tuple[str, bytes]]
@@ -287,10 +292,12 @@ class Call:
         """Notes that the client was admitted."""
         self.is_admitted = True
         self.connection.is_admitted = True
+        self.connection.admitted(self)
 
-    def count_call_without_login(self) -> None:
-        """Notes that the call was refused for lack of a login."""
-        self.connection.calls_without_login += 1
+    def count_unadmitted(self) -> None:
+        """Notes a call that was refused for lack of a login, or that may come without one."""
+        if not self.connection.is_admitted:
+            self.connection.calls_without_login += 1
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second, because clients can cause them."""
@@ -376,6 +383,9 @@ class Call:
             raise GrpcError(RESOURCE_EXHAUSTED, reason)
         if compressed:
             raise GrpcError(UNIMPLEMENTED, "messages must not be compressed")
+        if size > self._message_bytes and not self.is_admitted:
+            # Its token may be one that this broker does not know yet: the client tries again.
+            raise GrpcError(UNAVAILABLE, f"{size} bytes were sent before the client was admitted")
         if size > self._message_bytes:
             raise self._method.too_large(size, self._message_bytes)
         is_large = size + PREFIX_BYTES > FREE_BYTES

@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import Final, Protocol
 
 from sparklog import limits
@@ -40,6 +41,12 @@ from sparklog.listeners import Listener
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
 """The maximum number of control-frame bytes left unread by a client before its connection ends."""
+UNADMITTED_BYTES: Final = 128 * limits.KIB
+"""The bytes that a client may send until it is admitted, without those of the TLS handshake."""
+UNADMITTED_CALLS: Final = 16
+"""The calls that a client may begin until it is admitted."""
+REFUSED_MAX: Final = 3
+"""The calls that may be refused for lack of a login, before the connection is closed."""
 _REMEMBERED_STREAMS: Final = 256
 """The number of ended streams that are remembered for late frames."""
 _SETTINGS_BYTES: Final = 60
@@ -82,6 +89,10 @@ class ConnectionServer(Protocol):
     def end_excess(self) -> None: ...
 
     def recognises(self, call: Call) -> bool: ...
+
+    def without_token(self) -> GrpcError: ...
+
+    def admitted(self, call: Call) -> None: ...
 
     def serve(self, call: Call) -> None: ...
 
@@ -132,6 +143,10 @@ class GrpcConnection:
         """The number of threads that serve calls; those of reset calls end later."""
         self.is_admitted = not listener.has_sasl
         """True once a call has been admitted, or if the listener admits everybody."""
+        self._unadmitted_bytes = self._unadmitted_calls = 0
+        """The bytes received and the calls begun until the client is admitted."""
+        self.handshake: Future[bool] | None = None
+        """The step of the TLS handshake in the other thread, until it is over."""
         self.calls_without_login = 0
         """The number of calls that were refused for lack of a login."""
         self.is_http2 = False
@@ -166,6 +181,10 @@ class GrpcConnection:
         if self.is_http2:
             with self.lock:
                 self._control(http2.goaway(self._last_stream, code, reason))
+
+    def admitted(self, call: Call) -> None:
+        """Notes that the client of a call was admitted."""
+        self.server.admitted(call)
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second, because clients can cause them."""
@@ -243,6 +262,7 @@ class GrpcConnection:
 
     def receive(self, data: memoryview) -> None:
         """Processes received bytes. Raises `ProtocolError`."""
+        self._count_unadmitted(len(data))
         if self._rest:
             data = memoryview(self._rest + data)
             self._rest = b""
@@ -272,6 +292,25 @@ class GrpcConnection:
             at += size
         if at < end:
             self._rest = bytes(data[at:])
+
+    def _check_unread(self) -> None:
+        if self._unread_bytes > _OUT_BYTES:
+            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "answers are not read")
+
+    def _count_unadmitted(self, size: int) -> None:
+        """Raises `ProtocolError` if a client that is not admitted sends too much."""
+        if self.is_admitted:
+            return
+        self._unadmitted_bytes += size
+        reason = ""
+        if self.calls_without_login >= REFUSED_MAX:
+            reason = f"{self.calls_without_login} calls were sent without a login"
+        elif self._unadmitted_calls > UNADMITTED_CALLS:
+            reason = f"{self._unadmitted_calls} calls were begun without a login"
+        elif self._unadmitted_bytes > UNADMITTED_BYTES:
+            reason = f"{self._unadmitted_bytes} bytes were sent without a login"
+        if reason:
+            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, reason)
 
     def _begin_http2(self, data: memoryview) -> int:
         """Returns the position of the first frame; 0 if the preface is not complete.
@@ -403,6 +442,7 @@ class GrpcConnection:
             self.update_window(call)
 
     def _frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
+        self._check_unread()
         http2.check_frame(kind, flags, stream, len(payload))
         if not self._has_settings:
             if kind != http2.SETTINGS or flags & http2.ACK:
@@ -505,6 +545,9 @@ class GrpcConnection:
         if not stream % 2 or stream <= self._last_stream:
             raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"{stream} cannot be a new stream")
         self._last_stream = stream
+        if not self.is_admitted:
+            self._unadmitted_calls += 1
+            self._count_unadmitted(0)
         try:
             self._open(stream, flags, http2.request_headers(headers))
         except http2.StreamError as error:
@@ -558,6 +601,10 @@ class GrpcConnection:
             self._refused[stream] = call
         elif method is None:
             self.end(call, UNIMPLEMENTED, "there is no such method", [])
+        elif not (known or call.authorization or method.is_open):
+            self.calls_without_login += 1
+            status = server.without_token()
+            self.end(call, status.code, str(status), status.trailers)
         elif headers.get(b"grpc-encoding", b"identity") != b"identity":
             self.end(call, UNIMPLEMENTED, "messages must not be compressed", [])
         elif (timeout := headers.get(b"grpc-timeout")) is not None:
@@ -898,6 +945,8 @@ class GrpcConnection:
             self.is_closed = True
             self._out.clear()
             self.changed.notify_all()
+        if self.handshake is not None:
+            self.handshake.cancel()
         for call in list(self.calls.values()):
             self._remove(call)
         with contextlib.suppress(OSError):

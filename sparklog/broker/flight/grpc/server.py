@@ -35,6 +35,7 @@ from sparklog.broker.flight.grpc.status import (
     CANCELLED,
     INTERNAL,
     OK,
+    UNAUTHENTICATED,
     UNAVAILABLE,
     GrpcError,
     PeerGone,
@@ -54,8 +55,9 @@ PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
 
 UNADMITTED = 512  # connections whose clients are not admitted yet
 UNADMITTED_SECONDS = 10.0  # for the first call that is admitted
-_REFUSED_MAX: Final = 3
-"""The number of calls that a client may send without a login, before its connection is closed."""
+UNADMITTED_SERVED = 64  # calls of clients that are not admitted, which threads serve at a time
+UNADMITTED_SERVED_PER_NETWORK = 8
+_UNADMITTED_READ_BYTES: Final = 16 * limits.KIB  # at once
 
 _log = structlog.get_logger("sparklog.flight")
 
@@ -103,6 +105,7 @@ class Server:
         tick: called four times a second.
         recognises: returns whether a call that has begun has a valid token, if it needs one; called
             in the reading thread. Others may send small messages only, over few connections.
+        without_token: returns the error for a call without a token, where one is needed.
         clock: None: the machine's own.
     """
 
@@ -114,9 +117,13 @@ class Server:
         *,
         tick: Callable[[], None] = lambda: None,
         recognises: Callable[[Call], bool] = lambda _: True,
+        without_token: Callable[[], GrpcError] = lambda: GrpcError(UNAUTHENTICATED, "no token"),
         clock: Clock | None = None,
     ) -> None:
         self.recognises = recognises
+        self.without_token = without_token
+        self._served_unadmitted: dict[Call, str] = {}
+        """Calls that threads serve of clients that are not admitted, oldest first: the network."""
         self.clock = clock or SystemClock()
         self.bounds = bounds or ServerBounds()
         self.methods = {path.encode(): method for path, method in methods.items()}
@@ -191,10 +198,15 @@ class Server:
         """Starts to serve a call in a thread, unless it is already served."""
         if call.is_served or call.is_dead:
             return
+        crowded = None if call.is_admitted else self._room_for_unadmitted(call)
+        if crowded is not None and crowded is not call:
+            crowded.cancel()
         with self._lock:
             self._unserved.pop(call, None)
-            is_refused = self._served >= self.bounds.calls
+            is_refused = self._served >= self.bounds.calls or crowded is call
             if not is_refused:
+                if not call.is_admitted:
+                    self._served_unadmitted[call] = network_of(call.connection.host)
                 call.is_served = True
                 self._served += 1
                 call.connection.served += 1
@@ -206,6 +218,29 @@ class Server:
         except RuntimeError:  # the system cannot start a thread
             self._call_served(call)
             call.connection.end(call, UNAVAILABLE, "no thread is free", [])
+
+    def admitted(self, call: Call) -> None:
+        """Notes that the client of a served call was admitted."""
+        with self._lock:
+            self._served_unadmitted.pop(call, None)
+
+    def _room_for_unadmitted(self, call: Call) -> Call | None:
+        """Returns a call that has to end before this one is served, or this one if none may.
+
+        It is the oldest of the same network, or of the one that has the most.
+        """
+        network = network_of(call.connection.host)
+        with self._lock:
+            served = Counter(self._served_unadmitted.values())
+            if served[network] >= UNADMITTED_SERVED_PER_NETWORK:
+                crowded = network
+            elif served.total() >= UNADMITTED_SERVED:
+                ((crowded, _),) = served.most_common(1)
+            else:
+                return None
+            waiting = [each for each, at in self._served_unadmitted.items() if at == crowded]
+            # One that was cancelled keeps its thread for a moment.
+            return next((each for each in waiting if not each.is_dead), call)
 
     def _serve(self, call: Call) -> None:
         self._end_after(call, call.serve, may_detach=True)
@@ -237,6 +272,7 @@ class Server:
     def _call_served(self, call: Call) -> None:
         with self._lock:
             self._served -= 1
+            self._served_unadmitted.pop(call, None)
             call.connection.served -= 1
             if not self._served:
                 self._no_calls.notify_all()
@@ -431,7 +467,11 @@ class Server:
             return
         try:
             for _ in range(_READS_PER_TURN):
-                most = _HANDSHAKE_BYTES if connection.is_shaking_hands else _READ_BYTES
+                most = _READ_BYTES
+                if connection.is_shaking_hands:
+                    most = _HANDSHAKE_BYTES
+                elif not connection.is_admitted:
+                    most = _UNADMITTED_READ_BYTES
                 size = connection.socket.recv_into(self._scratch, most)
                 if not size:
                     self._close(connection)
@@ -440,7 +480,7 @@ class Server:
                     self._shake_hands(connection, bytes(self._scratch[:size]))
                     return
                 self._receive(connection, self._scratch[:size])
-                if size < _READ_BYTES or connection.is_closed:
+                if size < most or not connection.is_admitted:
                     return
         except (BlockingIOError, InterruptedError):
             return
@@ -476,11 +516,13 @@ class Server:
         self._selector.unregister(connection.socket)
         self._shaking.add(connection)
         step = self._handshakes.submit(connection.host, connection.shake_hands, data)
+        connection.handshake = step
         step.add_done_callback(lambda done: self._schedule(self._end_step, connection, done))
 
     def _end_step(self, connection: GrpcConnection, step: Future[bool]) -> None:
         if connection.is_closed:
             return
+        connection.handshake = None
         self._shaking.discard(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         if connection.wants_write:
@@ -552,8 +594,6 @@ class Server:
 
     def _reason_to_close(self, connection: GrpcConnection, now: float) -> str:
         """Returns the reason to close a connection without a login; empty if it may stay."""
-        if connection.calls_without_login >= _REFUSED_MAX:
-            return f"{connection.calls_without_login} calls were sent without a login"
         if now - connection.began > self.bounds.unadmitted_seconds:
             return f"no login within {self.bounds.unadmitted_seconds:g} s"
         return ""
