@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from benchmarks import cluster
+from benchmarks import cluster, flight_tls
 from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
@@ -37,6 +37,8 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-stream": stream.stream,
     "spark-age": age.age,
     "json-values": json_values,
+    "flight-tls": flight_tls.tls,
+    "flight-logins": flight_tls.logins,
     "jobs": jobs,
     "mirror": mirror,
     "wide-create": wide.create,

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from benchmarks.certificates import trial_files
 from benchmarks.kafka.sides import KafkaSetup, measure
-from benchmarks.kafka.tls import trial_files
 from benchmarks.processes import cpu_seconds
 from benchmarks.progress import doing
 from sparklog.bench.broker import BrokerProcess, FreshRoot

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks import jars
+from benchmarks.certificates import TrialFiles, trial_files
 from benchmarks.kafka import clients
 from benchmarks.kafka.sides import PARTITIONS, KafkaSetup, measure
 from benchmarks.kafka_process import KafkaProcess
@@ -18,35 +17,6 @@ from sparklog.bench.report import Measurement, Times
 
 _TURNS: Final = 3
 _HOT_TAIL_BYTES: Final = 1 << 30
-_NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-
-
-class TrialFiles(NamedTuple):
-    """PEM files of a trial CA and of a broker for 127.0.0.1."""
-
-    ca: str
-    certificate: str
-    key: str
-    both: str
-    """Key and certificate in one file, as Kafka reads them."""
-
-
-def trial_files(folder: Path) -> TrialFiles:
-    """Returns the files of a new CA and of a certificate that it has signed, in `folder`."""
-    paths = [str(folder / name) for name in ("ca.pem", "ca.key", "b.pem", "b.key", "both.pem")]
-    ca, ca_key, certificate, key, both = paths
-    names = folder / "names"
-    names.write_text("subjectAltName=IP:127.0.0.1\n", "utf-8")
-    signing = ("-CA", ca, "-CAkey", ca_key, "-extfile", str(names), "-days", "30")
-    request = str(folder / "request")
-    for command in (
-        ("req", "-x509", *_NEW_KEY, "-subj", "/CN=trial", "-keyout", ca_key, "-out", ca),
-        ("req", *_NEW_KEY, "-subj", "/CN=broker", "-keyout", key, "-out", request),
-        ("x509", "-req", "-in", request, *signing, "-CAcreateserial", "-out", certificate),
-    ):
-        subprocess.run(["openssl", *command], check=True, capture_output=True)
-    Path(both).write_text(Path(key).read_text("utf-8") + Path(certificate).read_text("utf-8"))
-    return TrialFiles(ca, certificate, key, both)
 
 
 class _Figures(NamedTuple):

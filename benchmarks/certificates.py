@@ -1,0 +1,32 @@
+"""Certificates for brokers of a benchmark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import NamedTuple
+
+from sparklog.security.authority import CertificateAuthority
+
+
+class TrialFiles(NamedTuple):
+    """PEM files of a trial CA and of a broker for 127.0.0.1."""
+
+    ca: str
+    certificate: str
+    key: str
+    both: str
+    """Key and certificate in one file, as Kafka reads them."""
+
+
+def trial_files(folder: Path) -> TrialFiles:
+    """Returns the files of a new CA and of a certificate that it has signed, in `folder`."""
+    now = dt.datetime.now(dt.UTC)
+    authority = CertificateAuthority.create("trial", now=now)
+    certificate, key = authority.sign_broker(["127.0.0.1"], now=now)
+    files = TrialFiles(
+        *(str(folder / name) for name in ("ca.pem", "broker.pem", "broker.key", "both.pem"))
+    )
+    for path, data in zip(files, (authority.pem, certificate, key, key + certificate), strict=True):
+        Path(path).write_bytes(data)
+    return files
