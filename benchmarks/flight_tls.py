@@ -71,12 +71,18 @@ def logins(options: BenchOptions) -> Iterator[Measurement]:
         }
     each_ms, times = spent[_USER]
     open_ms, open_times = spent[None]
+    login_ms = each_ms - open_ms
     yield Measurement(
-        name="Flight, connection over TLS with a login: processor time of the broker",
-        value=f"{each_ms:.2f} ms",
+        name="Flight, login over TLS: processor time of the broker",
+        value=f"{login_ms:.2f} ms",
         target="≤ 10 ms",
-        met=each_ms <= 10,
-        detail=f"at the client: {times}; without a login {open_ms:.2f} ms, {open_times}",
+        met=login_ms <= 10,
+        detail=f"connecting and a question: {each_ms:.2f} ms with it, {open_ms:.2f} without",
+    )
+    yield Measurement(
+        name="Flight, a new client's first answer, over TLS with a login",
+        value=str(times),
+        detail=f"without a login {open_times}",
     )
 
 
