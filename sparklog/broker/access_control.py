@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.gate import Gate
@@ -18,6 +17,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork
+from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.security_watch import watch_security
 from sparklog.clock import Clock
 from sparklog.options import is_private
@@ -62,7 +62,7 @@ class AccessControl:
         self.login_delays = FailureDelays(clock)
         """Shared by all listeners: a client that guesses has one budget."""
         self.authorization = Authorization(self.watch, clock=clock)
-        self.acl_admin = AclAdmin(store, self.watch, clock=clock)
+        self.security_admin = SecurityAdmin(store, self.watch, clock=clock)
         self._own_credentials = RootCredentials(store, self._known, clock=clock)
         """For requests to other members."""
         self._metadata: Callable[[], ClusterMetadata] = ClusterMetadata

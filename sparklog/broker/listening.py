@@ -204,7 +204,7 @@ class Listeners:
             memory_bytes=settings.memory_bytes,
             authentication=access.authentication,
             authorization=access.authorization,
-            acl_admin=access.acl_admin,
+            security_admin=access.security_admin,
             login_delays=access.login_delays,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,

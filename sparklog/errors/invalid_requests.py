@@ -114,6 +114,18 @@ class NotAuthenticated(Invalid):
     reason: str
 
 
+class UnknownCredential(Invalid):
+    """A user has no credential for a mechanism, or does not exist."""
+
+    code = "unknown_credential"
+    template = (
+        "The user {user!r} does not exist, or has no credential for {mechanism};"
+        " `sparklog users list` shows the users."
+    )
+    user: str
+    mechanism: str
+
+
 class NotInstalled(Invalid):
     """Packages of an extra are not installed; `hint` says how to install them."""
 

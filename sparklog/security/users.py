@@ -75,6 +75,39 @@ def with_credentials(
     return _changed(name, change)
 
 
+def with_credential(name: str, mechanism: Mechanism, verifier: Verifier) -> Change:
+    """Sets one credential of a user, and adds the user if there is none (KIP-554).
+
+    A credential for the other mechanism stays, with its own password.
+    """
+    check_name(name)
+
+    def change(state: SecurityState) -> SecurityState | None:
+        user = state.users.get(name)
+        known = user.credentials if user is not None else {}
+        credentials = {**known, mechanism: verifier}
+        make = added if user is None else with_credentials
+        return make(name, credentials)(state)
+
+    return change
+
+
+def without_credential(name: str, mechanism: Mechanism) -> Change:
+    """Removes one credential of a user, and the user with its last one (KIP-554).
+
+    The change raises `UnknownCredential` if the user has none for this mechanism.
+    """
+
+    def change(state: SecurityState) -> SecurityState | None:
+        user = state.users.get(name)
+        if user is None or mechanism not in user.credentials:
+            raise errors.UnknownCredential(user=name, mechanism=mechanism)
+        left = {known: each for known, each in user.credentials.items() if known != mechanism}
+        return (with_credentials(name, left) if left else removed(name))(state)
+
+    return change
+
+
 def disabled(name: str, is_disabled: bool) -> Change:
     """Disables a user, which ends its connections, or enables it again."""
 

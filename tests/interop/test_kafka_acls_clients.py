@@ -229,3 +229,30 @@ def administrate(agent: Agent, client: Any) -> None:
         assert found(f"{name}-") == 0
         wait_until(lambda: not visible(), "the ACL is gone")
     reader.close()
+
+
+def test_users(agent: Agent) -> None:
+    """Promise: a user that librdkafka's admin client adds logs in, until it is removed."""
+    client = confluent_admin.AdminClient(confluent(agent, "admin"))
+
+    def alter(change: Any) -> None:
+        (done,) = client.alter_user_scram_credentials([change]).values()
+        done.result(SECONDS)
+
+    def can_log_in() -> bool:
+        reader = kafka.KafkaAdminClient
+        try:
+            reader(**python(agent, "dora"), request_timeout_ms=5_000).close()
+        except kafka.errors.KafkaError:
+            return False
+        return True
+
+    sha_256 = confluent_admin.ScramMechanism.SCRAM_SHA_256
+    info = confluent_admin.ScramCredentialInfo(sha_256, 4_096)
+    alter(confluent_admin.UserScramCredentialUpsertion("dora", info, PASSWORD.encode()))
+    found = client.describe_user_scram_credentials(["dora"])["dora"].result(SECONDS)
+    assert [each.iterations for each in found.scram_credential_infos] == [4_096]
+    wait_until(can_log_in, "the new user logs in")
+    alter(confluent_admin.UserScramCredentialDeletion("dora", sha_256))
+    assert not can_log_in()
+    close_leavings()  # before another test of this process has to

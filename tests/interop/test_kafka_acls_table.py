@@ -34,6 +34,7 @@ from sparklog.settings import KafkaSettings
 from sparklog.storage.objects import open_store
 from tests.support.acls import acl, set_acls
 from tests.support.kafkas import Frames, broker
+from tests.support.scram_cases import CASES, DESCRIBE, altered, deletion, described
 from tests.support.users import PASSWORD, change_users
 from tests.support.waiting import wait_until
 
@@ -428,6 +429,9 @@ REQUESTS: Final[dict[str, tuple[int, int, list[dict[str, Any]]]]] = {
         0,
         group_requests({"topics": per_topic("name", partitions=[{"partition_index": 0}])}),
     ),
+    "DescribeClientQuotas": (48, 1, [{"components": (), "strict": False}]),
+    "DescribeUserScramCredentials": (50, 0, [described("absent")]),
+    "AlterUserScramCredentials": (51, 0, [altered(deletions=[deletion("absent")])]),
     "DescribeCluster": (60, 0, [{"include_cluster_authorized_operations": True}]),
     "DescribeProducers": (61, 0, [{"topics": per_topic("name", partition_indexes=[0])}]),
     "DescribeTopicPartitions": (
@@ -582,3 +586,18 @@ def test_both_decide_alike(sides: tuple[Side, Side], granted: str) -> None:
             if ours != theirs:
                 differences.append(f"{name} {number}:\n  ours   {ours}\n  theirs {theirs}")
     assert not differences, "\n".join(differences)
+
+
+def test_both_keep_the_same_users(sides: tuple[Side, Side]) -> None:
+    """Promise: the replies to each request of `CASES` are those of a real Kafka."""
+    for side in sides:
+        for case in CASES:
+
+            def is_as_expected(side: Side = side, case: Any = case) -> bool:
+                found = case.outcome_of(side.admin.ask(case.key, 0, case.fields))
+                return bool(found == (case.codes, case.credentials))
+
+            if case.key == DESCRIBE:  # a Kafka broker follows its controller
+                wait_until(is_as_expected, case.what)
+            else:
+                assert is_as_expected(), case.what

@@ -22,6 +22,7 @@ import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
+from sparklog.security.scram import Mechanism, is_password
 from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
 from sparklog.storage.objects import open_store
 from tests.support.acls import set_acls
@@ -627,8 +628,10 @@ sasl.jaas.config=org.apache.kafka.common.security.{module} required {login};
         assert "SaslAuthenticationException" in refused.stdout + refused.stderr
 
 
-def test_kafka_acls_tool(tmp_path: Path) -> None:
-    """Promise: kafka-acls.sh adds, lists and removes ACLs, unmodified, as a super user."""
+def test_kafka_tools_for_acls_and_users(tmp_path: Path) -> None:
+    """Promise: kafka-acls.sh and kafka-configs.sh work unmodified, as a super user."""
+    if not jars.find().broker:
+        pytest.skip("; ".join(jars.find().missing))
     root, paths = tmp_path / "root", class_path()
     store = open_store(str(root), {})
     add_alice(store)
@@ -656,3 +659,17 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
             assert entry in listed
         acls("--remove", *rights, "--producer", "--force")
         assert "User:bob" not in acls("--list")
+
+        def configs(*arguments: str) -> str:
+            kind = ("--entity-type", "users")
+            return run(jars.find().broker, "kafka.admin.ConfigCommand", *tool, *kind, *arguments)
+
+        user = ("--entity-name", "bob")
+        credential = "SCRAM-SHA-256=[iterations=8192,password=bobs-secret]"
+        configs("--alter", *user, "--add-config", credential)
+        assert "SCRAM-SHA-256=iterations=8192" in configs("--describe", *user)
+        state = agent._access.watch.state
+        verifier = state.users["bob"].credentials[Mechanism.SHA_256]
+        assert is_password(Mechanism.SHA_256, verifier, "bobs-secret")
+        configs("--alter", *user, "--delete-config", "SCRAM-SHA-256")
+        assert "bob" not in configs("--describe")

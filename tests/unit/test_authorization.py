@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 
 from sparklog import errors, limits
 from sparklog.broker import authorization as authorization_module
-from sparklog.broker.acl_admin import AclAdmin, Administrator
 from sparklog.broker.authentication import Identity
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.kafka.access import Access
 from sparklog.broker.refused_work import RefusedWork, Work
+from sparklog.broker.security_admin import Administrator, SecurityAdmin
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
 from sparklog.security import users
@@ -362,9 +362,9 @@ def test_a_cluster_that_no_acl_mentions_has_no_administrators(world: World) -> N
         admin(world).create(world.access().administrator, [ADMIN])
 
 
-def admin(world: World) -> AclAdmin:
+def admin(world: World) -> SecurityAdmin:
     """Returns the administration of the ACLs at the broker."""
-    return AclAdmin(world.store, world.watch, clock=world.clock)
+    return SecurityAdmin(world.store, world.watch, clock=world.clock)
 
 
 def test_acls_are_not_changed_while_they_are_only_observed(world: World) -> None:

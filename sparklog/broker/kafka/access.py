@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from typing import Final
 
 from sparklog import limits
-from sparklog.broker.acl_admin import Administrator
 from sparklog.broker.authentication import Identity
 from sparklog.broker.authorization import Authorization, ClientRights, View
+from sparklog.broker.security_admin import Administrator
 from sparklog.security.acl import (
     ANONYMOUS,
     CLUSTER_NAME,

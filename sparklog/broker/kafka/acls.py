@@ -7,19 +7,19 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.acl_admin import CHANGED_ACLS, AclAdmin
 from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.registry import HandlerContext
+from sparklog.broker.security_admin import CHANGED_ACLS, SecurityAdmin
 from sparklog.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 
 DISABLED_MESSAGE: Final = "ACLs are off: sparklog security observe, or enforce, evaluates them"
 """Kafka's error without an authorizer is the same; its text is another."""
 
 
-def admin_of(context: HandlerContext, access: Access) -> AclAdmin | None:
+def admin_of(context: HandlerContext, access: Access) -> SecurityAdmin | None:
     """Returns the administration of the ACLs; None while they are off."""
-    return context.acl_admin if access.is_evaluated else None
+    return context.security_admin if access.is_evaluated else None
 
 
 def acl_of(creation: Any) -> Acl:

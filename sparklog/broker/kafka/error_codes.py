@@ -55,6 +55,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.TopicNotAuthorized: ErrorCode.topic_authorization_failed,
     errors.GroupNotAuthorized: ErrorCode.group_authorization_failed,
     errors.NotAuthorized: ErrorCode.cluster_authorization_failed,
+    errors.UnknownCredential: ErrorCode.resource_not_found,
     errors.UnknownOption: ErrorCode.invalid_config,
     errors.BadOption: ErrorCode.invalid_config,
     errors.NeedsFeatureLevel: ErrorCode.unsupported_version,

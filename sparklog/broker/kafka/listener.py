@@ -25,7 +25,6 @@ import uvloop
 
 from sparklog import errors
 from sparklog.broker.acceptors import Acceptor
-from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
@@ -44,6 +43,7 @@ from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.peers import network_of
 from sparklog.broker.refused_work import Work
+from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
 from sparklog.limits import (
@@ -105,7 +105,7 @@ class KafkaListener:
         memory_bytes: the bound on `ListenerMemory`.
         authentication: the users; None if no listener asks for a login.
         authorization: the ACLs; None if everything is allowed to everybody.
-        acl_admin: changes them.
+        security_admin: changes them.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
     """
@@ -120,7 +120,7 @@ class KafkaListener:
         memory_bytes: int,
         authentication: Authentication | None = None,
         authorization: Authorization | None = None,
-        acl_admin: AclAdmin | None = None,
+        security_admin: SecurityAdmin | None = None,
         login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
@@ -145,7 +145,7 @@ class KafkaListener:
         self._handshakes = Handshakes()
         self._authentication = authentication
         self._authorization = authorization
-        self.acl_admin = acl_admin
+        self.security_admin = security_admin
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""

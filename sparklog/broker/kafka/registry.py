@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
-from sparklog.broker.acl_admin import AclAdmin
 from sparklog.broker.authentication import Identity
 from sparklog.broker.broker import AppendResult, Broker, PendingAppend
 from sparklog.broker.counts import ListenerCounts
@@ -23,6 +22,7 @@ from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.listeners import Listener
 
 _T = TypeVar("_T")
@@ -83,7 +83,7 @@ class HandlerContext(Protocol):
     producer_id_lock: asyncio.Lock
     """Held by the request that waits for a block of producer ids; others wait for its result."""
 
-    acl_admin: AclAdmin | None
+    security_admin: SecurityAdmin | None
     """None if there are no ACLs at all."""
 
     def access_of(self, identity: Identity | None, host: str) -> Access:

@@ -1,9 +1,9 @@
-"""Administration of the ACLs by clients of a broker, which may be any broker of the root."""
+"""Administration of the ACLs and users by clients of a broker, which may be any of the root's."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -21,7 +21,7 @@ from sparklog.security.acl import (
     ResourceType,
 )
 from sparklog.security.acls import added, check_acl, matching, removed
-from sparklog.security.state import Author, SecurityState
+from sparklog.security.state import Author, SecurityState, User
 from sparklog.security.users import Change
 from sparklog.storage.objects import Store
 from sparklog.storage.security_store import change_security
@@ -30,10 +30,11 @@ _log = structlog.get_logger("sparklog.authorization")
 _COMPARED: Final = 10_000_000
 """Comparisons of a filter with an ACL by one request, which take seconds."""
 CHANGED_ACLS = 2_000  # by one request at most
+CHANGED_USERS = 100  # by one request at most: each costs a copy of the table of users
 
 
 class Administrator:
-    """A client that changes ACLs, which is judged again on the version that its change extends."""
+    """A client that changes ACLs or users, judged again on the version that its change extends."""
 
     def __init__(self, principal: str, host: str, identity: Identity | None) -> None:
         """`identity`: of a client that has logged in."""
@@ -67,8 +68,8 @@ class Administrator:
             )
 
 
-class AclAdmin:
-    """Reads and changes the ACLs of a root. Thread-safe; its methods wait for the store."""
+class SecurityAdmin:
+    """Reads and changes the ACLs and users of a root. Thread-safe; changes wait for the store."""
 
     def __init__(self, store: Store, watch: SecurityWatch, *, clock: Clock) -> None:
         self._store = store
@@ -126,6 +127,36 @@ class AclAdmin:
         self._change(administrator, change)
         return found
 
+    @property
+    def users(self) -> Mapping[str, User]:
+        """The users by name, as this broker knows them."""
+        return self._watch.state.users
+
+    def change_users(
+        self, administrator: Administrator, changes: Mapping[str, Change]
+    ) -> dict[str, errors.SparklogError | None]:
+        """Changes users, and returns the error of each whose change is invalid, by name.
+
+        The others are changed together.
+
+        Raises `ClusterNotAuthorized`, and what `change_security` raises.
+        """
+        outcomes: dict[str, errors.SparklogError | None] = {}
+
+        def change(state: SecurityState) -> SecurityState | None:
+            outcomes.clear()
+            after = state
+            for name, each in changes.items():
+                outcomes[name] = None
+                try:
+                    after = each(after) or after
+                except errors.Invalid as error:
+                    outcomes[name] = error
+            return after if after is not state else None
+
+        self._change(administrator, change)
+        return outcomes
+
     def _change(self, administrator: Administrator, change: Change) -> None:
         author = administrator.author(self._clock)
         before = self._watch.state.version
@@ -138,11 +169,12 @@ class AclAdmin:
         self._watch.refresh()
         if after.author == author and after.version != before:
             _log.info(
-                "changed ACLs",
+                "changed ACLs or users",
                 principal=author.principal,
                 host=author.host,
                 version=after.version,
                 acls=len(after.acls),
+                users=len(after.users),
             )
 
 
