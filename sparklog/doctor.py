@@ -110,6 +110,7 @@ def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield check_inodes(store)
         yield check_clock(store, folder, clock)
         yield from check_broker(store, clock)
+        yield from check_policy(store, clock)
         if store.uri.startswith("s3://"):
             yield note_on_s3()
     finally:
@@ -430,6 +431,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
             yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
             if report.reason:
                 yield _warn("broker", "another one is alive but does not answer", report.reason)
+            yield from check_listeners(report)
             yield from check_certificates(report, clock)
         case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; check its log: {(broker and broker.log) or 'its stderr'}"
@@ -446,13 +448,59 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield _warn("deletions refused", f"{kept.topic}: {kept.reason}", advice)
 
 
+def check_listeners(report: status.StatusReport) -> Iterator[CheckResult]:
+    """Warns of listeners that other machines can reach, and that lack a login or encryption."""
+    for each in _listeners_of(report):
+        if each.is_loopback or each.protocol in (listeners.SSL, listeners.SASL_SSL):
+            continue
+        found = f"{each} has no encryption: others on the network can read and change records"
+        if not each.has_sasl:
+            found = f"{each} asks for no login: everybody who can reach it may use the log"
+        advice = "write SASL_SSL:// before its address, or listen at a loopback address"
+        yield _warn("listener", found, advice)
+
+
+def check_policy(store: Store, clock: Clock) -> Iterator[CheckResult]:
+    """Reports the users and ACLs of a root that has them, and ACLs that protect nothing."""
+    from sparklog.security.state import Mode
+    from sparklog.storage.security_store import open_security
+
+    try:
+        security = open_security(store, clock=clock)
+        state = security.look() if security is not None else None
+    except errors.NotARoot:
+        return
+    except _STORE_ERRORS as error:
+        yield _warn("users and ACLs", _message(error), "run this as the user of the broker")
+        return
+    if state is None:
+        return
+    policy = state.policy
+    found = f"{len(state.users):,} users, {len(state.acls):,} ACLs, mode {policy.mode}"
+    if policy.mode is Mode.OBSERVE:
+        advice = "nothing is refused yet: `sparklog security enforce`, once logs have no refusals"
+        yield _warn("users and ACLs", found, advice)
+    elif policy.mode is Mode.OFF and state.acls:
+        advice = "the ACLs have no effect: `sparklog security observe`, then `enforce`"
+        yield _warn("users and ACLs", found, advice)
+    else:
+        yield _ok("users and ACLs", found)
+    if policy.mode is not Mode.OFF and policy.allow_everyone_if_no_acl_found:
+        advice = "add ACLs, then `sparklog security enforce --no-allow-everyone-if-no-acl-found`"
+        yield _warn("users and ACLs", "everybody may use what no ACL mentions", advice)
+
+
 def check_certificates(report: status.StatusReport, clock: Clock) -> Iterator[CheckResult]:
     """Reports on the certificate of each listener with TLS."""
+    for listener in _listeners_of(report):
+        if listener.has_tls:
+            yield check_certificate(listener, clock)
+
+
+def _listeners_of(report: status.StatusReport) -> Iterator[Listener]:
     for broker in report.answered:
         both = broker.flight_listeners, broker.kafka_listeners
-        for listener in itertools.chain.from_iterable(map(listeners.parse, both)):
-            if listener.has_tls:
-                yield check_certificate(listener, clock)
+        yield from itertools.chain.from_iterable(map(listeners.parse, both))
 
 
 def check_certificate(listener: Listener, clock: Clock) -> CheckResult:

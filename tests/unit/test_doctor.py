@@ -12,6 +12,11 @@ import pytest
 from sparklog import doctor, errors, limits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
+from sparklog.formats.flight_messages import BrokerInfo
+from sparklog.security.acl import Operation, ResourceType
+from sparklog.security.policies import with_policy
+from sparklog.security.state import Mode
+from sparklog.status import LeaderStatus, StatusReport
 from sparklog.storage.objects import (
     DelayedStore,
     DelayFaults,
@@ -23,6 +28,8 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Stat,
 )
+from tests.support.acls import acl, set_acls
+from tests.support.users import change_users
 
 FOLDER = "doctor/test"
 
@@ -363,6 +370,53 @@ def test_s3_is_told_about_spark() -> None:
     found = checks(doctor.examine_root(store, SystemClock()))["S3 and Spark"]
     assert found.state is CheckState.WARN
     assert "S3SingleDriverLogStore" in found.found
+
+
+@pytest.mark.parametrize(
+    ("mode", "allow_everyone", "advice"),
+    [
+        (Mode.OFF, False, ["the ACLs have no effect"]),
+        (Mode.OBSERVE, False, ["nothing is refused yet"]),
+        (Mode.ENFORCE, False, []),
+        (Mode.ENFORCE, True, ["--no-allow-everyone-if-no-acl-found"]),
+    ],
+)
+def test_acls_that_protect_nothing(
+    tmp_path: Path, mode: Mode, allow_everyone: bool, advice: list[str]
+) -> None:
+    """ACLs that are not enforced, and those that leave the rest to everybody, are warnings."""
+    store, clock = LocalStore(tmp_path), SystemClock()
+    assert list(doctor.check_policy(store, clock)) == []
+    set_acls(store, [acl(ResourceType.TOPIC, "t", Operation.READ)], mode=mode)
+    change_users(store, with_policy(allow_everyone=allow_everyone))
+    found = list(doctor.check_policy(store, clock))
+    assert f"0 users, 1 ACLs, mode {mode}" in found[0].found
+    warned = [each.advice for each in found if each.state is CheckState.WARN]
+    assert len(warned) == len(advice)
+    assert all(part in each for part, each in zip(advice, warned, strict=True))
+
+
+def test_listeners_that_are_open() -> None:
+    """A listener that others can reach is a warning without a login, or without TLS."""
+    addresses = {
+        "127.0.0.1:9092": "",
+        "10.0.0.1:9092": "asks for no login",
+        "SASL_PLAINTEXT://10.0.0.1:9093": "has no encryption",
+        "SASL_SSL://10.0.0.1:9094": "",
+        "IN=PLAINTEXT://k1.example.org:9095": "asks for no login",
+    }
+    broker = BrokerInfo(
+        broker=1, epoch=1, address="127.0.0.1:8815", kafka_listeners=",".join(addresses)
+    )
+    report = StatusReport(
+        state=LeaderStatus.SERVED, root="r", cluster_id="c", broker=broker, answered=[broker]
+    )
+    found = [each.found for each in doctor.check_listeners(report)]
+    expected = [(address, reason) for address, reason in addresses.items() if reason]
+    assert len(found) == len(expected)
+    for text, (address, reason) in zip(found, expected, strict=True):
+        assert text.startswith(address)
+        assert reason in text
 
 
 def test_a_delayed_store_is_asked_little() -> None:
