@@ -12,7 +12,7 @@ Rules for a block, by the words after its language:
 - `output`, on a `text` block: the preceding bash block prints this. A line `…` matches any lines,
   and `…` between words any words; the amount of white space does not matter.
 
-The ports 8815 to 8818, 9092 to 9095 and 9404 in addresses are replaced by free ones, so that pages
+The ports of `PORTS` in addresses are replaced by free ones, so that pages
 can run concurrently.
 """
 
@@ -61,8 +61,8 @@ INSTRUCTIONS: Final = (
 )
 SECONDS: Final = 120
 PORTS: Final = (
-    *("8815", "8816", "8817", "8818", "8915"),
-    *("9092", "9093", "9094", "9095", "9192", "9404"),
+    *("8815", "8816", "8817", "8818", "8915", "8992", "8993"),
+    *("9092", "9093", "9094", "9095", "9192", "9292", "9293", "9404"),
 )
 
 _FENCE: Final = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
