@@ -560,16 +560,15 @@ def test_what_has_a_config_is_listed(log: sparklog.Log, frames: Frames) -> None:
 
 
 def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
-    """No transactions, no groups of KIP-848, no share groups, no quotas: a client sees it.
-
-    Of ACLs it may ask, and hears that they are off; of SASL as well.
+    """No transactions, no groups of KIP-848, no share groups, no delegation tokens, no change of
+    quotas: a client sees it. ACLs and users are offered, with an error while they are off.
     """
     offered = {each.api_key for each in frames.ask(18, 4, CLIENT).api_keys}
     transactions = {24, 25, 26, 27, 28, 65, 66}
     new_groups = {68, 69, 76, 77, 78, 79, 80, 88, 89, 90, 91, 92}
-    security = {38, 39, 40, 41, 50, 51}
-    quotas = {48, 49}
-    assert not offered & (transactions | new_groups | security | quotas)
+    delegation_tokens = {38, 39, 40, 41}
+    alter_quotas = {49}
+    assert not offered & (transactions | new_groups | delegation_tokens | alter_quotas)
     assert {
         0,
         1,
@@ -589,6 +588,9 @@ def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
         36,
         37,
         44,
+        48,
+        50,
+        51,
         60,
         61,
         74,

@@ -21,6 +21,7 @@ from sparklog import errors, testing
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.consumer import Consumer, Record
 from sparklog.client.consumer.fetcher import Fetcher
+from sparklog.client.offsets import describe
 from sparklog.client.serialize import json_deserializer, string_deserializer
 from sparklog.formats import flight_messages, record
 from tests.support.forks import said_in_child
@@ -799,3 +800,41 @@ def test_repr(broker: LiveBroker, connection: Connection) -> None:
     assert repr(consumer) == "Consumer(closed)"
     with Consumer(connection, "t", group="g") as consumer:
         assert repr(consumer) == "Consumer(group 'g', 0 partitions, lag 0)"
+
+
+@pytest.mark.parametrize("step", ["_follow_stream", "_read_range"])
+def test_assignment_that_changes_before_its_reading_begins(
+    broker: LiveBroker,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    """A thread that begins late, with a topic that is no longer assigned, ends without an error."""
+    broker.fill("t", 1)
+    is_late, may_begin = threading.Event(), threading.Event()
+    begin = getattr(Fetcher, step)
+
+    def begin_late(*given: Any) -> None:
+        is_late.set()
+        assert may_begin.wait(SECONDS)
+        begin(*given)
+
+    monkeypatch.setattr(Fetcher, step, begin_late)
+    fetcher = Fetcher(
+        connection,
+        [describe(connection, "t")],
+        {("t", 0): 0},
+        follow=step == "_follow_stream",
+        columns=None,
+        buffer_bytes=1_000,
+        metadata_age_seconds=SECONDS,
+    )
+    assert is_late.wait(SECONDS)
+    threads = [*fetcher._reading.threads]
+    fetcher.assign([], {})
+    may_begin.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    fetcher.close()
+    assert not caplog.records

@@ -392,9 +392,13 @@ class Fetcher:
 
     def _read_range(self, reading: _Reading, position: FetchPosition) -> None:
         assert position.end is not None
+        with self._changed:
+            if reading.over.is_set():  # `_topics` may be those of a later one
+                return
+            topic = self._topics[position.topic]
         batches = read_range(
             self._connection,
-            self._topics[position.topic],
+            topic,
             position.partition,
             start=position.fetched,
             end=position.end,
@@ -437,6 +441,8 @@ class Fetcher:
         """Reads a stream until the reading is over; raises if the stream ends first."""
         channel = self._connection.channel(broker)
         with self._changed:
+            if reading.over.is_set():  # `_topics` may be those of a later one
+                return
             tail_positions = [
                 flight_messages.TailPosition(
                     topic=position.topic,
