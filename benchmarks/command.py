@@ -20,8 +20,8 @@ def main(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Measures to run: {', '.join(MEASURES)}; or kafka, spark, wide or cluster"
-            " for a whole group. Default: all measures."
+            help=f"Measures to run: {', '.join(MEASURES)}; or kafka, flight, spark, wide or"
+            " cluster for a whole group. Default: all measures."
         ),
     ] = None,
     seconds: Annotated[

@@ -28,5 +28,5 @@ MEASURES: Final[Mapping[str, Measure]] = {
 }
 """In the order in which they run."""
 
-COMPARISONS: Final = ("cluster", "jobs", "json", "kafka", "mirror", "spark", "wide")
+COMPARISONS: Final = ("cluster", "flight", "jobs", "json", "kafka", "mirror", "spark", "wide")
 """First words of the measures in `benchmarks/`, which compare with other software or require it."""

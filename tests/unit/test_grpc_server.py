@@ -1107,7 +1107,10 @@ def test_a_client_that_is_not_admitted_has_little_room_and_time() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        headers(1) + data(1, message(b"x" * 60_000)) * (UNADMITTED_BYTES // 60_000 + 1),
+        b"".join(
+            headers(1 + 2 * each) + data(1 + 2 * each, message(b"x" * 60_000))
+            for each in range(UNADMITTED_BYTES // 60_000 + 1)
+        ),
         b"".join(headers(1 + 2 * each) for each in range(UNADMITTED_CALLS + 1)),
         b"".join(headers(1 + 2 * each, "/no") for each in range(UNADMITTED_CALLS + 1)),
     ],
