@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import sparklog
-from benchmarks.certificates import TrialFiles, trial_files
 from benchmarks.processes import cpu_seconds
 from benchmarks.progress import doing
+from benchmarks.secured import TrialFiles, add_user, trial_files
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement, Times
 from sparklog.bench.writing import STREAMS, VALUE_BYTES, in_streams
-from sparklog.clock import SystemClock
-from sparklog.security import users
-from sparklog.security.state import Author
-from sparklog.storage.objects import LocalStore
-from sparklog.storage.security_store import change_security
 
 _TURNS: Final = 3
 _READS: Final = 3
@@ -140,13 +135,7 @@ def _connect(
     Each connection lists the topics once.
     """
     if security.user is not None:
-        change_security(
-            LocalStore(str(root)),
-            users.added(security.user, users.credentials_of(_PASSWORD)),
-            author=Author(principal="Root:benchmark"),
-            clock=SystemClock(),
-            create=True,
-        )
+        add_user(root, security.user, _PASSWORD)
     times = Times()
     with (
         doing(f"connections to {scheme}"),
@@ -168,8 +157,5 @@ def _ask(address: str, security: sparklog.Security) -> None:
 
 
 def _broker(root: Path, files: TrialFiles, scheme: str) -> BrokerProcess:
-    settings = dict(_SETTINGS)
-    if scheme.endswith("SSL"):
-        settings["SPARKLOG_TLS_CERTIFICATE"] = files.certificate
-        settings["SPARKLOG_TLS_KEY"] = files.key
-    return BrokerProcess(root, settings, flight=f"{scheme}://127.0.0.1:0")
+    settings = files.settings if scheme.endswith("SSL") else {}
+    return BrokerProcess(root, _SETTINGS | settings, flight=f"{scheme}://127.0.0.1:0")

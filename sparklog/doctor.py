@@ -451,7 +451,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
 def check_listeners(report: status.StatusReport) -> Iterator[CheckResult]:
     """Warns of listeners that other machines can reach, and that lack a login or encryption."""
     for each in _listeners_of(report):
-        if each.is_loopback or each.protocol in (listeners.SSL, listeners.SASL_SSL):
+        if each.is_loopback or each.has_tls:
             continue
         found = f"{each} has no encryption: others on the network can read and change records"
         if not each.has_sasl:

@@ -14,17 +14,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from benchmarks.certificates import trial_files
 from benchmarks.kafka.sides import KafkaSetup, measure
 from benchmarks.processes import cpu_seconds
 from benchmarks.progress import doing
+from benchmarks.secured import add_user, trial_files
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import Measurement, Times
-from sparklog.clock import SystemClock
-from sparklog.security import users
-from sparklog.security.state import Author
-from sparklog.storage.objects import LocalStore
-from sparklog.storage.security_store import change_security
 
 if TYPE_CHECKING:
     from threading import Event
@@ -102,18 +97,11 @@ def logins(setup: KafkaSetup) -> Iterator[Measurement]:
     with FreshRoot(setup.folder) as folder:
         files = trial_files(folder)
         root = folder / "root"
-        change_security(
-            LocalStore(str(root)),
-            users.added(_USER, users.credentials_of(_PASSWORD)),
-            author=Author(principal="Root:benchmark"),
-            clock=SystemClock(),
-            create=True,
-        )
+        add_user(root, _USER, _PASSWORD)
         limits = {"SPARKLOG_KAFKA_MAX_CONNECTIONS_PER_ADDRESS": str(2 * _LOGINS)}
-        tls = {"SPARKLOG_TLS_CERTIFICATE": files.certificate, "SPARKLOG_TLS_KEY": files.key}
         for protocol, ca, settings in (
             ("SASL_PLAINTEXT", "", limits),
-            ("SASL_SSL", files.ca, limits | tls),
+            ("SASL_SSL", files.ca, limits | files.settings),
         ):
             process = BrokerProcess(root, settings, kafka=f"{protocol}://127.0.0.1:0")
             process.start()

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from benchmarks import jars
-from benchmarks.certificates import TrialFiles, trial_files
 from benchmarks.kafka import clients
 from benchmarks.kafka.sides import PARTITIONS, KafkaSetup, measure
 from benchmarks.kafka_process import KafkaProcess
 from benchmarks.progress import doing
+from benchmarks.secured import TrialFiles, trial_files
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import Measurement, Times
 
@@ -94,10 +94,7 @@ def _measured(setup: KafkaSetup, address: str, client: Mapping[str, str]) -> _Fi
 def _ours(setup: KafkaSetup, files: TrialFiles, has_tls: bool) -> _Figures:
     settings = {"SPARKLOG_HOT_TAIL_BYTES": str(_HOT_TAIL_BYTES)}
     if has_tls:
-        settings |= {
-            "SPARKLOG_TLS_CERTIFICATE": files.certificate,
-            "SPARKLOG_TLS_KEY": files.key,
-        }
+        settings |= files.settings
     kafka = f"{'SSL://' if has_tls else ''}127.0.0.1:0"
     with FreshRoot(setup.folder) as folder, ExitStack() as ending:
         process = BrokerProcess(folder / "root", settings, kafka=kafka)

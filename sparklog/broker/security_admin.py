@@ -10,6 +10,7 @@ import structlog
 
 from sparklog import errors
 from sparklog.broker.authentication import Identity
+from sparklog.broker.authorization import not_authorized
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import Clock
 from sparklog.security.acl import (
@@ -59,12 +60,8 @@ class Administrator:
         if not is_known or not index.allows_listed(
             self._principal, self._host, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
         ):
-            raise errors.ClusterNotAuthorized(
-                principal=self._principal,
-                host=self._host,
-                operation=Operation.ALTER.name,
-                resource="cluster",
-                name=CLUSTER_NAME,
+            raise not_authorized(
+                self._principal, self._host, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
             )
 
 

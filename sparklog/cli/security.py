@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -226,8 +226,6 @@ def init(
 
     Example: sparklog security init --host k1.example.org --out keys --root data
     """
-    from datetime import datetime
-
     from sparklog.security.client_settings import broker_settings
 
     store = root_store(root)
@@ -290,8 +288,6 @@ def client(
 
     Example: sparklog security client app --out ./app --root ./data
     """
-    from sparklog.security import users
-
     store = root_store(root)
     state = known_state(store)
     if state is None or not state.ca:
@@ -306,7 +302,7 @@ def client(
             "no running broker has registered listeners with SASL_SSL: pass --kafka and --flight"
         )
     folder = security_files.private_folder(out)
-    change_state(store, _with_user(users.added, user, security_files.password(folder / _PASSWORD)))
+    change_state(store, _with_user(user, security_files.password(folder / _PASSWORD)))
     _write_client(folder, user, kafka, flight, state.ca.encode())
     typer.echo(f"settings of clients of {user} are in {folder}")
 
@@ -325,13 +321,12 @@ def _named(store: Store) -> str:
 def _secure(store: Store, user: str, folder: Path, ca: str) -> Mode:
     """Adds the administrator and the CA to the root, and returns the mode of its ACLs."""
     from sparklog.clock import SystemClock
-    from sparklog.security import users
     from sparklog.security.policies import with_ca, with_policy
     from sparklog.security.state import Mode
     from sparklog.storage.metadata.store import MetadataStore
 
     metadata = MetadataStore(store, clock=SystemClock()).refresh()
-    add = _with_user(users.added, user, security_files.password(folder / _PASSWORD))
+    add = _with_user(user, security_files.password(folder / _PASSWORD))
 
     def change(state: SecurityState) -> SecurityState | None:
         mode = state.policy.mode
@@ -349,10 +344,10 @@ def _secure(store: Store, user: str, folder: Path, ca: str) -> Mode:
     return change_state(store, change, create=True).policy.mode
 
 
-def _with_user(added: Callable[..., Change], user: str, password: str) -> Change:
+def _with_user(user: str, password: str) -> Change:
     """Adds a user, or checks the password of one that exists. Raises `BadOption`."""
     from sparklog.security.scram import Mechanism, is_password
-    from sparklog.security.users import credentials_of
+    from sparklog.security.users import added, credentials_of
 
     credentials = credentials_of(password)
 

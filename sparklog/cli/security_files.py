@@ -106,8 +106,10 @@ def _certificate(path: Path, key: Path) -> x509.Certificate | None:
 
 def password(path: Path) -> str:
     """Returns the password in a file, which gets a random one if it does not exist."""
+    from sparklog.security.credentials import password_in
+
     try:
-        return path.read_text().removesuffix("\n")
+        return password_in(path.read_text())
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:

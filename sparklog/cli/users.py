@@ -165,6 +165,8 @@ def list_users(as_json: JsonOption = False, root: SecurityRootOption = None) -> 
 
 def _password(file: str | None) -> str:
     """Returns the password from a file, from standard input, or from the user."""
+    from sparklog.security.credentials import password_in
+
     if file is None:
         if not sys.stdin.isatty():
             raise typer.BadParameter(
@@ -179,7 +181,7 @@ def _password(file: str | None) -> str:
             if file == _STANDARD_INPUT
             else Path(file).read_bytes()[:_PASSWORD_FILE_BYTES]
         )
-        return data.decode().removesuffix("\n").removesuffix("\r")
+        return password_in(data.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise errors.BadOption(
             option="--password-file", value=file, reason=f"it cannot be read: {error}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
-from typing import Final
 
-MECHANISM: Final = "SCRAM-SHA-256"
+from sparklog.listeners import SASL_SSL, TLS_SCHEME
+from sparklog.options import BOOTSTRAP_VARIABLE
+from sparklog.security.credentials import VARIABLES
+from sparklog.security.scram import Mechanism
 
 
 def files_of_client(
@@ -22,10 +25,11 @@ def files_of_client(
         ca: the path of the CA's PEM file on the client's machine.
         password_file: the path of a file with the password there.
     """
-    common = {"bootstrap.servers": kafka, "security.protocol": "SASL_SSL"}
+    mechanism = Mechanism.SHA_256.value
+    common = {"bootstrap.servers": kafka, "security.protocol": SASL_SSL}
     login = f'username="{_quoted(user)}" password="{_quoted(password)}"'
     java = common | {
-        "sasl.mechanism": MECHANISM,
+        "sasl.mechanism": mechanism,
         "sasl.jaas.config": (
             f"org.apache.kafka.common.security.scram.ScramLoginModule required {login};"
         ),
@@ -33,31 +37,31 @@ def files_of_client(
         "ssl.truststore.location": ca,
     }
     librdkafka = common | {
-        "sasl.mechanism": MECHANISM,
+        "sasl.mechanism": mechanism,
         "sasl.username": user,
         "sasl.password": password,
         "ssl.ca.location": ca,
     }
     python = {
         "bootstrap_servers": kafka,
-        "security_protocol": "SASL_SSL",
-        "sasl_mechanism": MECHANISM,
+        "security_protocol": SASL_SSL,
+        "sasl_mechanism": mechanism,
         "sasl_plain_username": user,
         "sasl_plain_password": password,
         "ssl_cafile": ca,
     }
     variables = {
-        "SPARKLOG_BOOTSTRAP": f"tls://{flight}",
-        "SPARKLOG_CLIENT_CA": ca,
-        "SPARKLOG_CLIENT_USER": user,
-        "SPARKLOG_CLIENT_PASSWORD_FILE": password_file,
+        BOOTSTRAP_VARIABLE: f"{TLS_SCHEME}{flight}",
+        VARIABLES["ca"]: ca,
+        VARIABLES["user"]: user,
+        VARIABLES["password_file"]: password_file,
     }
     return {
         "java.properties": _properties(java),
         "librdkafka.properties": "".join(f"{name}={value}\n" for name, value in librdkafka.items()),
         "kafka-python.json": json.dumps(python, indent=2) + "\n",
         "sparklog.env": "".join(
-            f"export {name}={_shell_quoted(value)}\n" for name, value in variables.items()
+            f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
         ),
     }
 
@@ -106,7 +110,3 @@ def _properties(values: Mapping[str, str]) -> str:
     return "".join(
         f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in values.items()
     )
-
-
-def _shell_quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

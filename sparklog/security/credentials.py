@@ -101,7 +101,12 @@ class Security:
             raise errors.BadOption(
                 option="password_file", value=self.password_file, reason=reason
             ) from None
-        return text.removesuffix("\n").removesuffix("\r")
+        return password_in(text)
+
+
+def password_in(text: str) -> str:
+    """Returns the password in the text of a file: without the line break at its end."""
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 class TlsMaterial(NamedTuple):

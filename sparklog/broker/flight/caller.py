@@ -53,7 +53,6 @@ class Caller(ClientRights):
         """
         principal = root or (identity.principal if identity is not None else ANONYMOUS)
         super().__init__(None if root else authorization, principal, host_of(peer))
-        self._state = authorization.watch if authorization is not None else None
         self.listener = listener
         self.identity = identity
         self.is_for_tasks = is_for_tasks
@@ -69,9 +68,9 @@ class Caller(ClientRights):
 
     def is_current(self) -> bool:
         """Returns whether the client is still the user that it has logged in as."""
-        if self._state is None or self.identity is None:
+        if self._authorization is None or self.identity is None:
             return True
-        return self.identity.is_current(self._state.state)
+        return self.identity.is_current(self._authorization.watch.state)
 
     def may(
         self, operation: Operation, resource: ResourceType = _CLUSTER, name: str = CLUSTER_NAME
@@ -172,7 +171,7 @@ class Caller(ClientRights):
         """Raises `TokenOutOfScope` for work that a token for tasks is not for."""
         if self._is_in_scope(operation, resource, name):
             return
-        if self._state is not None and self._authorization is not None:
+        if self._authorization is not None:
             self._note(operation, resource, (name,), is_refused=True)
         raise errors.TokenOutOfScope(
             principal=self.principal,

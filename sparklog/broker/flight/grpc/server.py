@@ -577,11 +577,12 @@ class Server:
     def _check_connections(self) -> None:
         now = self.clock.monotonic()
         is_short = self.message_memory.is_short
+        unadmitted_seconds = self.bounds.unadmitted_seconds
         for connection in list(self._connections):
             if not connection.is_http2 and now - connection.began > self.bounds.preface_seconds:
                 self._close(connection)
-            elif not connection.is_admitted and (reason := self._reason_to_close(connection, now)):
-                self._close_unadmitted(connection, reason)
+            elif not connection.is_admitted and now - connection.began > unadmitted_seconds:
+                self._close_unadmitted(connection, f"no login within {unadmitted_seconds:g} s")
             elif connection.calls:
                 self._check_calls(connection, now, is_short=is_short)
             elif now - connection.idle_since > self.bounds.connection_idle_seconds:
@@ -591,12 +592,6 @@ class Server:
             self._tick()
         except Exception as error:  # no error here may end the broker
             _log.error("cannot check the open streams", exc_info=error)
-
-    def _reason_to_close(self, connection: GrpcConnection, now: float) -> str:
-        """Returns the reason to close a connection without a login; empty if it may stay."""
-        if now - connection.began > self.bounds.unadmitted_seconds:
-            return f"no login within {self.bounds.unadmitted_seconds:g} s"
-        return ""
 
     def _check_calls(self, connection: GrpcConnection, now: float, *, is_short: bool) -> None:
         for call in list(connection.calls.values()):
