@@ -7,6 +7,7 @@ While the broker cannot read the security state, it refuses logins once what it 
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import threading
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.security_watch import SecurityWatch
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.scram import (
     WRONG,
     DrawnVerifiers,
@@ -26,7 +28,7 @@ from sparklog.security.scram import (
     is_password,
 )
 from sparklog.security.state import SecurityState, User
-from sparklog.security.users import NAME_BYTES_MAX
+from sparklog.security.users import NAME_BYTES_MAX, unusable
 from sparklog.settings import BrokerSettings
 
 PASSWORDS_REMEMBERED = 10_000  # so that a client with PLAIN that reconnects costs no PBKDF2
@@ -35,13 +37,17 @@ _PASSWORD_MECHANISM: Final = Mechanism.SHA_256
 
 
 class Identity(NamedTuple):
-    """A user that has logged in."""
+    """A client that has proved who it is: a user, or a principal that no user has the name of."""
 
     name: str
-    id: str
-    """Its `User.id`: a later user of the same name is another one."""
-    epoch: int
+    id: str = ""
+    """Its `User.id`: a later user of the same name is another one. Empty without a user."""
+    epoch: int = 0
     """Its `User.epoch` when it has logged in; the connection ends once that has risen."""
+    method: LoginMethod | None = None
+    """None: by a password."""
+    ends_at: float = math.inf
+    """When its certificate or its token expires, in seconds since 1970."""
 
     @property
     def principal(self) -> str:
@@ -49,9 +55,37 @@ class Identity(NamedTuple):
         return f"User:{self.name}"
 
     def is_current(self, state: SecurityState) -> bool:
-        """Returns whether the user still exists in `state`, and has not been disabled."""
+        """Returns whether the client still is who it was in `state`: a user may have been disabled,
+        removed, or added since.
+
+        `ends_at` is not considered.
+        """
         user = state.users.get(self.name)
-        return user is not None and not user.disabled and (user.id, user.epoch) == self[1:]
+        if user is None:
+            return self.method is not None and not self.id
+        is_allowed = self.method is None or self.method in user.methods
+        return is_allowed and not user.disabled and (user.id, user.epoch) == (self.id, self.epoch)
+
+
+def identity_of(
+    state: SecurityState, name: str, method: LoginMethod, *, ends_at: float
+) -> Identity:
+    """Returns the client whom a certificate or a token names.
+
+    Raises ValueError with the reason if it may not be that one.
+    """
+    if reason := unusable(name):
+        raise ValueError(f"the name {name[:NAME_BYTES_MAX]!r} cannot be used: {reason}")
+    user = state.users.get(name)
+    if user is None:
+        return Identity(name, method=method, ends_at=ends_at)
+    if method not in user.methods:
+        raise ValueError(
+            f"user {name!r} does not log in by {method}; `sparklog users set-methods` permits it"
+        )
+    if user.disabled:
+        raise ValueError(f"user {name!r} is disabled")
+    return Identity(name, user.id, user.epoch, method, ends_at)
 
 
 class Credential(NamedTuple):

@@ -1,10 +1,10 @@
-"""`sparklog users`: the users of a root, who log in to Kafka listeners with SASL."""
+"""`sparklog users`: the users of a root."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -17,17 +17,22 @@ from sparklog.cli.security_root import (
     known_state,
     root_store,
 )
+from sparklog.security.login_method import LoginMethod
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import JsonOption, YesOption, confirm
 from sparklog.terminal.printing import print_columns
 
+if TYPE_CHECKING:
+    from sparklog.security.state import User
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Add, change and remove the users that log in to Kafka listeners with SASL.",
+    help="Add, change and remove the users that log in to Kafka and Flight listeners.",
 )
 
 _STANDARD_INPUT: Final = "-"
+_NO_METHODS: Final = "none"
 _PASSWORD_FILE_BYTES: Final = 65_536
 
 _NameArgument = Annotated[
@@ -48,16 +53,24 @@ _PasswordOption = Annotated[
 def add(
     name: _NameArgument,
     password_file: _PasswordOption = None,
+    method: Annotated[
+        list[LoginMethod] | None,
+        typer.Option(
+            help="Let the user log in without a password: by a certificate, or by an OAuth token."
+            " May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Leave a user that exists as it is.")
     ] = False,
     beside_the_data: BesideTheDataOption = False,
     root: SecurityRootOption = None,
 ) -> None:
-    """Add a user with a password.
+    """Add a user with a password, or with the methods by which it logs in instead.
 
-    The user can log in with SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN. The root gets a
-    credential to check the password with, not the password. An empty or missing folder becomes a
+    With a password, the user can log in with SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN. The root gets
+    a credential to check the password with, not the password. An empty or missing folder becomes a
     root.
 
     Example: sparklog users add alice --root ./data
@@ -72,9 +85,36 @@ def add(
     if users.added(name, {}, may_exist=if_not_exists)(known or NO_USERS) is None:
         typer.echo(f"user {name} exists")
         return
-    credentials = users.credentials_of(_password(password_file))
-    change_state(store, users.added(name, credentials, may_exist=if_not_exists), create=True)
+    has_password = not method or password_file is not None
+    credentials = users.credentials_of(_password(password_file)) if has_password else {}
+    change = users.added(name, credentials, methods=method or (), may_exist=if_not_exists)
+    change_state(store, change, create=True)
     typer.echo(f"user {name} added")
+
+
+@app.command(cls=Command)
+def set_methods(
+    name: _NameArgument,
+    methods: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHODS",
+            help=f"{', '.join(LoginMethod)}, separated by commas; or none.",
+            show_default=False,
+        ),
+    ],
+    root: SecurityRootOption = None,
+) -> None:
+    """Set the methods by which a user can log in, in addition to its password.
+
+    Connections by a method that is no longer permitted are cut.
+
+    Example: sparklog users set-methods alice certificate --root ./data
+    """
+    from sparklog.security import users
+
+    change_state(root_store(root), users.with_methods(name, _methods_in(methods)))
+    typer.echo(f"methods of user {name} changed")
 
 
 @app.command(cls=Command)
@@ -156,11 +196,32 @@ def list_users(as_json: JsonOption = False, root: SecurityRootOption = None) -> 
     state = known_state(root_store(root))
     known = state.users if state is not None else {}
     if as_json:
-        found = [{"name": name, "disabled": user.disabled} for name, user in sorted(known.items())]
+        found = [
+            {"name": name, "disabled": user.disabled, "methods": _methods_of(user)}
+            for name, user in sorted(known.items())
+        ]
         typer.echo(msgspec.json.encode(found).decode())
         return
-    rows = [(name, "disabled" if user.disabled else "") for name, user in sorted(known.items())]
-    print_columns([("user", "state"), *rows])
+    rows = [
+        (name, ",".join(_methods_of(user)), "disabled" if user.disabled else "")
+        for name, user in sorted(known.items())
+    ]
+    print_columns([("user", "methods", "state"), *rows])
+
+
+def _methods_of(user: User) -> list[str]:
+    """Returns the ways in which a user can log in."""
+    return [*(["password"] if user.credentials else []), *user.methods]
+
+
+def _methods_in(text: str) -> list[LoginMethod]:
+    if text == _NO_METHODS:
+        return []
+    try:
+        return [LoginMethod(each.strip()) for each in text.split(",")]
+    except ValueError:
+        known = ", ".join(LoginMethod)
+        raise typer.BadParameter(f"{text!r}: the methods are {known}; or {_NO_METHODS}") from None
 
 
 def _password(file: str | None) -> str:

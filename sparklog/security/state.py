@@ -13,13 +13,14 @@ from typing import Any, Final
 import msgspec
 
 from sparklog.security.acl import Acl
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.scram import Mechanism, Verifier
 
 _KEY_BYTES: Final = 32
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A user that logs in by password."""
+    """A user that logs in by password, or by the methods that it lists."""
 
     id: str
     """Drawn when the user is created, so that a later user of the same name is another one."""
@@ -28,6 +29,9 @@ class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Rises when the connections that the user has must end."""
     disabled: bool = False
     """True if the user cannot log in."""
+    methods: tuple[LoginMethod, ...] = ()
+    """The methods by which a principal of this name is this user. With another method it is
+    refused, so that no issuer can name a user whom it should not; sorted."""
 
 
 class Mode(enum.StrEnum):

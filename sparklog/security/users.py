@@ -1,19 +1,20 @@
 """Users of a root, and the changes of them; pure.
 
-A user has a credential for each SCRAM mechanism, made from the same password, and can log in with
-SASL PLAIN too, which is checked against one of them.
+A user with a password has a credential for each SCRAM mechanism, and can log in with SASL PLAIN
+too, which is checked against one of them. A user without a password lists other methods.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
 
 from sparklog import errors
 from sparklog.security import scram
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.scram import Mechanism, Verifier
 from sparklog.security.state import SecurityState, User
 
@@ -43,8 +44,21 @@ def credentials_of(password: str) -> dict[Mechanism, Verifier]:
     return {mechanism: scram.verifier_of(mechanism, password) for mechanism in Mechanism}
 
 
-def added(name: str, credentials: dict[Mechanism, Verifier], *, may_exist: bool = False) -> Change:
-    """Adds a user. With `may_exist`, a user of this name stays as it is."""
+def added(
+    name: str,
+    credentials: dict[Mechanism, Verifier],
+    *,
+    methods: Collection[LoginMethod] = (),
+    may_exist: bool = False,
+) -> Change:
+    """Adds a user. With `may_exist`, a user of this name stays as it is.
+
+    Args:
+        name: its name.
+        credentials: those of its password; empty if it has none.
+        methods: by which it can log in, too.
+        may_exist: see above.
+    """
     check_name(name)
 
     def change(state: SecurityState) -> SecurityState | None:
@@ -58,7 +72,11 @@ def added(name: str, credentials: dict[Mechanism, Verifier], *, may_exist: bool 
         if len(state.users) >= USERS_MAX:
             reason = f"a root has at most {USERS_MAX:,} users: remove some first"
             raise errors.BadOption(option="user", value=name, reason=reason)
-        user = User(id=secrets.token_hex(_ID_BYTES), credentials=credentials)
+        user = User(
+            id=secrets.token_hex(_ID_BYTES),
+            credentials=credentials,
+            methods=tuple(sorted({*methods})),
+        )
         return _with_user(state, name, user)
 
     return change
@@ -93,7 +111,7 @@ def with_credential(name: str, mechanism: Mechanism, verifier: Verifier) -> Chan
 
 
 def without_credential(name: str, mechanism: Mechanism) -> Change:
-    """Removes one credential of a user, and the user with its last one (KIP-554).
+    """Removes one credential of a user, and the user with its last way to log in (KIP-554).
 
     The change raises `UnknownCredential` if the user has none for this mechanism.
     """
@@ -103,9 +121,17 @@ def without_credential(name: str, mechanism: Mechanism) -> Change:
         if user is None or mechanism not in user.credentials:
             raise errors.UnknownCredential(user=name, mechanism=mechanism)
         left = {known: each for known, each in user.credentials.items() if known != mechanism}
-        return (with_credentials(name, left) if left else removed(name))(state)
+        is_left = left or user.methods
+        return (with_credentials(name, left) if is_left else removed(name))(state)
 
     return change
+
+
+def with_methods(name: str, methods: Collection[LoginMethod]) -> Change:
+    """Replaces the methods of a user. Connections by a method that it had before end."""
+    return _changed(
+        name, lambda user: msgspec.structs.replace(user, methods=tuple(sorted({*methods})))
+    )
 
 
 def disabled(name: str, is_disabled: bool) -> Change:
@@ -147,16 +173,20 @@ def _with_user(state: SecurityState, name: str, user: User | None) -> SecuritySt
 
 def check_name(name: str) -> None:
     """Raises `BadOption` if no user can have this name."""
-    reason = ""
-    if not name:
-        reason = "it is empty"
-    elif not name.isprintable():
-        reason = "it has characters that are not printable"
-    elif name != name.strip():
-        reason = "it begins or ends with a space"
-    elif len(name.encode()) > NAME_BYTES_MAX:
-        reason = f"it has more than {NAME_BYTES_MAX} bytes"
-    elif name == "*" or name.startswith("__") or name.upper() == "ANONYMOUS":
-        reason = "it is reserved"
-    if reason:
+    if reason := unusable(name):
         raise errors.BadOption(option="user", value=name, reason=reason)
+
+
+def unusable(name: str) -> str:
+    """Returns why no user can have this name; empty if one can."""
+    if not name:
+        return "it is empty"
+    if not name.isprintable():
+        return "it has characters that are not printable"
+    if name != name.strip():
+        return "it begins or ends with a space"
+    if len(name.encode()) > NAME_BYTES_MAX:
+        return f"it has more than {NAME_BYTES_MAX} bytes"
+    if name == "*" or name.startswith("__") or name.upper() == "ANONYMOUS":
+        return "it is reserved"
+    return ""

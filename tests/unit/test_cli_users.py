@@ -54,9 +54,10 @@ def test_the_life_of_a_user(tmp_path: Path) -> None:
     ask(tmp_path, "set-password", "alice", "--password-file", str(file))
     assert knows(tmp_path, "alice", "another")
     assert ask(tmp_path, "disable", "alice").stdout == "user alice disabled\n"
-    assert ask(tmp_path, "list").stdout.split() == ["user", "state", "alice", "disabled"]
+    rows = [each.split() for each in ask(tmp_path, "list").stdout.splitlines()]
+    assert rows == [["user", "methods", "state"], ["alice", "password", "disabled"]]
     found = json.loads(ask(tmp_path, "list", "--json").stdout)
-    assert found == [{"name": "alice", "disabled": True}]
+    assert found == [{"name": "alice", "disabled": True, "methods": ["password"]}]
     ask(tmp_path, "enable", "alice")
     assert not state(tmp_path).users["alice"].disabled
     assert ask(tmp_path, "remove", "alice").exit_code == ExitCode.USAGE
@@ -72,6 +73,7 @@ def test_the_life_of_a_user(tmp_path: Path) -> None:
         (("add", "bob", "--password-file", "/none"), "No such file"),
         (("remove", "bob", "--yes"), "no such user"),
         (("add", "*", "--password-file", "-"), "reserved"),
+        (("set-methods", "alice", "kerberos"), "the methods are certificate, oauth"),
     ],
 )
 def test_mistakes(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
@@ -86,6 +88,17 @@ def test_mistakes(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> No
         told = " ".join(found.output.split())
     assert reason in told
     assert PASSWORD not in told
+
+
+def test_users_without_a_password(tmp_path: Path) -> None:
+    """Promise: a user may have other methods only, and gets or loses them by a command."""
+    ask(tmp_path, "add", "CN=app,O=shop", "--method", "certificate", stdin=None)
+    assert state(tmp_path).users["CN=app,O=shop"].credentials == {}
+    ask(tmp_path, "set-methods", "CN=app,O=shop", "oauth,certificate")
+    listed = json.loads(ask(tmp_path, "list", "--json").stdout)
+    assert [each["methods"] for each in listed] == [["certificate", "oauth"]]
+    ask(tmp_path, "set-methods", "CN=app,O=shop", "none")
+    assert state(tmp_path).users["CN=app,O=shop"].methods == ()
 
 
 def test_a_user_that_exists_may_stay(tmp_path: Path) -> None:
