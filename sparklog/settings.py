@@ -137,6 +137,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ca: str = ""
     client_auth: Literal["none", "requested", "required"] = "none"
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    principal: Literal["dn", "cn"] = "dn"
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,8 +55,7 @@ class Identity(NamedTuple):
         return f"User:{self.name}"
 
     def is_current(self, state: SecurityState) -> bool:
-        """Returns whether the client still is who it was in `state`: a user may have been disabled,
-        removed, or added since.
+        """Returns whether `state` still admits the client, and as the same user or principal.
 
         `ends_at` is not considered.
         """

@@ -339,6 +339,7 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
             ca=tls.ca,
             client_auth=tls.client_auth,
             min_version=tls.min_version,
+            principal=tls.principal,
         )
     )
     for of in (settings.flight, settings.kafka):

@@ -1,10 +1,17 @@
-"""Facts about certificates: the hosts that they are valid for, and when they expire."""
+"""Certificates: the hosts that they are valid for, when they expire, and whom they name."""
 
 from __future__ import annotations
 
 import ipaddress
 
 from cryptography import x509
+
+from sparklog.security.x500 import (
+    CertificatePrincipal,
+    PrincipalForm,
+    common_name,
+    distinguished_name,
+)
 
 EXPIRY_NOTICE_SECONDS = 14 * 86_400.0  # before a certificate expires, the log begins to say so
 
@@ -29,3 +36,15 @@ def covers(certificate: x509.Certificate, host: str) -> bool:
     _, _, parent = host.partition(".")
     found = {each.lower() for each in names.get_values_for_type(x509.DNSName)}
     return host in found or (bool(parent) and f"*.{parent}" in found)
+
+
+def principal_of(certificate: bytes, form: PrincipalForm) -> CertificatePrincipal:
+    """Returns the principal that a certificate, in DER, names.
+
+    Raises ValueError if its subject cannot be read, is empty, or has not exactly one common name
+    that is asked for.
+    """
+    parsed = x509.load_der_x509_certificate(certificate)
+    subject = parsed.subject.public_bytes()
+    name = common_name(subject) if form == "cn" else distinguished_name(subject)
+    return CertificatePrincipal(name, parsed.not_valid_after_utc.timestamp())

@@ -6,9 +6,9 @@ import enum
 
 
 class LoginMethod(enum.StrEnum):
-    """A proof of who a client is that others have issued: sparklog knows no password for it."""
+    """The kind of a credential that another party has issued to a client."""
 
     CERTIFICATE = "certificate"
-    """Of TLS, signed by a CA in `tls.ca`."""
+    """A certificate for TLS, signed by a CA in `tls.ca`."""
     OAUTH = "oauth"
     """A token of the issuer in `oauth.issuer`."""

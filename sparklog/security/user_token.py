@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.signed_token import BadToken, TokenScheme
 
 VALID_SECONDS: Final = 3_600
@@ -31,6 +32,10 @@ class UserClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The user, as `User.id` and `User.epoch` of the security state have it."""
     expires_at: int
     """In seconds since 1970."""
+    method: LoginMethod | None = None
+    """The method by which the user has logged in; None: by a password."""
+    ends_at: int | None = None
+    """When the certificate or token of that login expires, in seconds since 1970."""
     is_for_tasks: bool = False
     """True if the token only reads records."""
     topics: tuple[str, ...] | None = None

@@ -36,10 +36,17 @@ class Authority:
         days: float = 30,
         is_client: bool = False,
         password: str | None = None,
+        organization: str = "",
     ) -> tuple[str, str]:
-        """Returns the paths of a new certificate and its key; `days` below 0: expired."""
+        """Returns the paths of a new certificate and its key.
+
+        `days` below 0: expired; `organization`: the first part of its subject, if not empty.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        if organization:
+            parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+        subject = x509.Name(parts)
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if is_client else ExtendedKeyUsageOID.SERVER_AUTH
         builder = _builder(subject, self._name, key.public_key(), days=days)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)

@@ -28,7 +28,9 @@ from sparklog.formats import group_messages as gm
 from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.acl import Acl, Operation, PatternType, ResourceType
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.state import Mode
+from sparklog.security.x500 import CertificatePrincipal
 from sparklog.storage.metadata.model import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata.processes import Process
 from sparklog.storage.metadata.store import MetadataStore
@@ -102,10 +104,11 @@ def call(
     peer: str = "127.0.0.1:5000",
     protocol: str = "SASL_SSL",
     address: str = "127.0.0.1:9",
+    principal: CertificatePrincipal | None = None,
 ) -> Any:
     """Returns a call as far as the gate looks at it."""
     listener = Listener("ANY", protocol, address.removeprefix("tls://"))
-    return SimpleNamespace(peer=peer, authorization=token, listener=listener)
+    return SimpleNamespace(peer=peer, authorization=token, listener=listener, principal=principal)
 
 
 # ------------------------------------------------------------------------------ tokens
@@ -171,6 +174,43 @@ def test_tokens_of_users(world: World) -> None:
     world.watch.refresh()
     with pytest.raises(errors.NotAuthenticated, match="log in again"):
         world.gate.admit(call(token))
+
+
+def test_certificates_of_clients(world: World) -> None:
+    """A certificate names its principal, and a user only if that permits it, until it expires."""
+    now_seconds = world.clock.now_us() / 1e6
+    call_of = {
+        name: call(protocol="SSL", principal=CertificatePrincipal(name, now_seconds + 60))
+        for name in ("CN=app", "alice", "*")
+    }
+    caller = world.gate.admit(call_of["CN=app"])
+    assert (caller.principal, caller.is_root) == ("User:CN=app", False)
+    for name, reason in (("alice", "does not log in by certificate"), ("*", "is reserved")):
+        with pytest.raises(errors.NotAuthenticated, match=reason):
+            world.gate.admit(call_of[name])
+    change_users(world.store, users.with_methods("alice", [LoginMethod.CERTIFICATE]))
+    alice = world.gate.admit(call_of["alice"])  # after a look
+    assert alice.identity is not None
+    assert alice.identity.id == world.alice.id
+
+    token = world.gate.login_token(alice.identity)
+    assert world.gate.admit(call(token)).identity == alice.identity
+    world.set_acls(acl(TOPIC, "t", Operation.READ, principal=ALICE))
+    world.watch.refresh()
+    ended: list[str] = []
+    stream = AuthorizedStream(
+        caller=alice, operation=Operation.READ, topics=("t",), cut=lambda: ended.append("cut")
+    )
+    with world.gate.watched(stream):
+        world.gate.check_streams()
+        assert not ended
+        world.clock.advance(60)
+        world.watch.refresh()
+        world.gate.check_streams()
+        assert ended == ["cut"]
+    for late, reason in ((call_of["alice"], "certificate has expired"), (call(token), "expired")):
+        with pytest.raises(errors.NotAuthenticated, match=reason):
+            world.gate.admit(late)
 
 
 def test_a_refused_token_follows_a_look(world: World) -> None:

@@ -3,16 +3,19 @@
 At a listener with SASL, a call needs a token: that of a user who has logged in
 (`security/user_token.py`), or that of a program that can read the root's keys
 (`security/root_token.py`), to which ACLs do not apply. Without SASL, a call without a token is that
-of an anonymous client. A token that is not valid is refused at any listener, except at one without
-SASL while the mode is `off`, where tokens are not read.
+of the principal in the client's certificate, or of an anonymous client. A token that is not valid
+is refused at any listener, except at one without SASL while the mode is `off`, where tokens are not
+read.
 
 Open streams are checked again whenever the users or ACLs have changed: `check_streams` ends those
-of users that were removed, and those that would be refused now.
+of users that were removed, and those that would be refused now. It also ends a stream when the
+certificate or the token of its client expires.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.authentication import Identity
+from sparklog.broker.authentication import Identity, identity_of
 from sparklog.broker.authorization import Authorization, View
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
@@ -29,10 +32,12 @@ from sparklog.clock import Clock
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
 from sparklog.security.acl import Operation, ResourceType
+from sparklog.security.login_method import LoginMethod
 from sparklog.security.root_token import ROOT_TOKENS
 from sparklog.security.signed_token import BadToken
 from sparklog.security.state import Mode, SecurityState
 from sparklog.security.user_token import USER_TOKENS, VALID_SECONDS, UserClaims
+from sparklog.security.x500 import CertificatePrincipal
 
 NO_TOKEN: Final = (
     "the listener asks for a login: pass Security(user=…), the option user in Spark, or set"
@@ -86,9 +91,10 @@ class Gate:
         watch = self.authorization.watch
         if needs_fresh or watch.is_unread:
             self.check_fresh()
-            if call.listener.has_sasl:  # a user that was removed could continue for an hour
-                watch.check_fresh()
-        if not (call.listener.has_sasl or self.authorization.evaluates):
+            if call.listener.has_sasl or call.principal is not None:
+                watch.check_fresh()  # a user that was removed could continue for an hour
+        names_client = call.listener.has_sasl or call.principal is not None
+        if not (names_client or self.authorization.evaluates):
             return self._caller(call)
         looks = watch.looks
         try:
@@ -113,6 +119,8 @@ class Gate:
         if not header:
             if call.listener.has_sasl:
                 raise BadToken(NO_TOKEN)
+            if call.principal is not None:
+                return self._caller(call, identity=self._certified(call.principal))
             view = self.authorization.view
             if view.mode is Mode.ENFORCE and not view.allows_anonymous:
                 raise BadToken(_NO_ANONYMOUS)
@@ -136,12 +144,24 @@ class Gate:
         claims = user_token.verify(
             state.root_key, header, chain_id=watch.chain_id(), now_seconds=now_seconds
         )
-        identity = Identity(claims.user, claims.user_id, claims.epoch)
+        ends_at = math.inf if claims.ends_at is None else claims.ends_at
+        identity = Identity(claims.user, claims.user_id, claims.epoch, claims.method, ends_at)
         if not identity.is_current(state):
             raise BadToken(f"user {claims.user!r} was removed, disabled, or has to log in again")
         return self._caller(
             call, identity=identity, is_for_tasks=claims.is_for_tasks, topics=claims.topics
         )
+
+    def _certified(self, principal: CertificatePrincipal) -> Identity:
+        """Returns the client whom a certificate names. Raises `BadToken`."""
+        state = self.authorization.watch.state
+        method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
+        if ends_at <= self._clock.now_us() / 1e6:
+            raise BadToken("its certificate has expired")
+        try:
+            return identity_of(state, principal.name, method, ends_at=ends_at)
+        except ValueError as error:
+            raise BadToken(str(error)) from None
 
     def _caller(self, call: Call, **client: Any) -> Caller:
         """Returns the client of a call; `client`: see `Caller`."""
@@ -168,12 +188,15 @@ class Gate:
         return USER_TOKENS.sign(self._key(), limited)
 
     def _claims(self, identity: Identity, seconds: int) -> UserClaims:
+        """Returns the claims of a token, which ends with what the client has logged in with."""
         return UserClaims(
             chain_id=self.authorization.watch.chain_id(),
             user=identity.name,
             user_id=identity.id,
             epoch=identity.epoch,
-            expires_at=int(self._clock.now_us() / 1e6) + seconds,
+            method=identity.method,
+            ends_at=None if math.isinf(identity.ends_at) else int(identity.ends_at),
+            expires_at=int(min(self._clock.now_us() / 1e6 + seconds, identity.ends_at)),
         )
 
     def _key(self) -> bytes:
@@ -205,12 +228,13 @@ class Gate:
         watch = self.authorization.watch
         state, view = watch.state, self.authorization.view
         is_stale = watch.is_enforced and watch.is_stale
-        if not is_stale and state is self._checked[0] and view is self._checked[1]:
-            return
+        is_checked = state is self._checked[0] and view is self._checked[1]
+        now_seconds = self._clock.now_us() / 1e6
         with self._lock:
             streams = [*self._streams]
         for each in streams:
-            if is_stale or not each.may_continue():
+            has_ended = is_stale or each.ends_at <= now_seconds
+            if has_ended or not (is_checked or each.may_continue()):
                 each.cut()
         self._checked = state, view
 
@@ -224,6 +248,12 @@ class AuthorizedStream:
     topics: tuple[str, ...]
     cut: Callable[[], None]
     """Ends the stream; may be called from any thread."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the certificate or token of its client expires, in seconds since 1970."""
+        identity = self.caller.identity
+        return identity.ends_at if identity is not None else math.inf
 
     def check(self) -> None:
         """Raises `NotAuthenticated` and `NotAuthorized` if the stream may not continue."""

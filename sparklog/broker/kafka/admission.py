@@ -21,9 +21,10 @@ from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.peers import network_of
-from sparklog.broker.tls.engine import HANDSHAKE, TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import HANDSHAKE, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.listeners import Listener
+from sparklog.security.x500 import CertificatePrincipal
 
 if TYPE_CHECKING:
     from sparklog.broker.tls.contexts import ServerTls
@@ -51,6 +52,7 @@ class Admission:
         handshakes: Handshakes,
         delays: FailureDelays,
         check_password: Callable[[str, str], Awaitable[Identity | None]],
+        identify: Callable[[CertificatePrincipal], Identity] | None,
         flight_address: Callable[[], str],
     ) -> None:
         """Creates the admission of a listener.
@@ -64,6 +66,8 @@ class Admission:
             handshakes: the thread for TLS handshakes.
             delays: those of failed logins.
             check_password: checks a password in another thread.
+            identify: returns the client whom a certificate names, where clients do not log in, or
+                raises ValueError; None: certificates name no clients.
             flight_address: returns the address that Flight clients should use.
         """
         self.slots = Slots(connections=connections)
@@ -74,10 +78,11 @@ class Admission:
         self._handshakes = handshakes
         self._delays = delays
         self._check_password = check_password
+        self._identify = identify
         self._flight_address = flight_address
 
     async def admit(self, stream: SocketStream, turn: Turn) -> Identity | None:
-        """Returns the user that has logged in; None if the listener asks for none.
+        """Returns the client that has logged in, or has a certificate; None if it is anonymous.
 
         Raises `AdmissionRefused`, and `ConnectionResetError` if the client has left.
         """
@@ -112,11 +117,21 @@ class Admission:
             stream.left = None
 
     async def _admit(self, stream: SocketStream) -> Identity | None:
+        principal = None
         if self._tls is not None:
-            await self._shake_hands(stream, self._tls)
-        return await self._log_in(stream) if self._authentication is not None else None
+            principal = await self._shake_hands(stream, self._tls)
+        if self._authentication is not None:
+            return await self._log_in(stream)
+        if principal is None or self._identify is None:
+            return None
+        try:
+            return self._identify(principal)
+        except ValueError as error:
+            raise AdmissionRefused(f"the client's certificate: {error}") from None
 
-    async def _shake_hands(self, stream: SocketStream, tls: ServerTls) -> None:
+    async def _shake_hands(
+        self, stream: SocketStream, tls: ServerTls
+    ) -> CertificatePrincipal | None:
         def run(step: Callable[[bytes], bool], received: bytes) -> Awaitable[bool]:
             return asyncio.wrap_future(self._handshakes.submit(stream.peer, step, received))
 
@@ -126,7 +141,9 @@ class Admission:
             raise TlsFailed(
                 f"the client does not use TLS: it needs security.protocol={self._listener.protocol}"
             )
-        await stream.start_tls(TlsEngine(tls.context, is_server=True), run)
+        engine = tls.engine(names_clients=self._identify is not None)
+        await stream.start_tls(engine, run)
+        return engine.principal
 
     async def _log_in(self, stream: SocketStream) -> Identity:
         assert self._authentication is not None

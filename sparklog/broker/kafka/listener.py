@@ -25,7 +25,7 @@ import uvloop
 
 from sparklog import errors
 from sparklog.broker.acceptors import Acceptor
-from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.authentication import Authentication, Identity, identity_of
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
 from sparklog.broker.counts import ListenerCounts
@@ -53,6 +53,8 @@ from sparklog.limits import (
     LISTEN_BACKLOG,
 )
 from sparklog.listeners import Listener
+from sparklog.security.login_method import LoginMethod
+from sparklog.security.x500 import CertificatePrincipal
 
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
@@ -146,6 +148,7 @@ class KafkaListener:
         self._authentication = authentication
         self._authorization = authorization
         self.security_admin = security_admin
+        self._watch = authorization.watch if authorization is not None else None
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
@@ -203,6 +206,7 @@ class KafkaListener:
             handshakes=self._handshakes,
             delays=delays,
             check_password=check_password,
+            identify=self._identify if not listener.has_sasl and self._watch is not None else None,
             flight_address=lambda: self.broker.cluster().brokers[0].address,
         )
 
@@ -211,10 +215,8 @@ class KafkaListener:
     def start(self) -> None:
         """Starts the threads of the listener."""
         self.broker.partitions.watch_leaders(self._note_leaders)
-        if self._authentication is not None:
-            self._authentication.watch.on_change.append(
-                partial(self._call_in_loop, self._cut_ended_sessions)
-            )
+        if self._watch is not None:
+            self._watch.on_change.append(partial(self._call_in_loop, self._cut_ended_sessions))
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),
@@ -516,22 +518,35 @@ class KafkaListener:
             )
             make_room(self._slots)
 
+    def _identify(self, principal: CertificatePrincipal) -> Identity:
+        """Returns the client whom a certificate names. Raises ValueError and `SecurityNotRead`."""
+        assert self._watch is not None
+        self._watch.check_fresh()
+        return identity_of(
+            self._watch.state, principal.name, LoginMethod.CERTIFICATE, ends_at=principal.ends_at
+        )
+
     def _check_identity(self, listener: Listener, identity: Identity | None) -> None:
-        """Raises `AdmissionRefused` unless the user that has logged in still exists."""
-        if not listener.has_sasl:
-            return
-        if identity is None or self._authentication is None:
-            raise AdmissionRefused("it has not logged in")
-        if not self._authentication.is_current(identity):
-            raise AdmissionRefused(f"{identity.principal} was removed or disabled")
+        """Raises `AdmissionRefused` unless the client that has logged in is still admitted."""
+        if identity is None:
+            if listener.has_sasl:
+                raise AdmissionRefused("it has not logged in")
+        elif reason := self._end_of(identity):
+            raise AdmissionRefused(reason)
 
     def _cut_ended_sessions(self) -> None:
-        """Cuts the connections of users that were removed or disabled."""
-        assert self._authentication is not None
+        """Cuts the connections of clients that are no longer admitted."""
         for connection in tuple(self._connections.values()):
-            identity = connection.identity
-            if identity is not None and not self._authentication.is_current(identity):
-                connection.cut(f"{identity.principal} was removed or disabled")
+            if connection.identity is not None and (reason := self._end_of(connection.identity)):
+                connection.cut(reason)
+
+    def _end_of(self, identity: Identity) -> str:
+        """Returns why the sessions of a client end; empty while they do not."""
+        if self._watch is not None and not identity.is_current(self._watch.state):
+            return f"{identity.principal} was removed or disabled"
+        if identity.ends_at <= self._clock.now_us() / 1e6:
+            return f"the {identity.method} of {identity.principal} has expired"
+        return ""
 
     def _ended(self, task: asyncio.Task[None], peer: str, turn: Turn | None) -> None:
         if turn is not None:
@@ -577,8 +592,12 @@ class KafkaListener:
             before = now
             if passed_seconds < _CHECK_SECONDS and not self._memory.is_short:
                 continue
+            now_seconds = self._clock.now_us() / 1e6
             for connection in tuple(self._connections.values()):
                 connection.check_progress(passed_seconds)
+                identity = connection.identity
+                if identity is not None and identity.ends_at <= now_seconds:
+                    connection.cut(self._end_of(identity))
             passed_seconds = 0.0
             if self._closed > _LOGGED_CLOSED:
                 more = self._closed - _LOGGED_CLOSED

@@ -16,8 +16,10 @@ import structlog
 from cryptography import x509
 
 from sparklog import errors
+from sparklog.broker.tls.engine import TlsEngine
 from sparklog.clock import Clock, SystemClock
-from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS
+from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS, principal_of
+from sparklog.security.x500 import CertificatePrincipal, PrincipalForm
 
 _DAY_SECONDS: Final = 86_400.0
 _log = structlog.get_logger("sparklog.tls")
@@ -38,6 +40,8 @@ class TlsFiles:
     """Certificates that sign those of clients; empty: clients need none."""
     client_auth: Literal["none", "requested", "required"] = "none"
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    principal: PrincipalForm = "dn"
+    """The part of a client's certificate that names its principal."""
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -140,6 +144,17 @@ class ServerTls:
             file=self.files.certificate,
             expires=certificate.not_valid_after_utc.isoformat(),
         )
+
+    def engine(self, *, names_clients: bool) -> TlsEngine:
+        """Returns the TLS of a new connection.
+
+        `names_clients`: its client's certificate, if it has one, names a principal.
+        """
+        of_client = self._principal_of if names_clients else None
+        return TlsEngine(self.context, is_server=True, principal_of=of_client)
+
+    def _principal_of(self, certificate: bytes) -> CertificatePrincipal:
+        return principal_of(certificate, self.files.principal)
 
     @property
     def expires_at(self) -> float:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
+
+from sparklog.security.x500 import CertificatePrincipal
 
 STEP_BYTES: Final = 64 * 1024
 IDLE_RECORDS: Final = 32
@@ -55,9 +57,25 @@ class TlsEngine:
     """
 
     def __init__(
-        self, context: ssl.SSLContext, *, is_server: bool, host: str | None = None
+        self,
+        context: ssl.SSLContext,
+        *,
+        is_server: bool,
+        host: str | None = None,
+        principal_of: Callable[[bytes], CertificatePrincipal] | None = None,
     ) -> None:
-        """`host`: at a client, the name that the server's certificate must have."""
+        """Creates the TLS of a connection that has just begun.
+
+        Args:
+            context: is not changed while it is in use.
+            is_server: False at a client.
+            host: at a client, the name that the server's certificate must have.
+            principal_of: returns the principal of the other side's certificate, in DER, or raises
+                ValueError; None: a certificate names no principal.
+        """
+        self._principal_of = principal_of
+        self.principal: CertificatePrincipal | None = None
+        """That of the other side's certificate, once the handshake is complete."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=host
@@ -87,7 +105,16 @@ class TlsEngine:
                 raise TlsFailed(_cause(error)) from None
             else:
                 self._idle_records = 0
+                self._find_principal()
                 return True
+
+    def _find_principal(self) -> None:
+        if self._principal_of is None or not (certificate := self._tls.getpeercert(True)):
+            return
+        try:
+            self.principal = self._principal_of(certificate)
+        except ValueError as error:
+            raise TlsFailed(f"the client's certificate names no principal: {error}") from None
 
     def receive(self, ciphertext: bytes | bytearray | memoryview) -> None:
         """Accepts ciphertext; `read_into` must return all its plaintext before the next call."""

@@ -33,6 +33,7 @@ from sparklog.broker.flight.grpc.status import (
 )
 from sparklog.clock import Clock
 from sparklog.listeners import Listener
+from sparklog.security.x500 import CertificatePrincipal
 
 Bytes: TypeAlias = bytes | memoryview
 Serve: TypeAlias = Callable[["Call"], None]
@@ -112,6 +113,9 @@ class Connection(Protocol):
     calls: dict[int, Call]
     """Its open calls, by stream."""
 
+    @property
+    def principal(self) -> CertificatePrincipal | None: ...
+
     def send(self, call: Call, pieces: list[memoryview], size: int) -> None: ...
 
     def send_soon(self, call: Call, pieces: list[memoryview], size: int) -> bool: ...
@@ -163,6 +167,7 @@ class Call:
         "on_progress",
         "outgoing",
         "peer",
+        "principal",
         "refusal",
         "send_window",
         "size",
@@ -189,6 +194,8 @@ class Call:
         """The client's `host:port`."""
         self.listener = connection.listener
         """The listener that it has connected to."""
+        self.principal = connection.principal
+        """That of the client's certificate."""
         self.authorization = ""
         """The header of this name; empty without one."""
         self.is_admitted = True

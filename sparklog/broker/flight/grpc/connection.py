@@ -37,6 +37,7 @@ from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, Grpc
 from sparklog.broker.tls.engine import HANDSHAKE, STEP_BYTES, TlsEngine, TlsFailed
 from sparklog.clock import Clock
 from sparklog.listeners import Listener
+from sparklog.security.x500 import CertificatePrincipal
 
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
@@ -240,6 +241,11 @@ class GrpcConnection:
         while size < len(plaintext) and (count := tls.read_into(plaintext[size:])):
             size += count
         return size
+
+    @property
+    def principal(self) -> CertificatePrincipal | None:
+        """The principal of the client's certificate."""
+        return self._tls.principal if self._tls is not None else None
 
     @property
     def is_encrypted(self) -> bool:

@@ -42,7 +42,7 @@ from sparklog.broker.flight.grpc.status import (
 )
 from sparklog.broker.flight.grpc.threads import CallThreads
 from sparklog.broker.peers import network_of
-from sparklog.broker.tls.engine import NO_TLS, TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import NO_TLS, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock
 
@@ -385,8 +385,10 @@ class Server:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            tls = TlsEngine(acceptor.tls.context, is_server=True) if acceptor.tls else None
-            connection = GrpcConnection(self, sock, host, port, listener=acceptor.listener, tls=tls)
+            listener, tls = acceptor.listener, None
+            if acceptor.tls is not None:
+                tls = acceptor.tls.engine(names_clients=not listener.has_sasl)
+            connection = GrpcConnection(self, sock, host, port, listener=listener, tls=tls)
             self._selector.register(sock, selectors.EVENT_READ, connection)
         except OSError:
             sock.close()
