@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.broker.agent import Agent
+from sparklog.listeners import TLS_SCHEME
 from tests.support.golang import built
+from tests.support.secured import flight_agent
 from tests.support.waiting import wait_until
 
 PATIENCE_SECONDS = 240.0
@@ -16,14 +17,18 @@ PATIENCE_SECONDS = 240.0
 
 @pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(600)
-def test_a_program_with_arrow_go(agent: Agent, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_login", [False, True], ids=["open", "login"])
+def test_a_program_with_arrow_go(
+    tmp_path: Path, request: pytest.FixtureRequest, has_login: bool
+) -> None:
     """Actions, records, large batches, many headers, cancellation, deadlines and keepalive.
 
-    Cancelled and refused calls leave nothing behind.
+    Cancelled and refused calls leave nothing behind. With a login, the same over TLS.
     """
+    agent, *login = flight_agent(request, tmp_path, has_login=has_login)
     program = built(tmp_path, "flight")
     done = subprocess.run(
-        [str(program), agent.address],
+        [str(program), agent.address.removeprefix(TLS_SCHEME), *login],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -13,7 +13,8 @@ from typing import Final
 import pytest
 
 from benchmarks.kafka_process import java
-from sparklog.broker.agent import Agent
+from sparklog.listeners import TLS_SCHEME
+from tests.support.secured import flight_agent
 from tests.support.waiting import wait_until
 
 PROGRAM: Final = Path(__file__).parent / "java" / "flight"
@@ -49,15 +50,22 @@ def class_path(folder: Path) -> str:
 
 @pytest.mark.soak(mode="clients")
 @pytest.mark.timeout(600)
-def test_a_program_with_arrow_flight(agent: Agent, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_login", [False, True], ids=["open", "login"])
+def test_a_program_with_arrow_flight(
+    tmp_path: Path, request: pytest.FixtureRequest, has_login: bool
+) -> None:
     """Actions, records, large batches, refusals, cancellation and deadlines.
 
-    Cancelled and refused calls leave nothing behind.
+    Cancelled and refused calls leave nothing behind. With a login, the same over TLS.
     """
-    host, _, port = agent.address.rpartition(":")
+    agent, *login = flight_agent(request, tmp_path, has_login=has_login)
+    host, _, port = agent.address.removeprefix(TLS_SCHEME).rpartition(":")
     arguments = ["-Xmx1g", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp"]
     done = subprocess.run(
-        [java(), *arguments, class_path(tmp_path), str(PROGRAM / "FlightClients.java"), host, port],
+        [
+            *(java(), *arguments, class_path(tmp_path), str(PROGRAM / "FlightClients.java")),
+            *(host, port, *login),
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import sparklog
 from sparklog.broker.agent import Agent
 from sparklog.client.connection import ask
@@ -56,3 +58,22 @@ class Secured:
         if self.agent._is_serving:
             self.agent._meta.refresh()
             self.agent._access.watch.refresh()
+
+
+def flight_agent(
+    request: pytest.FixtureRequest, folder: Path, *, has_login: bool
+) -> tuple[Agent, *tuple[str, ...]]:
+    """Returns a broker for Flight clients of others, which ends with the test.
+
+    With a login, the file of its CA, and a user with the password, follow; the user may do
+    everything.
+    """
+    if not has_login:
+        found: Agent = request.getfixturevalue("agent")
+        return (found,)
+    authority = Authority(folder)
+    secured = Secured(folder, authority)
+    secured.set_acls(super_users=("User:alice",))
+    secured.agent.start()
+    request.addfinalizer(secured.agent.stop)
+    return secured.agent, authority.path, "alice", PASSWORD

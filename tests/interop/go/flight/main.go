@@ -1,7 +1,8 @@
 // Command flight is arrow-go's client of Arrow Flight, and gRPC's of Go, at work on a broker.
 //
-// Arguments: the address of the broker's Flight port. It ends with a line "done"; what is not as it
-// should be ends it with an error.
+// Arguments: the address of the broker's Flight port; for one that asks for a login over TLS also the
+// file of its CA, a user and the password. It ends with a line "done"; what is not as it should be
+// ends it with an error.
 package main
 
 import (
@@ -24,6 +25,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/keepalive"
@@ -47,14 +49,28 @@ type object map[string]any
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	if err := run(ctx, os.Args[1]); err != nil {
+	endpoint := endpoint{address: os.Args[1]}
+	if len(os.Args) > 2 {
+		endpoint.ca, endpoint.user, endpoint.password = os.Args[2], os.Args[3], os.Args[4]
+	}
+	if err := run(ctx, endpoint); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	fmt.Println("done")
 }
 
-func run(ctx context.Context, address string) error {
+// An endpoint is a Flight port, and the login there.
+type endpoint struct {
+	address, ca, user, password string
+}
+
+func run(ctx context.Context, endpoint endpoint) error {
+	if endpoint.user != "" {
+		if err := mistaken(ctx, endpoint); err != nil {
+			return err
+		}
+	}
 	for _, step := range []struct {
 		name string
 		work func(context.Context, flight.Client) error
@@ -77,11 +93,15 @@ func run(ctx context.Context, address string) error {
 				continue // which takes long
 			}
 			began := time.Now()
-			client, err := connect(address, window)
+			client, err := connect(endpoint, window)
 			if err != nil {
 				return err
 			}
-			err = step.work(ctx, client)
+			in, err := login(ctx, client, endpoint)
+			if err != nil {
+				return err
+			}
+			err = step.work(in, client)
 			client.Close()
 			if err != nil {
 				return fmt.Errorf("%s, window %d: %w", step.name, window, err)
@@ -93,9 +113,42 @@ func run(ctx context.Context, address string) error {
 	return nil
 }
 
-func connect(address string, window int32) (flight.Client, error) {
+// login returns the context for calls of a client that has logged in, if it has to.
+func login(ctx context.Context, client flight.Client, endpoint endpoint) (context.Context, error) {
+	if endpoint.user == "" {
+		return ctx, nil
+	}
+	return client.AuthenticateBasicToken(ctx, endpoint.user, endpoint.password)
+}
+
+// mistaken expects the refusals of a wrong password, and of a call without a token.
+func mistaken(ctx context.Context, endpoint endpoint) error {
+	client, err := connect(endpoint, 0)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	_, err = client.AuthenticateBasicToken(ctx, endpoint.user, endpoint.password+"x")
+	if status.Code(err) != codes.Unauthenticated {
+		return fmt.Errorf("a wrong password: %v", err)
+	}
+	err = act(ctx, client, "topics.list", object{}, nil)
+	if status.Code(err) != codes.Unauthenticated {
+		return fmt.Errorf("no token: %v", err)
+	}
+	return nil
+}
+
+func connect(endpoint endpoint, window int32) (flight.Client, error) {
+	transport := insecure.NewCredentials()
+	if endpoint.ca != "" {
+		var err error
+		if transport, err = credentials.NewClientTLSFromFile(endpoint.ca, ""); err != nil {
+			return nil, err
+		}
+	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(transport),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
 		}),
@@ -107,7 +160,7 @@ func connect(address string, window int32) (flight.Client, error) {
 		options = append(options,
 			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window))
 	}
-	return flight.NewClientWithMiddleware(address, nil, nil, options...)
+	return flight.NewClientWithMiddleware(endpoint.address, nil, nil, options...)
 }
 
 // ------------------------------------------------------------------------------ calls

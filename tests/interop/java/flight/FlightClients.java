@@ -1,10 +1,12 @@
 /*
  * Arrow Flight's client for Java, over gRPC's of Java and Netty, at work on a broker.
  *
- * Arguments: host and port. It ends with a line "done"; what is not as it should be ends it with an
+ * Arguments: host and port; for a broker that asks for a login over TLS also the file of its CA, a
+ * user and the password. It ends with a line "done"; what is not as it should be ends it with an
  * exception.
  */
 
+import java.io.FileInputStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -13,9 +15,13 @@ import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.arrow.flight.Action;
+import org.apache.arrow.flight.CallHeaders;
+import org.apache.arrow.flight.CallInfo;
 import org.apache.arrow.flight.CallOption;
 import org.apache.arrow.flight.CallOptions;
+import org.apache.arrow.flight.CallStatus;
 import org.apache.arrow.flight.FlightClient;
+import org.apache.arrow.flight.FlightClientMiddleware;
 import org.apache.arrow.flight.FlightDescriptor;
 import org.apache.arrow.flight.FlightRuntimeException;
 import org.apache.arrow.flight.FlightStatusCode;
@@ -49,22 +55,76 @@ public class FlightClients {
     }
 
     public static void main(String[] arguments) throws Exception {
-        var location = Location.forGrpcInsecure(arguments[0], Integer.parseInt(arguments[1]));
+        int port = Integer.parseInt(arguments[1]);
+        boolean hasLogin = arguments.length > 2;
+        var token = new Token();
         try (var allocator = new RootAllocator();
-                var client = FlightClient.builder(allocator, location).build()) {
-            var found = new FlightClients(allocator, client);
-            found.actions();
-            found.records(20, 100);
-            found.records(3, MEBIBYTE);
-            found.records(3, 15 * MEBIBYTE);
-            found.refusals();
-            for (int number = 0; number < 20; number++) {
-                found.cancellation();
+                var ca = hasLogin ? new FileInputStream(arguments[2]) : null) {
+            var location = Location.forGrpcInsecure(arguments[0], port);
+            var builder = FlightClient.builder(allocator, location).intercept(token);
+            if (hasLogin) {
+                location = Location.forGrpcTls(arguments[0], port);
+                builder.location(location).useTls().trustedCertificates(ca);
             }
-            found.deadlines();
-            found.records(20, 70_000);
+            try (var client = builder.build()) {
+                var found = new FlightClients(allocator, client);
+                if (hasLogin) {
+                    found.login(token, arguments[3], arguments[4]);
+                }
+                found.work();
+            }
         }
         System.out.println("done");
+    }
+
+    private void work() throws Exception {
+        actions();
+        records(20, 100);
+        records(3, MEBIBYTE);
+        records(3, 15 * MEBIBYTE);
+        refusals();
+        for (int number = 0; number < 20; number++) {
+            cancellation();
+        }
+        deadlines();
+        records(20, 70_000);
+    }
+
+    /** Has the calls from now on send a token, after those without one and with a wrong password. */
+    private void login(Token token, String user, String password) throws Exception {
+        var error = refused(() -> act("topics.list", "{}"));
+        check(error.status().code() == FlightStatusCode.UNAUTHENTICATED, error.toString());
+        error = refused(() -> client.authenticateBasicToken(user, password + "x"));
+        check(error.status().code() == FlightStatusCode.UNAUTHENTICATED, error.toString());
+        client.authenticateBasicToken(user, password).orElseThrow();
+        check(token.value != null, "no token");
+    }
+
+    /** Keeps the token of a login, and sends it with each call. */
+    private static final class Token implements FlightClientMiddleware.Factory {
+        private volatile String value;
+
+        @Override
+        public FlightClientMiddleware onCallStarted(CallInfo info) {
+            return new FlightClientMiddleware() {
+                @Override
+                public void onBeforeSendingHeaders(CallHeaders outgoing) {
+                    if (value != null) {
+                        outgoing.insert("authorization", value);
+                    }
+                }
+
+                @Override
+                public void onHeadersReceived(CallHeaders incoming) {
+                    if (incoming.containsKey("authorization")) {
+                        value = incoming.get("authorization");
+                    }
+                }
+
+                @Override
+                public void onCallCompleted(CallStatus status) {}
+            };
+        }
     }
 
     private void actions() {
