@@ -39,7 +39,6 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty for a new member."""
     instance_id: str | None = None
     client_id: str = ""
-    client_host: str = ""
     """For display."""
     session_timeout_ms: Int32
     rebalance_timeout_ms: Int32

@@ -862,7 +862,7 @@ def test_administration(log: Log) -> None:
         ]
         (each,) = log.describe_group("g").members
         assert each.client_id == "sparklog"
-        assert each.client_host
+        assert each.client_host == "/127.0.0.1"
         with pytest.raises(errors.GroupRefused, match="NON_EMPTY_GROUP: it has members"):
             log.commit_group_offsets("g", {("t", 0): 1})
         with pytest.raises(errors.GroupRefused, match="NON_EMPTY_GROUP"):

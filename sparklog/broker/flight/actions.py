@@ -81,6 +81,7 @@ def actions(broker: Broker, groups: Coordinator, gate: Gate | None) -> Mapping[s
     return {
         **{name: _ignoring_caller(action) for name, action in without_caller.items()},
         "cluster": lambda caller, _: broker.cluster(caller.listener),
+        "groups.join": lambda caller, request: group_calls.join(groups, request, host=caller.host),
         "batches.append_staged": append_staged,
         "publish.now": publish,
         "tokens.new": functools.partial(_new_token, gate),

@@ -57,7 +57,7 @@ _HINTS: Final = {
 
 
 def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
-    """Returns the function for each action on groups, by the action's name."""
+    """Returns the function for each action on groups but `join`, by the action's name."""
 
     def opened(call: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
         def first_open(request: Any) -> Answer:
@@ -67,7 +67,6 @@ def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
         return first_open
 
     return {
-        "groups.join": opened(lambda request: _join(groups, request)),
         "groups.sync": lambda request: _sync(groups, request),
         "groups.heartbeat": lambda request: _heartbeat(groups, request),
         "groups.leave": lambda request: _leave(groups, request),
@@ -89,12 +88,14 @@ def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
     }
 
 
-def _join(groups: Coordinator, request: group_messages.JoinGroup) -> Answer:
+def join(groups: Coordinator, request: group_messages.JoinGroup, *, host: str) -> Answer:
+    """Joins a group. `host`: the client's address, as operators see it."""
+    groups.open()
     group_request = JoinRequest(
         member_id=request.member_id,
         instance_id=request.instance_id,
         client_id=request.client_id,
-        client_host=request.client_host,
+        client_host=f"/{host}",  # as Kafka shows it
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         protocol_type=request.protocol_type,

@@ -18,7 +18,6 @@ import enum
 import logging
 import os
 import re
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -503,7 +502,6 @@ class Membership:
             member_id=self.member_id,
             instance_id=options.instance_id,
             client_id=options.client_id,
-            client_host=socket.gethostname(),
             session_timeout_ms=round(options.session_timeout_seconds * 1e3),
             rebalance_timeout_ms=round(options.max_poll_interval_seconds * 1e3),
             protocol_type=assignors.PROTOCOL_TYPE,
