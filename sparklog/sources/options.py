@@ -38,6 +38,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from sparklog import errors
@@ -68,6 +69,12 @@ COLUMNS: Final = (
 PARALLELISM_VARIABLE: Final = "SPARKLOG_PARALLELISM"
 """Number of concurrent tasks of the cluster, set as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
 
+FOLDERS_VARIABLE: Final = "SPARKLOG_CREDENTIAL_FOLDERS"
+"""The folders of the driver whose files options may name, separated as in PATH; unset: all.
+
+For a driver that several people share: it can read files that they cannot, and its login sends
+their content, or a proof of it, to a broker that they choose."""
+
 _WHERE: Final = 'the source format("sparklog")'
 _ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _TRIGGERS: Final = (
@@ -78,6 +85,8 @@ _TRIGGERS: Final = (
 )
 _SECURITY: Final = {"ca": "ca", "user": "user", "passwordFile": "password_file"}
 """Fields of `Security`, by the option that sets them."""
+_FILES: Final = ("ca", "passwordFile")
+"""Those of them that name files."""
 _KNOWN: Final = (
     "bootstrap",
     *_SECURITY,
@@ -264,11 +273,26 @@ def _location(options: ConnectorOptions) -> LogLocation:
 def _security(options: ConnectorOptions) -> Security | None:
     """Returns the security of the environment with the given options in place; None without any."""
     given = {field: value for name, field in _SECURITY.items() if (value := options.get(name))}
+    for name in _FILES:
+        if path := options.get(name):
+            _check_folder(name, path)
     try:
         return replace(Security.from_environment(), **given) if given else None
     except errors.BadOption as error:
         named = {field: name for name, field in _SECURITY.items()}
         raise _bad(named.get(error.option, error.option), error.value, error.reason) from None
+
+
+def _check_folder(name: str, path: str) -> None:
+    """Raises `BadOption` unless the variable permits an option to name this file."""
+    folders = os.environ.get(FOLDERS_VARIABLE)
+    if folders is None:
+        return
+    file = Path(path).resolve()
+    permitted = (Path(each).resolve() for each in folders.split(os.pathsep) if each)
+    if not any(file.is_relative_to(each) for each in permitted):
+        reason = f"on this driver, the file has to be in one of {FOLDERS_VARIABLE} = {folders!r}"
+        raise _bad(name, path, reason)
 
 
 def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -209,6 +210,27 @@ def test_the_cluster_s_parallelism_is_told_by_the_environment(
         monkeypatch.setenv("SPARKLOG_PARALLELISM", wrong)
         with pytest.raises(errors.BadOption, match=r"SPARKLOG_PARALLELISM.*number of at least 1"):
             parse(GIVEN)
+
+
+def test_a_shared_driver_lists_the_folders_of_credentials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another file of the driver is refused, also through a symbolic link or `..`."""
+    permitted, other = tmp_path / "permitted", tmp_path / "other.pem"
+    permitted.mkdir()
+    other.write_text("secret")
+    (permitted / "link.pem").symlink_to(other)
+    given = {"bootstrap": "tls://k1:8815", "subscribe": "t"}
+    parse({**given, "ca": str(other)})
+    monkeypatch.setenv("SPARKLOG_CREDENTIAL_FOLDERS", f"/nowhere:{permitted}")
+    parse({**given, "ca": str(permitted / "ca.pem")})
+    files = {"user": "alice", "passwordFile": str(permitted / "link.pem")}
+    for refused in ({"ca": str(other)}, {"ca": f"{permitted}/../other.pem"}, files):
+        with pytest.raises(errors.BadOption, match="has to be in one of SPARKLOG_CREDENTIAL_"):
+            parse({**given, **refused})
+    monkeypatch.setenv("SPARKLOG_CREDENTIAL_FOLDERS", "")
+    with pytest.raises(errors.BadOption, match="has to be in one of"):
+        parse({**given, "ca": str(permitted / "ca.pem")})
 
 
 def test_a_start_by_time_goes_before_one_by_offset() -> None:
