@@ -339,7 +339,7 @@ def reconciler_of(
     histories: Histories,
     on_change: Callable[[], None],
 ) -> Reconciler:
-    """Returns the reconciler, which follows the metadata; a member's requests use it from now on.
+    """Returns the reconciler, which follows the metadata; requests use it from now on.
 
     Args:
         given: as for `assemble`.
@@ -364,9 +364,9 @@ def reconciler_of(
         readiness=functools.partial(readiness, given.store),
         histories=histories,
     )
-    if given.leadership.is_member:
-        metadata = parts.broker.metadata
-        metadata.lead, metadata.apply = reconciler.lead, reconciler.apply
+    # Also for a sole broker: it may not know the outcome of its own change.
+    metadata = parts.broker.metadata
+    metadata.lead, metadata.apply = reconciler.lead, reconciler.apply
     return reconciler
 
 

@@ -76,7 +76,7 @@ class LeaderMetadata:
         self._changed = 0
         """The number of the newest read that found changed topics or leaders."""
         self.lead: Callable[[ClusterMetadata], bool] = lambda _metadata: False
-        """Applies new leaders of known topics, and deletions, without I/O; set for a member.
+        """Applies new leaders of known topics, and deletions, without I/O; set by the owner.
 
         Returns whether it has changed anything.
         """
@@ -192,8 +192,8 @@ class LeaderMetadata:
 
         Raises `BrokerFenced`, and the store's errors, after which nothing is proven. A read that
         fails slowly fails for all waiting calls, which would otherwise wait for one read after
-        another. Raises `MetadataChanged` if another broker has changed topics or leaders: the
-        request was judged on the previous state.
+        another. Raises `MetadataChanged` if topics or leaders have changed, by another broker or by
+        a change of our own whose outcome was unknown: the request was judged on the previous state.
         """
 
         def look() -> None:

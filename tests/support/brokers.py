@@ -220,9 +220,8 @@ class Rig:
             readiness=functools.partial(readiness, store),
             histories=self.histories,
         )
-        if options.is_member:
-            self.broker.metadata.lead = self.reconciler.lead
-            self.broker.metadata.apply = self.reconciler.apply
+        self.broker.metadata.lead = self.reconciler.lead
+        self.broker.metadata.apply = self.reconciler.apply
         self.handovers = Handovers(
             self.broker.metadata,
             self.leadership,

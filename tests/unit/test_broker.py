@@ -540,6 +540,26 @@ def test_a_doubt_that_cannot_be_settled_stops_no_janitor(rig: Rig) -> None:
     assert rig.broker.topics.names() == []
 
 
+def test_an_addition_of_partitions_of_unknown_outcome_is_resolved(rig: Rig) -> None:
+    """A client that has read the metadata does not get the error that the partition is unknown."""
+    assert isinstance(rig.store, MemoryStore)
+    sound = rig.broker.metadata._store
+    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
+    rig.broker.metadata._store = MetadataStore(
+        rig.store.view(ScriptedFaults(fault)), clock=rig.clock
+    )
+    wanted = flight_messages.AddPartitions(topic="t", partitions=3)
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.broker.topics.add_partitions(wanted)
+    rig.broker.metadata._store = sound
+    looks = rig.broker.metadata.looks
+    with pytest.raises(errors.UnknownPartition):
+        rig.append(["a"], partition=2)
+    with pytest.raises(errors.MetadataChanged):  # the error that the client gets
+        rig.broker.metadata.prove(looks)
+    assert rig.append(["a"], partition=2).base_offset == 0
+
+
 class FailingDisk(NoFaults):
     """A disk that cannot flush new objects, from when a test says so."""
 

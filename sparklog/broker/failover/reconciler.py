@@ -1,4 +1,6 @@
-"""Brings the partitions of a member in line with the metadata, which any broker may change.
+"""Brings the partitions of a broker in line with the metadata, which any broker may change.
+
+The only broker of a root follows it too: it may not know the outcome of its own change.
 
 Topics are added, changed and removed as in the metadata. A partition that has never had another
 leader is served at once. One that this broker receives from another is served once its state has
@@ -50,7 +52,7 @@ _TAKE: Final = "take"
 
 
 class Reconciler:
-    """Follows the metadata for one member. `apply` may be called from any thread."""
+    """Follows the metadata for one broker. `apply` may be called from any thread."""
 
     def __init__(
         self,
