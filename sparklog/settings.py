@@ -141,9 +141,10 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The addresses at which clients without a login are served."""
+    """The addresses at which clients without a login are served, and the file of the audit."""
 
     anonymous: Literal["loopback", "anywhere"] = "loopback"
+    audit_file: str = ""
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.gate import Gate
@@ -62,6 +64,9 @@ class AccessControl:
         self.login_delays = FailureDelays(clock)
         """Shared by all listeners: a client that guesses has one budget."""
         self.authorization = Authorization(self.watch, clock=clock)
+        self.audit: Audit | None = None
+        """Set by `open`, if there is one."""
+        self._refused = refused
         self.security_admin = SecurityAdmin(store, self.watch, clock=clock)
         self._own_credentials = RootCredentials(store, self._known, clock=clock)
         """For requests to other members."""
@@ -75,9 +80,15 @@ class AccessControl:
 
         `known`: a version of the metadata, which may be old.
 
-        Raises `BadOption` if clients log in and there are no users, and what
-        `SecurityWatch.open` raises.
+        Raises `BadOption` if clients log in and there are no users, or if the audit file cannot be
+        written, and what `SecurityWatch.open` raises.
         """
+        if path := self._settings.security.audit_file:
+            self.audit = Audit(
+                Path(path), self._settings.id, clock=self._clock, refused=self._refused
+            )
+            self.authorization.audit = self.audit
+            self.watch.on_read = self.audit.changed
         if self._settings.has_sasl or known.security:
             self.watch.open()
         self.authentication = open_authentication(self._settings, self.watch)
@@ -87,14 +98,23 @@ class AccessControl:
         self._metadata = metadata
         self.watch.chain_id = lambda: metadata().security
         self.watch.refresh()
+        if self.audit is not None:
+            self.audit.started(self.watch.state)
 
     def follow(self, loops: Loops) -> None:
         """Starts to follow the changes of the state."""
         self.watch.follow(loops)
 
     def note_if_stale(self) -> None:
-        """Notes the work that is refused because the state cannot be read."""
+        """Notes the work that is refused because the state cannot be read, or events lost."""
         self.watch.note_if_stale()
+        if self.audit is not None:
+            self.audit.note_if_stuck()
+
+    def close(self) -> None:
+        """Writes the last lines of the audit."""
+        if self.audit is not None:
+            self.audit.close()
 
     def gate(self, leadership: Leadership, address: str) -> Gate:
         """Returns the gate for Flight calls to the broker, which listens at `address`."""

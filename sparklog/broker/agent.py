@@ -198,6 +198,7 @@ class Agent:
             self._access.follow_metadata(lambda: self._meta.current)
         except BaseException:
             self.listeners.close()
+            self._access.close()
             raise
         self._heartbeats = Heartbeats(
             store,
@@ -763,6 +764,7 @@ class Agent:
         self._close_pools()
 
     def _close_pools(self) -> None:
+        self._access.close()
         self._pools.close()
         if self._parts is not None and self._parts.publish_process is not None:
             self._parts.publish_process.close()

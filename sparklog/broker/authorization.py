@@ -17,8 +17,10 @@ from typing import Final, TypeVar
 import structlog
 
 from sparklog import errors
+from sparklog.broker.audit import Audit
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import Clock
+from sparklog.listeners import host_of
 from sparklog.security.acl import (
     ANONYMOUS,
     ANYONE,
@@ -139,6 +141,8 @@ class Authorization:
         self._logged = 0
         self.denied = 0
         """The number of operations that were not allowed, also while ACLs are only observed."""
+        self.audit: Audit | None = None
+        """Set by the owner, if there is one."""
         self._seen = watch.state
         self.view = _view_of(watch.state)
         watch.on_change.append(self._follow)
@@ -173,6 +177,10 @@ class Authorization:
 
         `is_refused`: False if it is served, because ACLs are only observed.
         """
+        if self.audit is not None:
+            self.audit.refused(
+                principal, host, operation.name, resource.name, names, is_refused=is_refused
+            )
         for name in itertools.islice(names, self._count(len(names))):
             self._log(
                 is_refused,
@@ -183,8 +191,12 @@ class Authorization:
                 name=ascii(name[:_NAME_SHOWN]).strip("'"),  # without what a terminal obeys
             )
 
-    def note_refused_call(self, peer: str, reason: str) -> None:
+    def note_refused_call(self, peer: str, listener: str, reason: str) -> None:
         """Counts and logs a Flight call that was refused for its token, or for lack of one."""
+        if self.audit is not None:
+            self.audit.login_failed(
+                listener=listener, mechanism="token", user="", host=host_of(peer), reason=reason
+            )
         if self._count(1):
             self._log(is_refused=True, flight_client=peer, reason=reason)
 
@@ -218,6 +230,11 @@ class ClientRights:
         self._authorization = authorization
         self.principal = principal
         self._client = principal, normal_host(host)
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        return self._client[1]
 
     @property
     def _view(self) -> View | None:

@@ -205,6 +205,7 @@ class Listeners:
             authentication=access.authentication,
             authorization=access.authorization,
             security_admin=access.security_admin,
+            audit=access.audit,
             login_delays=access.login_delays,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,

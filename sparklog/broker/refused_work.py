@@ -36,6 +36,8 @@ class Work(enum.StrEnum):
     """Requests of all clients, if ACLs are enforced: the security state cannot be read."""
     STREAMS = "streams"
     """Streams from sparklog's own clients: `flight.max_streams`."""
+    AUDIT_LINES = "audit_lines"
+    """Lines of the audit file, which cannot be written."""
 
 
 @dataclass(slots=True)

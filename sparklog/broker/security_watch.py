@@ -21,7 +21,7 @@ from sparklog import errors, limits
 from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, Moment
-from sparklog.security.state import Mode, SecurityState
+from sparklog.security.state import Mode, SecurityState, StateDelta
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import Store
 from sparklog.storage.security_store import SecurityStore, check_home, open_security, security_of
@@ -79,6 +79,8 @@ class SecurityWatch:
         """Called in this order after `state` has changed, in the thread that has looked."""
         self.chain_id: Callable[[], str] = lambda: ""
         """Returns `ClusterMetadata.security` as it is known now; set by the owner."""
+        self.on_read: Callable[[SecurityState, StateDelta], None] | None = None
+        """See `SecurityStore.on_read`."""
 
     @property
     def has_state(self) -> bool:
@@ -150,6 +152,7 @@ class SecurityWatch:
             security = security_of(self._store, chain_id, clock=self._clock)
         if security is None:
             return
+        security.on_read = self.on_read
         try:
             newest = security.look()
             if newest is not self.state:

@@ -148,6 +148,17 @@ class SecurityStore(VersionChain[SecurityState, StateDelta]):
         super().__init__(store, _SecurityFormat(chain_id), clock=clock)
         self.chain_id = chain_id
         self._folder = f"{store.uri}/{FOLDER}/{chain_id}"
+        self.on_read: Callable[[SecurityState, StateDelta], None] | None = None
+        """Called with each version that is read: the state before it, and its changes. A version
+        may be read more than once."""
+
+    def _next(
+        self, known: SecurityState, change: StateDelta | SecurityState
+    ) -> SecurityState | None:
+        following = super()._next(known, change)
+        if self.on_read is not None and following is not None and isinstance(change, StateDelta):
+            self.on_read(known, change)
+        return following
 
     def discard(self) -> None:
         """Deletes a chain of one version that the metadata does not name."""

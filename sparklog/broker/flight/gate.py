@@ -29,6 +29,7 @@ from sparklog.broker.authorization import Authorization, View
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
 from sparklog.clock import Clock
+from sparklog.listeners import host_of
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
 from sparklog.security.acl import Operation, ResourceType
@@ -104,7 +105,7 @@ class Gate:
         try:
             return self._identify(call)
         except BadToken as error:
-            self.authorization.note_refused_call(call.peer, str(error))
+            self.authorization.note_refused_call(call.peer, call.listener.name, str(error))
             raise errors.NotAuthenticated(reason=str(error)) from None
 
     def check_fresh(self) -> None:
@@ -140,6 +141,10 @@ class Gate:
                 address=call.listener.client_address,
                 now_seconds=now_seconds,
             )
+            if self.authorization.audit is not None:
+                self.authorization.audit.root_called(
+                    listener=call.listener.name, principal=root.who, host=host_of(call.peer)
+                )
             return self._caller(call, root=root.who)
         claims = user_token.verify(
             state.root_key, header, chain_id=watch.chain_id(), now_seconds=now_seconds

@@ -27,6 +27,7 @@ from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.flight import protocol, tails
 from sparklog.broker.flight.actions import actions
+from sparklog.broker.flight.audited import audited
 from sparklog.broker.flight.batches import Dictionaries, StreamBatches
 from sparklog.broker.flight.caller import OPEN, Caller
 from sparklog.broker.flight.gate import NO_TOKEN, AuthorizedStream, Gate
@@ -135,7 +136,7 @@ class FlightListener:
         self._dictionaries = Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
-        self._actions = actions(broker, groups, gate)
+        self._actions = audited(actions(broker, groups, gate), gate)
         self.calls = 0
         self.open_calls = 0
         batch_bytes = max_batch_bytes + BESIDE_BYTES

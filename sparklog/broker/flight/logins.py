@@ -84,14 +84,14 @@ class Logins:
             text = ""
         user, _, password = text.partition(":")
         if not user or not password or len(user.encode()) > NAME_BYTES_MAX:
-            self._refuse(call, user, "the header is malformed, or a part of it is missing")
+            self._refuse(call, PLAIN, user, "the header is malformed, or a part of it is missing")
         identity = self._authentication.remembered(user, password)
         if identity is None:
             with self._checking:
                 identity = self._authentication.log_in(user, password)
         if identity is None:
-            self._refuse(call, user, WRONG)
-        call.trailers.append(("authorization", self._token(call, identity).encode()))
+            self._refuse(call, PLAIN, user, WRONG)
+        call.trailers.append(("authorization", self._token(call, identity, PLAIN).encode()))
 
     def _scram(self, call: Call) -> None:
         mechanism, _, first = self._payload(call).partition(b"\n")
@@ -107,9 +107,9 @@ class Logins:
             self._answer(call, login.answer(first))
             last = login.answer(self._payload(call))
         except ScramError as error:
-            self._refuse(call, login.user, str(error))
+            self._refuse(call, name, login.user, str(error))
         assert login.identity is not None
-        self._answer(call, last + b"\n" + self._token(call, login.identity).encode())
+        self._answer(call, last + b"\n" + self._token(call, login.identity, name).encode())
 
     @staticmethod
     def _payload(call: Call) -> bytes:
@@ -120,13 +120,28 @@ class Logins:
     def _answer(call: Call, payload: bytes) -> None:
         call.write([protocol.bytes_field(2, payload)])
 
-    def _token(self, call: Call, identity: Identity) -> str:
+    def _token(self, call: Call, identity: Identity, mechanism: str) -> str:
         token = self._gate.login_token(identity)
         call.admit()
+        if (audit := self._gate.authorization.audit) is not None:
+            audit.logged_in(
+                listener=call.listener.name,
+                mechanism=mechanism,
+                principal=identity.principal,
+                host=host_of(call.peer),
+            )
         return token
 
-    def _refuse(self, call: Call, user: str, reason: str) -> NoReturn:
+    def _refuse(self, call: Call, mechanism: str, user: str, reason: str) -> NoReturn:
         """Logs a login that has failed, waits, and raises `NotAuthenticated`."""
+        if (audit := self._gate.authorization.audit) is not None:
+            audit.login_failed(
+                listener=call.listener.name,
+                mechanism=mechanism,
+                user=user,
+                host=host_of(call.peer),
+                reason=reason,
+            )
         call.count_unadmitted()
         shown = f"user {user[:_SHOWN]!a}: {reason}" if user else reason
         call.log_limited("a login has failed", peer=call.peer, reason=shown)

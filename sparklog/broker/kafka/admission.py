@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from sparklog import errors, limits
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
@@ -23,7 +24,7 @@ from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.peers import network_of
 from sparklog.broker.tls.engine import HANDSHAKE, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
-from sparklog.listeners import Listener
+from sparklog.listeners import SSL, Listener
 from sparklog.security.x500 import CertificatePrincipal
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Admission:
         check_password: Callable[[str, str], Awaitable[Identity | None]],
         identify: Callable[[CertificatePrincipal], Identity] | None,
         flight_address: Callable[[], str],
+        audit: Audit | None = None,
     ) -> None:
         """Creates the admission of a listener.
 
@@ -69,6 +71,7 @@ class Admission:
             identify: returns the client whom a certificate names, where clients do not log in, or
                 raises ValueError; None: certificates name no clients.
             flight_address: returns the address that Flight clients should use.
+            audit: notes the logins.
         """
         self.slots = Slots(connections=connections)
         self._listener = listener
@@ -80,6 +83,7 @@ class Admission:
         self._check_password = check_password
         self._identify = identify
         self._flight_address = flight_address
+        self._audit = audit
 
     async def admit(self, stream: SocketStream, turn: Turn) -> Identity | None:
         """Returns the client that has logged in, or has a certificate; None if it is anonymous.
@@ -142,7 +146,11 @@ class Admission:
                 f"the client does not use TLS: it needs security.protocol={self._listener.protocol}"
             )
         engine = tls.engine(names_clients=self._identify is not None)
-        await stream.start_tls(engine, run)
+        try:
+            await stream.start_tls(engine, run)
+        except TlsFailed as error:
+            self._note_failure(stream, SSL, "", error)
+            raise
         return engine.principal
 
     async def _log_in(self, stream: SocketStream) -> Identity:
@@ -160,6 +168,7 @@ class Admission:
             try:
                 reply = await server.answer(frame)
             except LoginRefused as refused:
+                self._note_failure(stream, server.mechanism, refused.user, refused)
                 if refused.is_guess:
                     seconds = self._delays.next_seconds(network_of(stream.peer), refused.user)
                     await asyncio.sleep(seconds)
@@ -168,7 +177,26 @@ class Admission:
                     await _wait_for_end(stream)
                 raise
             await stream.write(reply)
+        if self._audit is not None:
+            self._audit.logged_in(
+                listener=self._listener.name,
+                mechanism=server.mechanism,
+                principal=identity.principal,
+                host=stream.peer,
+            )
         return identity
+
+    def _note_failure(
+        self, stream: SocketStream, mechanism: str, user: str, reason: Exception
+    ) -> None:
+        if self._audit is not None:
+            self._audit.login_failed(
+                listener=self._listener.name,
+                mechanism=mechanism,
+                user=user,
+                host=stream.peer,
+                reason=str(reason),
+            )
 
     async def _read_frame(self, stream: SocketStream) -> bytes:
         length = bytes(await stream.read(messages.LENGTH_BYTES))

@@ -17,6 +17,7 @@ from sparklog import errors, limits
 from sparklog.broker import logging
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import apis, fetch_codec, messages
+from sparklog.broker.kafka.audited import note_request
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
@@ -317,6 +318,8 @@ class KafkaConnection:
             if api.may_wait and self._stream.is_over:
                 raise ConnectionResetError("the client has left")
             reply = await api.handler(self._context, request)
+            if self._context.audit is not None:
+                note_request(self._context.audit, request, reply)
             if api.follows:
                 arrival = arrival._replace(looks=self._context.broker.metadata.looks)
         logged_for = request.client if request is not None and logging.is_debug() else ""

@@ -25,6 +25,7 @@ import uvloop
 
 from sparklog import errors
 from sparklog.broker.acceptors import Acceptor
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, Identity, identity_of
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
@@ -108,6 +109,7 @@ class KafkaListener:
         authentication: the users; None if no listener asks for a login.
         authorization: the ACLs; None if everything is allowed to everybody.
         security_admin: changes them.
+        audit: notes logins and administrative requests; None if there is none.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
     """
@@ -123,6 +125,7 @@ class KafkaListener:
         authentication: Authentication | None = None,
         authorization: Authorization | None = None,
         security_admin: SecurityAdmin | None = None,
+        audit: Audit | None = None,
         login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
@@ -149,6 +152,7 @@ class KafkaListener:
         self._authorization = authorization
         self.security_admin = security_admin
         self._watch = authorization.watch if authorization is not None else None
+        self.audit = audit
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
@@ -208,6 +212,7 @@ class KafkaListener:
             check_password=check_password,
             identify=self._identify if not listener.has_sasl and self._watch is not None else None,
             flight_address=lambda: self.broker.cluster().brokers[0].address,
+            audit=self.audit,
         )
 
     # -------------------------------------------------------------------------- starting

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Identity
 from sparklog.broker.broker import AppendResult, Broker, PendingAppend
 from sparklog.broker.counts import ListenerCounts
@@ -85,6 +86,8 @@ class HandlerContext(Protocol):
 
     security_admin: SecurityAdmin | None
     """None if there are no ACLs at all."""
+    audit: Audit | None
+    """Notes administrative requests; None if there is none."""
 
     def access_of(self, identity: Identity | None, host: str) -> Access:
         """Returns what a client may do, by its user and its address."""

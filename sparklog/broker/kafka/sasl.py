@@ -106,6 +106,12 @@ class SaslServer:
         self._state = _State.BEGIN
         self._versions_asked = 0
         self._exchange: _Exchange | None = None
+        self._mechanism = ""
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism that the client has chosen; empty before."""
+        return self._mechanism
 
     @property
     def identity(self) -> Identity | None:
@@ -162,6 +168,7 @@ class SaslServer:
                 f" {', '.join(self._mechanisms)}",
                 reply=reply,
             )
+        self._mechanism = mechanism
         self._state = _State.TOKENS if request.version == 0 else _State.REQUESTS
         if mechanism == PLAIN:
             self._exchange = _PlainExchange(self._authentication, self._check_password)

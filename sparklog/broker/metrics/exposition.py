@@ -430,6 +430,9 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     authorizer = "kafka_server_authorizer_metrics"
     yield f"{authorizer}_acls_total_count", [({}, sources.authorization.acl_count)]
     yield f"{authorizer}_authorization_denied_total", [({}, sources.authorization.denied)]
+    audit = sources.authorization.audit
+    yield "sparklog_audit_lines_total", [({}, audit.lines.written if audit else 0)]
+    yield "sparklog_audit_lines_dropped_total", [({}, audit.lines.dropped if audit else 0)]
     if (certificate := sources.certificate) is not None:
         yield "sparklog_certificate_expiry_timestamp_seconds", [({}, certificate.expires_at)]
         yield "sparklog_certificate_load_failed", [({}, int(bool(certificate.failure)))]

@@ -183,6 +183,10 @@ _COUNTERS: Final = {
         "Operations that no ACL allows, one for each resource that a request names, and Flight"
         " calls without a valid token; also while ACLs are only observed."
     ),
+    "sparklog_audit_lines_total": "Lines of the audit file; 0 without one.",
+    "sparklog_audit_lines_dropped_total": (
+        "Events without a line in the audit file: too many in a second, or it cannot be written."
+    ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",
     "sparklog_publish_bytes_total": "Bytes of data files written with new records.",

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.broker import Broker
+from sparklog.broker.kafka.audited import note_created
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.operations import NOT_REQUESTED, on_cluster, on_topic
@@ -133,6 +134,8 @@ async def _create(
         try:
             create = partial(context.broker.topics.create_on_request, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, create, name)
+            if context.audit is not None:
+                note_created(context.audit, request, name)
         except errors.SparklogError as error:
             refused[name] = code_of(error)
     return _Created(not_authorized, refused, are_all=True)
