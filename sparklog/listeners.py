@@ -65,6 +65,11 @@ class Listener(NamedTuple):
         return f"{TLS_SCHEME}{self.address}" if self.has_tls else self.address
 
     @property
+    def url(self) -> str:
+        """The address of an HTTP listener."""
+        return f"http{'s' if self.has_tls else ''}://{self.address}/"
+
+    @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 

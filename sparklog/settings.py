@@ -267,6 +267,21 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     listen: str = ""
 
+    @property
+    def listener(self) -> Listener | None:
+        """The listener; its name is its protocol."""
+        return next(iter(listeners.parse(self.listen)), None)
+
+    @property
+    def has_tls(self) -> bool:
+        """True for HTTPS."""
+        return self.listener is not None and self.listener.has_tls
+
+    @property
+    def has_sasl(self) -> bool:
+        """True if programs that scrape the metrics have to log in."""
+        return self.listener is not None and self.listener.has_sasl
+
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker's log lines: in `file`, or on standard error if it is empty."""
@@ -299,13 +314,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def has_tls(self) -> bool:
-        """True if a listener for Kafka or Flight uses TLS."""
-        return self.kafka.has_tls or self.flight.has_tls
+        """True if a listener uses TLS."""
+        return self.kafka.has_tls or self.flight.has_tls or self.metrics.has_tls
 
     @property
     def has_sasl(self) -> bool:
-        """True if the clients of a listener for Kafka or Flight have to log in."""
-        return self.kafka.has_sasl or self.flight.has_sasl
+        """True if the clients of a listener have to log in."""
+        return self.kafka.has_sasl or self.flight.has_sasl or self.metrics.has_sasl
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -545,16 +560,17 @@ def _check_listeners(settings: BrokerSettings) -> None:
         is_unused = settings.kafka.listen and not settings.has_tls
         if is_unused and value != getattr(TlsSettings(), key):
             reason = (
-                f"it has no effect: kafka.listen or flight.listen needs {SSL}:// or {SASL_SSL}://"
-                " before an address"
+                f"it has no effect: kafka.listen, flight.listen or metrics.listen needs {SSL}:// or"
+                f" {SASL_SSL}:// before an address"
             )
             raise errors.BadOption(option=f"tls.{key}", value=value, reason=reason)
     listening = [("flight.listen", each.address) for each in settings.flight.listeners]
     if not listening:
         raise errors.BadOption(option="flight.listen", value="", reason="expected host:port")
     listening += [("kafka.listen", each.address) for each in settings.kafka.listeners]
-    if settings.metrics.listen:
-        listening.append(("metrics.listen", settings.metrics.listen))
+    if settings.metrics.listener is not None:
+        _check_metrics(settings)
+        listening.append(("metrics.listen", settings.metrics.listener.address))
     found: dict[str, str] = {}
     for option, address in listening:
         _check_address(option, address, lowest_port=0)
@@ -602,6 +618,25 @@ def _check_protocols(table: str, settings: _ListenerSettings, tls: TlsSettings) 
         names.add(name)
     if settings.has_tls and not (tls.certificate and tls.key):
         raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
+
+
+def _check_metrics(settings: BrokerSettings) -> None:
+    """Raises `BadOption` for a port for metrics with several addresses, or without protection."""
+    listen, listener = settings.metrics.listen, settings.metrics.listener
+    assert listener is not None
+    reason = ""
+    if "," in listen or listener.name != listener.protocol:
+        reason = "expected one address without a name: host:port, or PROTOCOL://host:port"
+    elif listener.protocol not in PROTOCOLS:
+        reason = f"expected host:port or one of {', '.join(PROTOCOLS)} before ://"
+    elif listener.has_tls and not (settings.tls.certificate and settings.tls.key):
+        reason = "TLS needs tls.certificate and tls.key, the paths of PEM files"
+    elif listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
+        reason = f"passwords could be read on the way: use {SASL_SSL}://, or a loopback address"
+    elif listener.has_sasl and PLAIN not in settings.kafka.mechanisms:
+        reason = f"its login sends passwords, and kafka.sasl_mechanisms does not have {PLAIN}"
+    if reason:
+        raise errors.BadOption(option="metrics.listen", value=listen, reason=reason)
 
 
 def _check_sasl(kafka: KafkaSettings) -> None:

@@ -454,6 +454,7 @@ class Agent:
             collect=lambda: self._collect() if self._collect is not None else None,
             is_healthy=lambda: self.failure is None,
             is_ready=lambda: self._is_serving and not self._stopping.is_set(),
+            access=self._access,
             patience_seconds=patience_seconds,
         )
 
@@ -476,7 +477,7 @@ class Agent:
 
     @property
     def metrics_address(self) -> str:
-        """The address of the HTTP port for metrics; empty without one."""
+        """The address of the HTTP port for metrics, after its protocol; empty without one."""
         return self.listeners.metrics_address
 
     # -------------------------------------------------------------------------- loops

@@ -23,6 +23,7 @@ from sparklog import errors, limits
 from sparklog.broker.audit_events import (
     ITEMS_NAMED,
     AuditLines,
+    CallLogin,
     Event,
     Login,
     Refusal,
@@ -144,10 +145,19 @@ class Audit:
             return
         self._due.set()
 
-    def logged_in(self, *, listener: str, mechanism: str, principal: str, host: str) -> None:
-        """Notes a login that has succeeded."""
+    def logged_in(
+        self,
+        *,
+        listener: str,
+        mechanism: str,
+        principal: str,
+        host: str,
+        is_repeated: bool = False,
+    ) -> None:
+        """Notes a login that has succeeded. `is_repeated`: the client logs in with each call."""
+        kind = CallLogin if is_repeated else Login
         self.note(
-            Login(
+            kind(
                 outcome="success",
                 listener=listener,
                 mechanism=mechanism,

@@ -30,8 +30,8 @@ LINES_PER_SECOND: Final = 100
 """The maximum for each class of events."""
 EQUAL_SECONDS: Final = 10.0
 """The time in which equal logins and refusals are counted."""
-ROOT_SECONDS: Final = 3_600.0
-"""The time in which equal calls of a program with the root's keys are counted."""
+STEADY_SECONDS: Final = 3_600.0
+"""The time in which equal events of programs that log in with each of their calls are counted."""
 QUEUE_BYTES: Final = 1 * limits.MIB
 """The maximum size of the lines of a class that wait to be written."""
 _EQUALS_KEPT: Final = 2_048
@@ -69,10 +69,16 @@ class Login(Event, frozen=True, kw_only=True, tag="login"):
     """Why it has failed."""
 
 
+class CallLogin(Login, frozen=True, kw_only=True, tag="login"):
+    """A successful login of a program that logs in with each of its calls."""
+
+    equal_seconds: ClassVar[float] = STEADY_SECONDS
+
+
 class RootCall(Event, frozen=True, kw_only=True, tag="root"):
     """A call of a program that has the root's keys, to which ACLs do not apply."""
 
-    equal_seconds: ClassVar[float] = ROOT_SECONDS
+    equal_seconds: ClassVar[float] = STEADY_SECONDS
 
     listener: str
     claimed_principal: str
@@ -306,7 +312,7 @@ class AuditLines:
         self._clock = clock
         self._lock = threading.Lock()
         self._frequent = _Class("logins and refusals")
-        self._roots = _Class("calls with the root's keys")
+        self._steady = _Class("calls with a login of their own")
         self._rare = _Class("changes and administrative requests")
         self.written = 0
         """Lines that `take` has returned."""
@@ -341,7 +347,7 @@ class AuditLines:
     @property
     def is_full(self) -> bool:
         """True if events are dropped because too many lines wait."""
-        kinds = self._rare, self._roots, self._frequent
+        kinds = self._rare, self._steady, self._frequent
         return any(kind.bytes >= QUEUE_BYTES for kind in kinds)
 
     def take(self, *, is_last: bool = False) -> list[bytes]:
@@ -352,7 +358,7 @@ class AuditLines:
         now = self._clock.monotonic()
         found: list[bytes] = []
         with self._lock:
-            for kind in (self._rare, self._roots, self._frequent):
+            for kind in (self._rare, self._steady, self._frequent):
                 while kind.equals:
                     event, counted = next(iter(kind.equals.items()))
                     if now < counted.until and not is_last:
@@ -368,8 +374,8 @@ class AuditLines:
         return found
 
     def _class_of(self, event: Event) -> _Class:
-        if isinstance(event, RootCall):
-            return self._roots
+        if event.equal_seconds == STEADY_SECONDS:
+            return self._steady
         return self._frequent if event.equal_seconds else self._rare
 
     def _drop(self, kind: _Class, count: int) -> None:

@@ -229,7 +229,8 @@ def open_authentication(settings: BrokerSettings, watch: SecurityWatch) -> Authe
     if not settings.has_sasl:
         return None
     if not watch.has_state:
-        table = "kafka" if settings.kafka.has_sasl else "flight"
+        tables = ("kafka", "flight", "metrics")
+        table = next(each for each in tables if getattr(settings, each).has_sasl)
         raise errors.BadOption(
             option=f"{table}.listen",
             value=getattr(settings, table).listen,

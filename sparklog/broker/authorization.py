@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Final, TypeVar
 
 import structlog
@@ -269,6 +269,47 @@ class ClientRights:
     ) -> errors.NotAuthorized:
         """Returns the error for an operation that is not allowed."""
         return not_authorized(*self._client, operation, resource, name)
+
+    def check_one(
+        self,
+        operation: Operation,
+        resource: ResourceType = ResourceType.CLUSTER,
+        name: str = CLUSTER_NAME,
+    ) -> None:
+        """Raises `NotAuthorized` unless an operation on a resource is allowed.
+
+        Waits for the store before a refusal. Raises `SecurityNotRead` if that look fails.
+        """
+
+        def denied(view: View) -> str | None:
+            return None if view.allows(*self._client, operation, resource, name) else name
+
+        self._check(denied, operation, resource)
+
+    def _check(
+        self,
+        denied: Callable[[View], str | None],
+        operation: Operation,
+        resource: ResourceType,
+        *,
+        also_observed: bool = False,
+    ) -> None:
+        """Raises `NotAuthorized` if `denied` returns the name of a resource, also after a look."""
+        view = self._view
+        if view is None or self._authorization is None:
+            return
+        looks = self._authorization.watch.looks
+        if (name := denied(view)) is None:
+            return
+        if view.mode is Mode.ENFORCE or also_observed:
+            self._authorization.watch.refresh_after(looks)
+            view = self._view
+            if view is None or (name := denied(view)) is None:
+                return
+        is_refused = view.mode is Mode.ENFORCE or also_observed
+        self._note(operation, resource, (name,), is_refused=is_refused)
+        if is_refused:
+            raise self.error(operation, resource, name)
 
     def _note(
         self,

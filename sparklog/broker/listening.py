@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -76,7 +77,8 @@ class Listeners:
         }
         self.tls = _server_tls(settings) if settings.has_tls else None
         """TLS of the listeners; None if all are plaintext."""
-        self._metrics_port = _port("metrics.listen", settings.metrics.listen)
+        listener = settings.metrics.listener
+        self._metrics_port = listener and ports.BoundPort("metrics.listen", listener.address)
         self.flight: FlightListener | None = None
         self.kafka: KafkaListener | None = None
         self._metrics: MetricsServer | None = None
@@ -151,8 +153,9 @@ class Listeners:
 
     @property
     def metrics_address(self) -> str:
-        """The address of the HTTP port for metrics; empty without one."""
-        return self._metrics_port.address if self._metrics_port is not None else ""
+        """The address of the HTTP port for metrics, after its protocol; empty without one."""
+        listener, port = self._settings.metrics.listener, self._metrics_port
+        return str(listener._replace(address=port.address)) if listener and port else ""
 
     @property
     def has_metrics(self) -> bool:
@@ -258,6 +261,7 @@ class Listeners:
         collect: Callable[[], Sequence[bytes] | None],
         is_healthy: Callable[[], bool],
         is_ready: Callable[[], bool],
+        access: AccessControl,
         patience_seconds: float | None,
     ) -> None:
         """Opens the HTTP port for metrics, if there is one and it is not yet open.
@@ -269,13 +273,31 @@ class Listeners:
             return
         if patience_seconds is None and not port.is_bound:
             return
+        from sparklog.broker.metrics.logins import MetricsLogins
         from sparklog.broker.metrics.server import MetricsServer
+
+        listener, tls, logins = self._settings.metrics.listener, self.tls, None
+        if listener is not None and listener.has_sasl:
+            assert access.authentication is not None
+            logins = MetricsLogins(
+                access.authentication,
+                access.authorization,
+                listener=f"metrics.{listener.protocol}",
+                delays=access.login_delays,
+            )
+
+        def context() -> ssl.SSLContext:
+            assert tls is not None
+            assert tls.http_context is not None
+            return tls.http_context
 
         self._metrics = MetricsServer(
             port.listen(patience_seconds=patience_seconds or 0.0),
             collect=collect,
             is_healthy=is_healthy,
             is_ready=is_ready,
+            context=context if self._settings.metrics.has_tls else None,
+            logins=logins,
         )
         self._metrics.start()
 
@@ -341,7 +363,8 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
             client_auth=tls.client_auth,
             min_version=tls.min_version,
             principal=tls.principal,
-        )
+        ),
+        with_http=settings.metrics.has_tls,
     )
     for of in (settings.flight, settings.kafka):
         for each in of.listeners:
@@ -367,10 +390,6 @@ def _all_advertised(
     ]
 
 
-def _port(option: str, listen: str) -> ports.BoundPort | None:
-    return ports.BoundPort(option, listen) if listen else None
-
-
 def _advertised(advertised: str, listen: str) -> str:
     """Returns the address for clients; port 0 of `advertised` means the port that was bound."""
     host, _, port = advertised.rpartition(":")
@@ -385,7 +404,8 @@ def ports_of(leaders: Iterable[Leader]) -> set[int]:
         if (heartbeat := each.heartbeat) is not None:
             kafka = parse(heartbeat.kafka_listeners or heartbeat.kafka)
             others = *kafka, *parse(heartbeat.flight_listeners)
-            addresses += [heartbeat.metrics, *(one.address for one in others)]
+            metrics = parse(heartbeat.metrics)
+            addresses += [one.address for one in (*others, *metrics)]
     return {ports.port_of(address) for address in addresses if address}
 
 
@@ -393,10 +413,11 @@ def check_installed(settings: BrokerSettings) -> None:
     """Raises `NotInstalled` if a listener is configured and its packages are missing."""
     kafka_packages = (*KAFKA_PACKAGES, *(TLS_PACKAGES if settings.kafka.has_tls else ()))
     flight_packages = TLS_PACKAGES if settings.flight.has_tls else ()
+    metrics_packages = (*METRICS_PACKAGES, *(TLS_PACKAGES if settings.metrics.has_tls else ()))
     for what, listen, packages, without in (
         ("TLS for Flight", settings.flight.listen, flight_packages, "--flight 127.0.0.1:8815"),
         ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
-        ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
+        ("the port for metrics", settings.metrics.listen, metrics_packages, 'metrics.listen = ""'),
     ):
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         if listen and missing:

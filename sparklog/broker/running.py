@@ -25,6 +25,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.heap import HeapTrimmer
 from sparklog.broker.logging import LogFile, configure
 from sparklog.broker.supervisor import stop_signals, when_supervisor_stops
+from sparklog.listeners import parse
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import BrokerKind
 
@@ -109,7 +110,7 @@ def _run(agent: Agent, log_file: LogFile | None, signals: _Signals, *, is_superv
     if log_file is not None:
         log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
-    metrics = f", metrics at http://{agent.metrics_address}/" if agent.metrics_address else ""
+    metrics = "".join(f", metrics at {each.url}" for each in parse(agent.metrics_address))
     served = f"sparklog broker {settings.id} serves {settings.root}{kafka}{metrics}"
     _freeze_objects()
     with contextlib.suppress(*([BrokenPipeError] if is_supervised else [])):

@@ -111,7 +111,8 @@ def _listening(settings: BrokerSettings) -> Iterator[tuple[str, str]]:
     for option, of in (("flight.listen", settings.flight), ("kafka.listen", settings.kafka)):
         for each in of.listeners:
             yield option, each.address
-    yield "metrics.listen", settings.metrics.listen
+    if (metrics := settings.metrics.listener) is not None:
+        yield "metrics.listen", metrics.address
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -126,12 +127,15 @@ def _addresses(settings: BrokerSettings, number: int, processes: int) -> dict[st
     def moved(option: str, address: str) -> str:
         return _moved(option, address, number, processes)
 
-    found = {"metrics.listen": moved("metrics.listen", settings.metrics.listen)}
+    def moved_all(option: str, listen: str) -> str:
+        return listeners.text_of(
+            each._replace(address=moved(option, each.address)) for each in listeners.parse(listen)
+        )
+
+    found = {"metrics.listen": moved_all("metrics.listen", settings.metrics.listen)}
     for table, of in (("flight", settings.flight), ("kafka", settings.kafka)):
         listen, advertised = f"{table}.listen", f"{table}.advertised"
-        found[listen] = listeners.text_of(
-            each._replace(address=moved(listen, each.address)) for each in of.listeners
-        )
+        found[listen] = moved_all(listen, of.listen)
         found[advertised] = listeners.text_of_addresses(
             (name, moved(advertised, each))
             for name, each in listeners.parse_addresses(of.advertised)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sparklog.listeners import parse
 from sparklog.options import check_bootstrap, storage_options
 from sparklog.terminal.commands import ExitCode
 from sparklog.terminal.options import BootstrapOption, JsonOption, RootOption, log_target
@@ -112,7 +113,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
             ("process", f"pid {broker.pid} on host {broker.host}" + _age(report)),
             ("Flight", broker.flight_listeners or broker.address),
             ("Kafka", broker.kafka_listeners or broker.kafka or "closed"),
-            ("metrics", f"http://{broker.metrics}/" if broker.metrics else "closed"),
+            ("metrics", "".join(each.url for each in parse(broker.metrics)) or "closed"),
             ("log", broker.log or "standard error of the process"),
             ("WAL", broker.wal or "unknown"),
         ]

@@ -167,7 +167,8 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kafka_listeners: str = ""
     """All of them with their advertised addresses, as `sparklog.listeners` writes them."""
     metrics: str = ""
-    """Address of the HTTP port for metrics; empty while it is closed."""
+    """Address of the HTTP port for metrics, as `sparklog.listeners` writes it; empty while it is
+    closed."""
     kind: str = ""
     """`standing`, `embedded` or `detached`."""
     version: str = ""

@@ -357,8 +357,8 @@ def test_a_slow_collection_is_rare() -> None:
 
 def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that send nothing are closed, and further ones are, but scrapes work afterwards."""
-    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTIONS", 5)
-    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.broker.metrics.http_connections.METRICS_CONNECTIONS", 5)
+    monkeypatch.setattr("sparklog.broker.metrics.http_connections.METRICS_CONNECTION_SECONDS", 1.0)
     with serving(lambda: [b"a 1\n"]) as address, contextlib.ExitStack() as stack:
         host, _, port = address.rpartition(":")
         silent = [
@@ -383,7 +383,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_a_client_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are served meanwhile."""
-    monkeypatch.setattr("sparklog.broker.metrics.server.METRICS_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr("sparklog.broker.metrics.http_connections.METRICS_CONNECTION_SECONDS", 1.0)
     portion = b"a 1\n" * 250_000
     with serving(lambda: [portion] * 40, kept_seconds=60.0) as address:
         host, _, port = address.rpartition(":")

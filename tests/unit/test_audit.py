@@ -22,7 +22,7 @@ from sparklog.broker.audit_events import (
     ITEMS_NAMED,
     LINES_PER_SECOND,
     QUEUE_BYTES,
-    ROOT_SECONDS,
+    STEADY_SECONDS,
     TEXT_LENGTH,
     AuditLines,
     Login,
@@ -145,12 +145,12 @@ def test_requests_are_never_merged(world: World) -> None:
 def test_calls_of_a_program_are_counted_for_an_hour(world: World) -> None:
     """Promise: the other brokers, which call all the time, have two lines an hour."""
     call = RootCall(listener="OUT", claimed_principal="Root:x", host="10.0.0.1")
-    for _ in range(int(ROOT_SECONDS)):
+    for _ in range(int(STEADY_SECONDS)):
         world.lines.note(call)
         world.clock.advance(1)
     first, counted = world.take()
     assert "count" not in first
-    assert counted["count"] == ROOT_SECONDS - 1
+    assert counted["count"] == STEADY_SECONDS - 1
     assert first["claimed_principal"] == "Root:x"
 
 

@@ -8,7 +8,7 @@ they are like those that are created a moment later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from sparklog import errors
@@ -16,7 +16,6 @@ from sparklog.broker.authentication import Identity
 from sparklog.broker.authorization import Authorization, ClientRights, View
 from sparklog.listeners import host_of
 from sparklog.security.acl import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
-from sparklog.security.state import Mode
 
 _CLUSTER: Final = ResourceType.CLUSTER
 _OF_TASKS: Final = frozenset({Operation.READ, Operation.DESCRIBE})
@@ -143,31 +142,6 @@ class Caller(ClientRights):
             return None if view.allows_idempotent_write(*self._client) else CLUSTER_NAME
 
         self._check(denied, Operation.IDEMPOTENT_WRITE, _CLUSTER)
-
-    def _check(
-        self,
-        denied: Callable[[View], str | None],
-        operation: Operation,
-        resource: ResourceType,
-        *,
-        also_observed: bool = False,
-    ) -> None:
-        """Raises `NotAuthorized` if `denied` returns the name of a resource, also after a look."""
-        view = self._view
-        if view is None or self._authorization is None:
-            return
-        looks = self._authorization.watch.looks
-        if (name := denied(view)) is None:
-            return
-        if view.mode is Mode.ENFORCE or also_observed:
-            self._authorization.watch.refresh_after(looks)
-            view = self._view
-            if view is None or (name := denied(view)) is None:
-                return
-        is_refused = view.mode is Mode.ENFORCE or also_observed
-        self._note(operation, resource, (name,), is_refused=is_refused)
-        if is_refused:
-            raise self.error(operation, resource, name)
 
     def _check_scope(self, operation: Operation, resource: ResourceType, name: str) -> None:
         """Raises `TokenOutOfScope` for work that a token for tasks is not for."""

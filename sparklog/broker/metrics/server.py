@@ -1,5 +1,7 @@
 """The HTTP port with `/metrics`, `/healthz` and `/readyz`, in a thread with its own event loop.
 
+With TLS it is HTTPS. If it asks for a login, only `/metrics` needs one: probes have no password.
+
 It cannot harm the broker: the number and the duration of connections are bounded, each serves one
 request, requests are small, and the metrics are collected once for all scrapes that arrive within a
 second. If collecting them fails, the response has status 500 and the log has a line.
@@ -8,12 +10,14 @@ second. If collecting them fails, the response has status 500 and the log has a 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 import uvicorn
@@ -21,13 +25,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sparklog import limits
 from sparklog.broker.metrics.exposition import CONTENT_TYPE
+from sparklog.broker.metrics.http_connections import BoundedConnection
+from sparklog.broker.metrics.logins import MetricsLogins
+from sparklog.broker.metrics.tls_connections import TlsConnection
 
-METRICS_CONNECTIONS = 32  # open at a time; further ones are closed immediately
-METRICS_CONNECTION_SECONDS = 15.0  # from connecting until the response is read
 _REQUEST_BYTES = 16 * limits.KIB
 _KEPT_SECONDS = 1.0  # the minimum time between collections, however often it is scraped
 
@@ -47,6 +51,8 @@ class MetricsServer:
             in one thread.
         is_healthy: returns whether the broker works.
         is_ready: returns whether it serves clients.
+        context: returns the TLS context for a new connection; None: plain HTTP.
+        logins: those of scrapes, which the server closes; None: everybody gets the metrics.
         kept_seconds: how long collected metrics are served to further scrapes.
     """
 
@@ -57,18 +63,27 @@ class MetricsServer:
         collect: Callable[[], Sequence[bytes] | None],
         is_healthy: Callable[[], bool],
         is_ready: Callable[[], bool],
+        context: Callable[[], ssl.SSLContext] | None = None,
+        logins: MetricsLogins | None = None,
         kept_seconds: float = _KEPT_SECONDS,
     ) -> None:
         self._listening = listening
         self._collect = collect
         self._is_healthy = is_healthy
         self._is_ready = is_ready
+        self._logins = logins
         self._kept_seconds = kept_seconds
         self._collecting = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-collect")
         self._lock = asyncio.Lock()
         self._kept: tuple[float, Sequence[bytes] | None] = float("-inf"), None
         """The time until which the collected metrics are fresh, and the metrics."""
         self._has_failed = False
+        handshakes: set[TlsConnection] = set()
+
+        def with_tls(**given: Any) -> asyncio.Protocol:
+            assert context is not None
+            return TlsConnection(functools.partial(BoundedConnection, **given), context, handshakes)
+
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Starlette(
@@ -79,7 +94,8 @@ class MetricsServer:
                         Route("/", self._index),
                     ]
                 ),
-                http=_BoundedConnection,
+                http=BoundedConnection if context is None else cast(Any, with_tls),
+                proxy_headers=False,  # a client could choose its address
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -101,6 +117,8 @@ class MetricsServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._collecting.shutdown()
+        if self._logins is not None:
+            self._logins.close()
         self._listening.close()
 
     def _serve(self) -> None:
@@ -111,7 +129,13 @@ class MetricsServer:
 
     # -------------------------------------------------------------------------- responses
 
-    async def _metrics(self, _request: Request) -> Response:
+    async def _metrics(self, request: Request) -> Response:
+        if self._logins is not None:
+            host = request.client.host if request.client is not None else ""
+            refusal = await self._logins.refusal(request.headers.get("authorization", ""), host)
+            if refusal is not None:
+                headers = {**refusal.headers, **_CLOSE}
+                return PlainTextResponse(f"{refusal.reason}\n", refusal.status, headers)
         try:
             portions = await self._new_figures()
         except Exception as error:
@@ -158,26 +182,3 @@ def _answer(is_good: bool, good: str, bad: str) -> Response:
 async def _each(portions: Sequence[bytes]) -> AsyncIterator[bytes]:
     for portion in portions:
         yield portion
-
-
-class _BoundedConnection(H11Protocol):
-    """One of a bounded number of connections, each of bounded duration."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= METRICS_CONNECTIONS:
-            transport.abort()
-            return
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(METRICS_CONNECTION_SECONDS, transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self in self.connections:
-            self._deadline.cancel()
-            super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self in self.connections:
-            super().data_received(data)
-
-    def eof_received(self) -> Any:
-        return super().eof_received() if self in self.connections else None

@@ -44,8 +44,10 @@ class TlsFiles:
     """The part of a client's certificate that names its principal."""
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
+def server_context(files: TlsFiles, *, is_http: bool = False) -> ssl.SSLContext:
     """Returns a new context with what the files contain now.
+
+    `is_http`: for HTTP/1.1, instead of Kafka and gRPC.
 
     Raises `BadOption`, which names the setting and the file, if a file cannot be read, is not PEM,
     or if the key is not that of the certificate.
@@ -55,7 +57,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         ssl.TLSVersion.TLSv1_3 if files.min_version == "TLSv1.3" else ssl.TLSVersion.TLSv1_2
     )
     context.set_ciphers(_CIPHERS)
-    context.set_alpn_protocols(["h2"])  # gRPC clients insist on it; Kafka clients offer nothing
+    # gRPC clients insist on h2; Kafka clients offer nothing.
+    context.set_alpn_protocols(["http/1.1" if is_http else "h2"])
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     _pem("tls.certificate", files.certificate)
@@ -104,13 +107,17 @@ class ServerTls:
     are not valid, such as a certificate whose key has not been copied yet, the old context stays.
     """
 
-    def __init__(self, files: TlsFiles, *, clock: Clock | None = None) -> None:
-        """Raises `BadOption` if the files are not valid."""
+    def __init__(
+        self, files: TlsFiles, *, with_http: bool = False, clock: Clock | None = None
+    ) -> None:
+        """Raises `BadOption` if the files are not valid. `with_http`: also for HTTP/1.1."""
         self.files = files
         self._clock = clock or SystemClock()
         self._seen = _signature(files)
         self.context = server_context(files)
         """For the next connection."""
+        self.http_context = server_context(files, is_http=True) if with_http else None
+        """The same for HTTP/1.1."""
         self.certificate = _first_certificate(files.certificate)
         self.failure = ""
         """Why the files are not in use as they are now; empty if they are."""
@@ -130,14 +137,17 @@ class ServerTls:
 
     def _load(self) -> None:
         try:
-            context = server_context(self.files)
+            context, http_context = server_context(self.files), self.http_context
+            if http_context is not None:
+                http_context = server_context(self.files, is_http=True)
             certificate = _first_certificate(self.files.certificate)
         except (errors.BadOption, OSError) as error:
             if str(error) != self.failure:
                 _log.error("keeping the old certificate: the new files are not valid: %s", error)
             self.failure = str(error)
             return
-        self.context, self.certificate, self.failure = context, certificate, ""
+        self.context, self.http_context = context, http_context
+        self.certificate, self.failure = certificate, ""
         self._told_at = float("-inf")
         _log.info(
             "loaded a new certificate",

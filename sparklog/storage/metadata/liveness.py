@@ -69,7 +69,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     flight_listeners: str = ""
     """All Flight listeners, in the same form, if there are several."""
     metrics: str = ""
-    """Address of the HTTP port for metrics; empty if it is closed."""
+    """Address of the HTTP port for metrics, as `sparklog.listeners` writes it; empty if it is
+    closed."""
     version: str = ""
     log: str = ""
     """Path of the broker's log file; empty for standard error."""

@@ -1,0 +1,137 @@
+"""Logins of programs that scrape the metrics: users of the root, by HTTP Basic (RFC 7617).
+
+While ACLs are evaluated, the metrics need DESCRIBE on the cluster, as they name all topics and
+groups. They are served while the users cannot be read, by those that are known: the metrics show
+that something is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import structlog
+
+from sparklog import errors
+from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.authorization import Authorization, ClientRights
+from sparklog.broker.login_failures import FailureDelays
+from sparklog.broker.peers import network_of
+from sparklog.security.acl import Operation
+from sparklog.security.scram import PLAIN, WRONG
+from sparklog.security.users import NAME_BYTES_MAX
+
+_log = structlog.get_logger("sparklog.metrics")
+_BASIC: Final = "basic "
+_SHOWN: Final = 64
+"""The maximum length of a user's name in a log line."""
+_ASK: Final = {"www-authenticate": 'Basic realm="sparklog", charset="UTF-8"'}
+_LOGGED_SECONDS: Final = 1.0
+"""The minimum time between two log lines of logins that have failed."""
+
+
+class LoginRefused(NamedTuple):
+    """The response to a request without the right to the metrics."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str] = {}
+
+
+class MetricsLogins:
+    """Checks the logins of one port, in its event loop."""
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        authorization: Authorization,
+        *,
+        listener: str,
+        delays: FailureDelays,
+    ) -> None:
+        """Creates the logins.
+
+        Args:
+            authentication: the users.
+            authorization: the ACLs.
+            listener: the name of the port's listener, for the audit.
+            delays: those of failed logins at all listeners.
+        """
+        self._authentication = authentication
+        self._authorization = authorization
+        self._listener = listener
+        self._delays = delays
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-logins")
+        """Checks passwords and rights: it computes, or waits for the store."""
+        self._logged_at = float("-inf")
+
+    def close(self) -> None:
+        """Returns when the thread has ended."""
+        self._pool.shutdown()
+
+    async def refusal(self, header: str, host: str) -> LoginRefused | None:
+        """Returns the response to a request that may not get the metrics; None if it may.
+
+        `header`: its `authorization`. `host`: the client's address.
+        """
+        if header[: len(_BASIC)].lower() != _BASIC:
+            return LoginRefused(401, "a login is needed: the user and the password of Basic", _ASK)
+        if self._authorization.watch.is_unread:
+            return LoginRefused(503, "the users of the root have not been read yet")
+        user, password = _credentials(header)
+        identity = await self._log_in(user, password)
+        if identity is None:
+            return await self._failed(user, host)
+        rights = ClientRights(self._authorization, identity.principal, host)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._pool, rights.check_one, Operation.DESCRIBE)
+        except errors.NotAuthorized as error:
+            return LoginRefused(403, str(error))
+        except errors.SecurityNotRead as error:
+            return LoginRefused(503, str(error))
+        if (audit := self._authorization.audit) is not None:
+            audit.logged_in(
+                listener=self._listener,
+                mechanism=PLAIN,
+                principal=identity.principal,
+                host=host,
+                is_repeated=True,
+            )
+        return None
+
+    async def _log_in(self, user: str, password: str) -> Identity | None:
+        if not user or not password or len(user.encode()) > NAME_BYTES_MAX:
+            return None
+        known = self._authentication.remembered(user, password)
+        if known is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._authentication.log_in, user, password)
+
+    async def _failed(self, user: str, host: str) -> LoginRefused:
+        """Logs a login that has failed, and waits."""
+        if (audit := self._authorization.audit) is not None:
+            audit.login_failed(
+                listener=self._listener, mechanism=PLAIN, user=user, host=host, reason=WRONG
+            )
+        loop = asyncio.get_running_loop()
+        if (now := loop.time()) - self._logged_at >= _LOGGED_SECONDS:
+            self._logged_at = now
+            _log.warning("a login has failed", peer=host, reason=f"user {user[:_SHOWN]!a}: {WRONG}")
+        await asyncio.sleep(self._delays.next_seconds(network_of(host), user))
+        return LoginRefused(401, "the user name or the password is wrong", _ASK)
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    """Returns the user and the password; empty ones if the header is malformed."""
+    try:
+        text = base64.b64decode(header[len(_BASIC) :], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    user, _, password = text.partition(":")
+    return user, password
