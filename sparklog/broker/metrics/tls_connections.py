@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import Callable
 
@@ -45,6 +46,9 @@ class TlsConnection(asyncio.Protocol):
         if len(self._open_handshakes) >= METRICS_CONNECTIONS:
             transport.abort()
             return
+        # asyncio sets it only for sockets that were created with a protocol number. Without it, the
+        # response would wait 40 ms for the client's ack of a handshake message.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.pause_reading()  # until asyncio's TLS reads
         self._open_handshakes.add(self)
         self._task = asyncio.get_running_loop().create_task(self._start(transport))
