@@ -20,6 +20,7 @@ import pwd
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -33,6 +34,9 @@ import numpy as np
 from sparklog import errors, kafka_port, limits, listeners, status
 from sparklog.clock import Clock, SystemClock
 from sparklog.listeners import Listener
+from sparklog.options import may_others_use
+from sparklog.security.credentials import VARIABLES
+from sparklog.settings import ANY_HOST, BrokerSettings
 from sparklog.storage.metadata import cluster_file as cluster
 from sparklog.storage.metadata.liveness import age
 from sparklog.storage.objects import (
@@ -59,6 +63,7 @@ _SKEW_WARN_SECONDS: Final = 2.0
 _SKEW_FAIL_SECONDS: Final = 5.0
 _CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, older than this code
 _FOLDER: Final = "doctor"
+_SECRET_FILES: Final = (VARIABLES["key"], VARIABLES["password_file"])
 _INODES_WARN: Final = 50_000
 
 
@@ -92,6 +97,20 @@ def examine_machine(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     yield check_delta(
         _version_of("delta-spark"), pyspark=pyspark, folders=_jar_folders(environment)
     )
+
+
+def examine_secrets(
+    environment: Mapping[str, str], settings: BrokerSettings | None
+) -> Iterator[CheckResult]:
+    """The checks of the files with secrets of clients, and of a broker with these settings."""
+    named = {name: environment.get(name, "") for name in _SECRET_FILES}
+    if settings is not None:
+        named["tls.key"] = settings.tls.key
+        named["tls.key_password_file"] = settings.tls.key_password_file
+        named["security.audit_file"] = settings.security.audit_file
+    for option, path in named.items():
+        if path:
+            yield check_secret(option, Path(path))
 
 
 def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
@@ -236,6 +255,19 @@ def _version_of(package: str) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_secret(option: str, path: Path) -> CheckResult:
+    """Checks that other users of this machine can neither read nor change a file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        advice = "correct the setting, or run this as the user that has the file"
+        return _warn("secret file", f"{option} = {path}: {error.strerror}", advice)
+    if may_others_use(path):
+        found = f"{option} = {path} has mode {stat.S_IMODE(mode):04o}: other users can use it"
+        return _warn("secret file", found, f"chmod o= {path}; if it was read, replace its content")
+    return _ok("secret file", f"{option} = {path}")
 
 
 # ------------------------------------------------------------------------------ the root
@@ -459,6 +491,16 @@ def check_listeners(report: status.StatusReport) -> Iterator[CheckResult]:
         advice = "write SASL_SSL:// before its address, or listen at a loopback address"
         yield _warn("listener", found, advice)
 
+    for each in _metrics_of(report):
+        if not (each.is_loopback or each.has_tls):
+            found = (
+                f"metrics at {each}: everybody who can reach it sees the names of topics and groups"
+            )
+            advice = (
+                "write SASL_SSL:// before metrics.listen, or let only the monitoring reach the port"
+            )
+            yield _warn("listener", found, advice)
+
 
 def check_policy(store: Store, clock: Clock) -> Iterator[CheckResult]:
     """Reports the users and ACLs of a root that has them, and ACLs that protect nothing."""
@@ -492,7 +534,9 @@ def check_policy(store: Store, clock: Clock) -> Iterator[CheckResult]:
 
 def check_certificates(report: status.StatusReport, clock: Clock) -> Iterator[CheckResult]:
     """Reports on the certificate of each listener with TLS."""
-    for listener in _listeners_of(report):
+    # Metrics have no advertised host: the certificate is not for all addresses of a machine.
+    metrics = (each for each in _metrics_of(report) if each.host not in ANY_HOST)
+    for listener in itertools.chain(_listeners_of(report), metrics):
         if listener.has_tls:
             yield check_certificate(listener, clock)
 
@@ -501,6 +545,11 @@ def _listeners_of(report: status.StatusReport) -> Iterator[Listener]:
     for broker in report.answered:
         both = broker.flight_listeners, broker.kafka_listeners
         yield from itertools.chain.from_iterable(map(listeners.parse, both))
+
+
+def _metrics_of(report: status.StatusReport) -> Iterator[Listener]:
+    for broker in report.answered:
+        yield from listeners.parse(broker.metrics)
 
 
 def check_certificate(listener: Listener, clock: Clock) -> CheckResult:
@@ -555,7 +604,7 @@ def note_on_s3() -> CheckResult:
 
 def _clear(store: Store, folder: str) -> None:
     with contextlib.suppress(*_STORE_ERRORS):
-        store.delete([f"{folder}/{stat.name}" for stat in store.walk(folder)])
+        store.delete([f"{folder}/{each.name}" for each in store.walk(folder)])
     _remove_empty(store, folder, _FOLDER)
 
 

@@ -395,3 +395,14 @@ class ConnectorOptions:
         value = self._values.get(name)
         if value is not None:
             raise errors.BadOption(option=name, value=value, reason=reason)
+
+
+def may_others_use(path: Path) -> bool:
+    """Returns whether users that are neither the owner nor of the group can read or write a file.
+
+    A file that does not exist cannot be used.
+    """
+    try:
+        return bool(path.stat().st_mode & 0o006)
+    except OSError:
+        return False

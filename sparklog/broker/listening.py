@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -32,6 +33,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.loops import Loops
 from sparklog.formats.flight_messages import BrokerInfo
 from sparklog.listeners import Listener, parse, text_of
+from sparklog.options import may_others_use
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage.metadata.liveness import Leader
 from sparklog.storage.metadata.model import Membership
@@ -366,6 +368,12 @@ def _server_tls(settings: BrokerSettings) -> ServerTls:
         ),
         with_http=settings.metrics.has_tls,
     )
+    for path in (tls.key, tls.key_password_file):
+        if path and may_others_use(Path(path)):
+            _log.warning(
+                "other users of this machine can read or change a file with a secret: chmod o=",
+                file=path,
+            )
     for of in (settings.flight, settings.kafka):
         for each in of.listeners:
             advertised = each._replace(address=of.advertised_of(each.name) or each.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,22 +24,37 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also check the root and the files of a broker with these settings.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Check this machine and a root: one line per check, with advice.
 
-    Exits with 3 if a check failed. A warning is not a failure.
+    With --config, also check the root that the file names, and whether others can read the files
+    with keys that it names. Exits with 3 if a check failed. A warning is not a failure.
 
     Example: sparklog doctor --root ./data
     """
     from sparklog.clock import SystemClock
-    from sparklog.doctor import CheckState, examine_machine, examine_root
+    from sparklog.doctor import CheckState, examine_machine, examine_root, examine_secrets
+    from sparklog.settings import load_settings
     from sparklog.storage.objects import open_store
 
-    findings = examine_machine(os.environ)
-    target = root or os.environ.get(ROOT_VARIABLE)
+    settings = None
+    if config is not None:
+        settings = load_settings(config, os.environ, {"root": root})
+    findings = chain(examine_machine(os.environ), examine_secrets(os.environ, settings))
+    target = settings.root if settings is not None else root or os.environ.get(ROOT_VARIABLE)
     if target:
-        store = open_store(target, storage_options(target))
-        findings = chain(findings, examine_root(store, SystemClock()))
+        storage = settings.storage if settings is not None else storage_options(target)
+        findings = chain(findings, examine_root(open_store(target, storage), SystemClock()))
     failed = False
     for finding in findings:
         failed |= finding.state is CheckState.FAIL

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from sparklog import doctor, errors, limits
+from sparklog.cli import app
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
 from sparklog.formats.flight_messages import BrokerInfo
 from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.policies import with_policy
 from sparklog.security.state import Mode
+from sparklog.settings import load_settings
 from sparklog.status import LeaderStatus, StatusReport
 from sparklog.storage.objects import (
     DelayedStore,
@@ -417,6 +420,67 @@ def test_listeners_that_are_open() -> None:
     for text, (address, reason) in zip(found, expected, strict=True):
         assert text.startswith(address)
         assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_open"),
+    [
+        ("", False),
+        ("127.0.0.1:9404", False),
+        ("0.0.0.0:9404", True),
+        ("SSL://0.0.0.0:9404", False),
+        ("SASL_SSL://10.0.0.1:9404", False),
+    ],
+)
+def test_metrics_that_are_open(metrics: str, is_open: bool) -> None:
+    """A port for metrics that others can reach without TLS is a warning."""
+    broker = BrokerInfo(broker=1, epoch=1, address="127.0.0.1:8815", metrics=metrics)
+    report = StatusReport(
+        state=LeaderStatus.SERVED, root="r", cluster_id="c", broker=broker, answered=[broker]
+    )
+    found = [each.found for each in doctor.check_listeners(report)]
+    assert [each.startswith(f"metrics at {metrics}") for each in found] == [True] * is_open
+
+
+def test_files_with_secrets(tmp_path: Path) -> None:
+    """Files that other users of the machine can read or write are warnings, and name the mode."""
+    given = {"tls.key": "key.pem", "tls.certificate": "certificate.pem"}
+    given |= {"tls.key_password_file": "missing", "security.audit_file": "audit.json"}
+    paths = {option: tmp_path / name for option, name in given.items()}
+    for name, mode in (("key.pem", 0o644), ("certificate.pem", 0o644), ("audit.json", 0o640)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    password = tmp_path / "password"
+    password.touch()
+    password.chmod(0o602)
+    more = {"root": "/r", "metrics.listen": "SSL://127.0.0.1:0"}
+    settings = load_settings(None, {}, more | {name: str(path) for name, path in paths.items()})
+    environment = {"SPARKLOG_CLIENT_PASSWORD_FILE": str(password)}
+    found = {
+        each.found.partition(" = ")[0]: each
+        for each in doctor.examine_secrets(environment, settings)
+    }
+    assert {option for option, each in found.items() if each.state is CheckState.WARN} == {
+        "tls.key", "tls.key_password_file", "SPARKLOG_CLIENT_PASSWORD_FILE",
+    }  # fmt: skip
+    assert "mode 0644" in found["tls.key"].found
+    assert found["security.audit_file"].state is CheckState.OK
+    assert list(doctor.examine_secrets({}, None)) == []
+
+
+def test_settings_name_the_root(tmp_path: Path) -> None:
+    """With `--config`, the root of the file is checked, and its keys."""
+    key = tmp_path / "key.pem"
+    key.touch(mode=0o600)
+    key.chmod(0o604)
+    settings = tmp_path / "broker.toml"
+    settings.write_text(
+        f'root = "{tmp_path / "root"}"\n[metrics]\nlisten = "SSL://127.0.0.1:1"\n'
+        f'[tls]\ncertificate = "c.pem"\nkey = "{key}"\n'
+    )
+    found = CliRunner().invoke(app, ["doctor", "--config", str(settings)])
+    assert f"{tmp_path / 'root'} is writable" in found.output
+    assert "mode 0604" in found.output
 
 
 def test_a_delayed_store_is_asked_little() -> None:
