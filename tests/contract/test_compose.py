@@ -34,6 +34,10 @@ from tests.support.s3 import s3_server
 from tests.support.waiting import wait_until
 
 STORE: Final = "store"
+SECURITY: Final = "security"
+SECRET: Final = "/secret"
+BROKERS_PORT: Final = 8814
+"""The port of the listener that has none on the host."""
 SECONDS: Final = 60.0
 _HOST: Final = "TEST_HOST_NAME"
 
@@ -66,12 +70,14 @@ def test_file_is_legal(tmp_path: Path) -> None:
 def test_page_names_the_file_and_its_services() -> None:
     """Each command of the page for Compose is about this file, and about services of it."""
     commands = re.findall(r"^docker compose .*$", containers.PAGE.read_text("utf-8"), re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 7
     for command in commands:
         words = command.split()
         assert words[3] == str(containers.COMPOSE.relative_to(fences.ROOT))
-        if words[4] in ("start", "stop"):
+        if words[4] in ("start", "stop", "exec"):
             assert words[5] in containers.brokers()
+        if words[4] == "cp":
+            assert words[5:] == [f"{SECURITY}:{SECRET}/admin", "admin"]
 
 
 def test_brokers_are_three_members_of_one_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,15 +105,52 @@ def test_advertised_addresses_are_published(monkeypatch: pytest.MonkeyPatch) -> 
         settings = settings_of(monkeypatch, name)
         outer = containers.published(service)
         taken.update(outer.values())
-        listened = {
-            int(each.rpartition(":")[2])
-            for each in (settings.kafka.listen, settings.flight.listen, settings.metrics.listen)
-        }
-        assert outer.keys() == listened
-        for listener in (settings.kafka, settings.flight):
-            port = int(listener.listen.rpartition(":")[2])
-            assert listener.advertised == f"localhost:{outer[port]}"
+        listened = {each.port for of in (settings.kafka, settings.flight) for each in of.listeners}
+        assert settings.metrics.listener is not None
+        listened.add(settings.metrics.listener.port)
+        assert outer.keys() == listened - {BROKERS_PORT}
+        (kafka,), (_, clients) = settings.kafka.listeners, settings.flight.listeners
+        for of, listener in ((settings.kafka, kafka), (settings.flight, clients)):
+            assert of.advertised_of(listener.name) == f"localhost:{outer[listener.port]}"
     assert set(taken.values()) == {1}
+
+
+def test_brokers_reach_each_other_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Flight listener, which brokers use, is advertised at the name of the container.
+
+    The certificate is valid for it.
+    """
+    words = containers.compose()["services"][SECURITY]["command"]
+    hosts = {each.removeprefix("--host=") for each in words if each.startswith("--host=")}
+    assert hosts == {"localhost", *containers.brokers()}
+    for name, service in containers.brokers().items():
+        settings = settings_of(monkeypatch, name)
+        first = settings.flight.listeners[0]
+        assert first.port == BROKERS_PORT
+        assert service["hostname"] == name
+        assert settings.flight.advertised_of(first.name) == f"{name}:{BROKERS_PORT}"
+
+
+def test_clients_log_in_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All listeners but that of metrics, with the files that `sparklog security init` has written,
+    to a volume which brokers only read.
+    """
+    service = containers.compose()["services"][SECURITY]
+    assert f"--out={SECRET}" in service["command"]
+    (volume,) = service["volumes"]
+    assert volume.endswith(f":{SECRET}")
+    for name, broker in containers.brokers().items():
+        settings = settings_of(monkeypatch, name)
+        listeners = (*settings.kafka.listeners, *settings.flight.listeners)
+        assert {each.protocol for each in listeners} == {"SASL_SSL"}
+        assert settings.security.anonymous == "loopback"
+        assert settings.tls.certificate == f"{SECRET}/broker.pem"
+        assert settings.tls.key == f"{SECRET}/broker.key"
+        assert broker["volumes"] == [f"{volume}:ro"]
+        assert broker["depends_on"][SECURITY] == {"condition": "service_completed_successfully"}
+        root = {key: each for key, each in broker["environment"].items() if "STORAGE" in key}
+        root["SPARKLOG_ROOT"] = settings.root
+        assert service["environment"] == root
 
 
 def test_brokers_wait_for_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +159,8 @@ def test_brokers_wait_for_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     store = services[STORE]
     for name, broker in containers.brokers().items():
         settings = settings_of(monkeypatch, name)
-        assert broker["depends_on"] == {STORE: {"condition": "service_healthy"}}
+        for each in (broker, services[SECURITY]):
+            assert each["depends_on"][STORE] == {"condition": "service_healthy"}
         assert settings.root.split("/")[2] == store["environment"]["S3_BUCKET"]
         for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             assert settings.storage[key.lower()] == store["environment"][key]
@@ -168,15 +212,19 @@ class Container:
         self._service = service
         self._ports = {
             inner: ports[outer] for inner, outer in containers.published(dict(service)).items()
-        }
+        } | {BROKERS_PORT: quiet_port()}
         (self._environment, self._folder) = containers.without_settings(os.environ), folder
         given = containers.environment() | service["environment"]
         for name, value in given.items():
-            host, colon, port = value.rpartition(":")
             if name.endswith("_LISTEN"):
-                value = f"{host}{colon}{self._ports[int(port)]}"
+                value = re.sub(r":(\d+)", lambda found: f":{self._ports[int(found[1])]}", value)
             elif name.endswith("_ADVERTISED"):
-                value = f"{host}{colon}{ports[int(port)]}"
+                value = re.sub(
+                    r"localhost:(\d+)", lambda found: f"localhost:{ports[int(found[1])]}", value
+                )
+                own = f"127.0.0.1:{self._ports[BROKERS_PORT]}"
+                value = value.replace(f"{service['hostname']}:{BROKERS_PORT}", own)
+            value = value.replace(SECRET, str(folder / "secret"))
             if name.startswith("SPARKLOG_"):
                 self._environment[name] = value
         for name, value in storage.items():
@@ -191,10 +239,6 @@ class Container:
     @property
     def kafka(self) -> str:
         return self._environment["SPARKLOG_KAFKA_ADVERTISED"]
-
-    @property
-    def flight(self) -> str:
-        return self._environment["SPARKLOG_FLIGHT_ADVERTISED"]
 
     def start(self) -> None:
         """Starts the entry point of the image; does not wait until it serves."""
@@ -260,6 +304,7 @@ class Cluster:
     """The brokers of the file, by name, and the ports that stand for those of the host."""
 
     def __init__(self, folder: Path, storage: Mapping[str, str]) -> None:
+        self._folder = folder
         # As the uts namespace of a container gives its process a host name.
         (folder / "sitecustomize.py").write_text(
             f"import os, socket\nsocket.gethostname = lambda: os.environ[{_HOST!r}]\n"
@@ -275,9 +320,21 @@ class Cluster:
             for name, service in containers.brokers().items()
         }
 
+    def secure(self) -> None:
+        """Runs the service `security`, and copies the administrator's files as the page does."""
+        service, folder = containers.compose()["services"][SECURITY], self._folder
+        words = (*service["entrypoint"], *service["command"])
+        command = " ".join(each.replace(SECRET, f"{folder}/secret") for each in words)
+        self.brokers["broker-0"].run(command, inside=True)
+        shutil.copytree(folder / "secret" / "admin", folder / "admin")
+
     @property
-    def bootstrap(self) -> str:
-        return ",".join(each.kafka for each in self.brokers.values())
+    def login(self) -> dict[str, Any]:
+        """The properties of a Kafka client of the administrator."""
+        lines = (self._folder / "admin" / "librdkafka.properties").read_text().splitlines()
+        return dict(each.split("=", 1) for each in lines) | {
+            "bootstrap.servers": ",".join(each.kafka for each in self.brokers.values())
+        }
 
     def commands(self) -> str:
         """The commands for a client in the page, with the ports that stand for those there."""
@@ -299,6 +356,7 @@ def _cluster(tmp_path: Path) -> Iterator[Cluster]:
     with s3_server(bucket) as storage:
         found = Cluster(tmp_path, storage)
         try:
+            found.secure()
             for each in found.brokers.values():
                 each.start()  # all at once, as Compose and a parallel StatefulSet do
             for name, each in found.brokers.items():
@@ -322,7 +380,7 @@ def write(cluster: Cluster, topic: str, wanted: range) -> None:
         if error is not None:
             failed.append(error)
 
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True})
+    producer = Producer({**cluster.login, "enable.idempotence": True})
     for number in wanted:
         producer.produce(topic, value=b"%d" % number, key=b"%d" % number, on_delivery=note)
     assert producer.flush(SECONDS) == 0
@@ -334,7 +392,7 @@ def read(cluster: Cluster, topic: str, count: int) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     consumer = Consumer(
         {
-            "bootstrap.servers": cluster.bootstrap,
+            **cluster.login,
             "group.id": "readers",
             "auto.offset.reset": "earliest",
         }
@@ -360,7 +418,7 @@ def test_brokers_serve_together(cluster: Cluster) -> None:
     The ids are those of the hosts, and each broker that gets SIGTERM ends in time without an error.
     """
     expected = {number: each.kafka for number, each in enumerate(cluster.brokers.values())}
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin = AdminClient(cluster.login)
     wait_until(lambda: members(admin) == expected, "all members are seen")
     created = admin.create_topics([NewTopic("numbers", 6)], request_timeout=SECONDS)
     created["numbers"].result(SECONDS)
@@ -385,6 +443,6 @@ def test_brokers_serve_together(cluster: Cluster) -> None:
 
 
 def test_file_has_no_other_services() -> None:
-    """Only the store and the brokers, so that no service is left out of these tests."""
+    """Only the store, `security` and the brokers, so that no service is left out of these tests."""
     document = yaml.safe_load(containers.COMPOSE.read_text("utf-8"))
-    assert document["services"].keys() == {STORE, *containers.brokers()}
+    assert document["services"].keys() == {STORE, SECURITY, *containers.brokers()}

@@ -65,8 +65,13 @@ def environment_of_the_run() -> dict[str, str]:
 def ports_of(environment: Mapping[str, str]) -> set[int]:
     """The ports at which a broker with that environment listens."""
     settings = load_settings(None, environment, {})
-    addresses = (settings.kafka.listen, settings.flight.listen, settings.metrics.listen)
-    return {int(address.rpartition(":")[2]) for address in addresses}
+    assert settings.metrics.listener is not None
+    listeners = (
+        *settings.kafka.listeners,
+        *settings.flight.listeners,
+        settings.metrics.listener,
+    )
+    return {each.port for each in listeners}
 
 
 def test_ports_of_the_page_are_those_of_the_listeners() -> None:
@@ -111,14 +116,19 @@ def test_image_installs_an_extra_that_exists() -> None:
 
 
 def test_volume_is_the_root() -> None:
-    """The root is the folder that is a volume, and that the image makes for the broker's user."""
+    """The root is the folder that is a volume, and that the image makes for the broker's user.
+
+    So is the mount point of Compose's volume with keys, which gets its owner.
+    """
     root = load_settings(None, environment_of_the_run(), {}).root
     assert containers.instructions("VOLUME") == [root]
     (volume,) = run_options()["--volume"]
     assert volume.endswith(f":{root}")
     (number,) = containers.instructions("USER")
     makes = [each for each in containers.instructions("RUN") if "useradd" in each]
-    assert makes == [f"useradd --uid {number} sparklog && mkdir {root} && chown sparklog {root}"]
+    assert makes == [
+        f"useradd --uid {number} sparklog && mkdir {root} /secret && chown sparklog {root} /secret"
+    ]
 
 
 def test_context_has_what_the_package_is_built_from(tmp_path: Path) -> None:

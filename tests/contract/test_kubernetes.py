@@ -130,12 +130,9 @@ def test_sources_of_variables_exist() -> None:
 
 def listened(settings: BrokerSettings) -> dict[str, int]:
     """The ports at which the broker listens, under the names of the manifests."""
-    addresses = {
-        "kafka": settings.kafka.listen,
-        "flight": settings.flight.listen,
-        "http": settings.metrics.listen,
-    }
-    return {name: int(each.rpartition(":")[2]) for name, each in addresses.items()}
+    (kafka,), (flight,) = settings.kafka.listeners, settings.flight.listeners
+    assert settings.metrics.listener is not None
+    return {"kafka": kafka.port, "flight": flight.port, "http": settings.metrics.listener.port}
 
 
 def test_ports_are_those_of_the_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +154,35 @@ def test_ports_are_those_of_the_listeners(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         assert int(advertised.rpartition(":")[2]) == open_ports[name]
     assert {
-        each.rpartition(":")[0] for each in (settings.kafka.listen, settings.metrics.listen)
+        each.host for each in (*settings.kafka.listeners, settings.metrics.listener) if each
     } == {
         "0.0.0.0"  # the kubelet is another host
     }
+
+
+def test_clients_log_in_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the certificate of a Secret, which the page creates, for the names of the brokers."""
+    settings = settings_of(monkeypatch, 0)
+    listeners = (*settings.kafka.listeners, *settings.flight.listeners)
+    assert {each.protocol for each in listeners} == {"SASL_SSL"}
+    assert settings.security.anonymous == "loopback"
+    (secret,) = (each for each in containers.pod()["spec"]["volumes"] if "secret" in each)
+    (mount,) = (
+        each for each in containers.container()["volumeMounts"] if each["name"] == secret["name"]
+    )
+    assert mount["readOnly"] is True
+    page = containers.PAGE.read_text("utf-8")
+    create = f"kubectl create secret generic {secret['secret']['secretName']}"
+    files = re.findall(r"--from-file keys/(\S+)", page.partition(create)[2].partition("\n")[0])
+    assert [f"{mount['mountPath']}/{each}" for each in files] == [
+        settings.tls.certificate,
+        settings.tls.key,
+    ]
+    # The files belong to the group of the pod.
+    assert containers.pod()["spec"]["securityContext"]["fsGroup"] == 1000
+    assert secret["secret"]["defaultMode"] == 0o440
+    host = settings.kafka.advertised.partition(":")[0].partition(".")[2]
+    assert f"--host '*.{host.replace(NAMESPACE, 'NAMESPACE')}'" in page
 
 
 def test_probes_ask_the_paths_of_the_broker() -> None:

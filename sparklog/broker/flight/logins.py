@@ -12,14 +12,13 @@ bounds the calls of clients that are not admitted, for each network.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import threading
 from collections.abc import Collection
 from typing import Final, NoReturn
 
 from sparklog import errors
 from sparklog.broker.authentication import Authentication, Identity, ScramLogin
+from sparklog.broker.basic import credentials_in, is_basic
 from sparklog.broker.flight import protocol
 from sparklog.broker.flight.gate import Gate
 from sparklog.broker.flight.grpc.call import Call
@@ -35,7 +34,6 @@ _CHECKED_AT_ONCE: Final = 2
 """Passwords that are checked at a time: each takes milliseconds of processor time."""
 _SHOWN: Final = 64
 """The maximum length of a user's name in a log line."""
-_BASIC: Final = "Basic "
 _WRONG: Final = "the user name or the password is wrong"
 """One text for all reasons: which of them it was helps those who guess."""
 
@@ -72,17 +70,13 @@ class Logins:
         """Logs a client in. Raises `NotAuthenticated` and `SecurityNotRead`."""
         call.deadline = self._clock.monotonic() + LOGIN_SECONDS
         self._authentication.check_fresh()
-        if call.authorization.startswith(_BASIC) and PLAIN in self._mechanisms:
+        if is_basic(call.authorization) and PLAIN in self._mechanisms:
             self._basic(call)
         else:
             self._scram(call)
 
     def _basic(self, call: Call) -> None:
-        try:
-            text = base64.b64decode(call.authorization.removeprefix(_BASIC), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            text = ""
-        user, _, password = text.partition(":")
+        user, password = credentials_in(call.authorization)
         if not user or not password or len(user.encode()) > NAME_BYTES_MAX:
             self._refuse(call, PLAIN, user, "the header is malformed, or a part of it is missing")
         identity = self._authentication.remembered(user, password)

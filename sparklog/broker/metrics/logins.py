@@ -8,8 +8,6 @@ that something is wrong.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -19,6 +17,7 @@ import structlog
 from sparklog import errors
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization, ClientRights
+from sparklog.broker.basic import credentials_in, is_basic
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.peers import network_of
 from sparklog.security.acl import Operation
@@ -26,7 +25,6 @@ from sparklog.security.scram import PLAIN, WRONG
 from sparklog.security.users import NAME_BYTES_MAX
 
 _log = structlog.get_logger("sparklog.metrics")
-_BASIC: Final = "basic "
 _SHOWN: Final = 64
 """The maximum length of a user's name in a log line."""
 _ASK: Final = {"www-authenticate": 'Basic realm="sparklog", charset="UTF-8"'}
@@ -78,11 +76,11 @@ class MetricsLogins:
 
         `header`: its `authorization`. `host`: the client's address.
         """
-        if header[: len(_BASIC)].lower() != _BASIC:
+        if not is_basic(header):
             return LoginRefused(401, "a login is needed: the user and the password of Basic", _ASK)
         if self._authorization.watch.is_unread:
             return LoginRefused(503, "the users of the root have not been read yet")
-        user, password = _credentials(header)
+        user, password = credentials_in(header)
         identity = await self._log_in(user, password)
         if identity is None:
             return await self._failed(user, host)
@@ -125,13 +123,3 @@ class MetricsLogins:
             _log.warning("a login has failed", peer=host, reason=f"user {user[:_SHOWN]!a}: {WRONG}")
         await asyncio.sleep(self._delays.next_seconds(network_of(host), user))
         return LoginRefused(401, "the user name or the password is wrong", _ASK)
-
-
-def _credentials(header: str) -> tuple[str, str]:
-    """Returns the user and the password; empty ones if the header is malformed."""
-    try:
-        text = base64.b64decode(header[len(_BASIC) :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return "", ""
-    user, _, password = text.partition(":")
-    return user, password

@@ -117,7 +117,7 @@ class ServerTls:
         self.context = server_context(files)
         """For the next connection."""
         self.http_context = server_context(files, is_http=True) if with_http else None
-        """The same for HTTP/1.1."""
+        """The context for the next connection of HTTP/1.1, if there are any."""
         self.certificate = _first_certificate(files.certificate)
         self.failure = ""
         """Why the files are not in use as they are now; empty if they are."""
