@@ -34,7 +34,7 @@ STEADY_SECONDS: Final = 3_600.0
 """The time in which equal events of programs that log in with each of their calls are counted."""
 QUEUE_BYTES: Final = 1 * limits.MIB
 """The maximum size of the lines of a class that wait to be written."""
-_EQUALS_KEPT: Final = 2_048
+EQUALS_KEPT: Final = 2_048
 """Events of a class with which later ones are compared."""
 TEXT_LENGTH: Final = 249
 """The maximum length of a name or a reason; that of a topic's name."""
@@ -333,7 +333,7 @@ class AuditLines:
                 self._drop(kind, 1)
                 return False
             if event.equal_seconds:
-                if len(kind.equals) >= _EQUALS_KEPT:
+                if len(kind.equals) >= EQUALS_KEPT:
                     self._end(kind, next(iter(kind.equals)))
                 kind.equals[event] = _Counted(now + event.equal_seconds)
             self._queue(kind, event)

@@ -102,6 +102,10 @@ def get(
     if user:
         header = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
     with contextlib.closing(connection):
+        connection.connect()
+        if ca:
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            assert connection.sock.selected_alpn_protocol() == "http/1.1"
         connection.request("GET", path, headers={"authorization": header} if header else {})
         response = connection.getresponse()
         if response.status == 401:

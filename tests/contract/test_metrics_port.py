@@ -19,6 +19,7 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker import listening
 from sparklog.broker.agent import Agent
+from sparklog.broker.audit_events import EQUALS_KEPT, QUEUE_BYTES
 from sparklog.broker.authentication import PASSWORDS_REMEMBERED
 from sparklog.broker.flight.grpc import call
 from sparklog.broker.flight.grpc.connection import (
@@ -38,6 +39,7 @@ from sparklog.broker.kafka.admission import FRAME_BYTES
 from sparklog.broker.kafka.sessions import FETCH_SESSIONS
 from sparklog.broker.kafka.slots import SLOTS
 from sparklog.broker.login_failures import FAILURES_REMEMBERED
+from sparklog.broker.metrics.http_connections import METRICS_CONNECTIONS
 from sparklog.broker.metrics.server import MetricsServer
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
@@ -117,6 +119,9 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
         "requests before a login": [FRAME_BYTES // limits.KIB],
         "right passwords": [PASSWORDS_REMEMBERED],
         "failed logins": [FAILURES_REMEMBERED],
+        "lines of the audit": [QUEUE_BYTES // limits.MIB],
+        "equal events of the audit": [EQUALS_KEPT],
+        "connections of metrics": [METRICS_CONNECTIONS],
         "connections of Flight": [
             CONNECTIONS,
             CONNECTIONS_PER_ADDRESS,

@@ -306,12 +306,15 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) 
         AuditFile(tmp_path)
 
 
-def test_the_file_is_opened_again_when_it_was_renamed(running: Running) -> None:
-    """Promise: programs that rotate logs need no signal, and no line is lost."""
+@pytest.mark.parametrize("creates", [False, True])
+def test_the_file_is_opened_again_when_it_was_renamed(running: Running, creates: bool) -> None:
+    """Promise: programs that rotate logs need no signal, even if they create the new file."""
     running.audit.note(deletion("t1"))
     running.wait_for(1)
     old = running.path.with_suffix(".1")
     running.path.rename(old)
+    if creates:
+        running.path.touch()
     running.audit.note(deletion("t2"))
     (line,) = running.wait_for(1)
     assert line["names"] == ["t2"]
