@@ -25,7 +25,13 @@ from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.credentials import Security
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.policies import with_ca
-from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    KafkaSettings,
+    SecuritySettings,
+    TlsSettings,
+)
 from sparklog.storage.objects import Store, open_store
 from tests.support.acls import acl, set_acls
 from tests.support.certificates import Authority
@@ -103,6 +109,7 @@ def _world(tmp_path: Path, authority: Authority) -> Iterator[World]:
         flight=FlightSettings(listen="SSL://127.0.0.1:0"),
         kafka=KafkaSettings(listen="SSL://127.0.0.1:0"),
         tls=tls,
+        security=SecuritySettings(audit_file=str(tmp_path / "audit.json")),
     )
     with Agent(settings, ask=ask) as agent, sparklog.connect(root) as log:
         for name in ("tea", "coffee"):
@@ -110,8 +117,11 @@ def _world(tmp_path: Path, authority: Authority) -> Iterator[World]:
         yield World(authority, agent, store)
 
 
-def test_the_subject_is_the_principal(world: World, app: tuple[str, str]) -> None:
-    """ACLs allow one certificate its topic; another one, and no certificate, see nothing."""
+def test_the_subject_is_the_principal(world: World, app: tuple[str, str], tmp_path: Path) -> None:
+    """ACLs allow one certificate its topic; another one, and no certificate, see nothing.
+
+    The audit has the logins.
+    """
     assert world.topics(app) == ({"tea"}, {"tea"})
     other = world.authority.sign("app-2", is_client=True, organization="Tea")
     assert world.topics(other) == (set(), set())
@@ -121,6 +131,14 @@ def test_the_subject_is_the_principal(world: World, app: tuple[str, str]) -> Non
         assert producer.send("tea", b"green").result().offset == 0
         with pytest.raises(errors.TopicNotAuthorized, match=f"User:{APP}"):
             producer.send("coffee", b"black").result()
+    lines = [
+        f'"mechanism":"SSL","principal":"User:{subject}","host":"127.0.0.1"'
+        for subject in (APP, "CN=app-2,O=Tea")
+    ]
+    audit = tmp_path / "audit.json"
+    wait_until(
+        lambda: min(map(audit.read_text().count, lines)) >= 2, "lines of logins at both listeners"
+    )
 
 
 def test_a_user_of_that_name_lists_the_method(world: World, app: tuple[str, str]) -> None:

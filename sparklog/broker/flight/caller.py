@@ -52,8 +52,6 @@ class Caller(ClientRights):
         """
         principal = root or (identity.principal if identity is not None else ANONYMOUS)
         super().__init__(None if root else authorization, principal, host_of(peer))
-        self.host = host_of(peer)
-        """Its address."""
         self.listener = listener
         self.identity = identity
         self.is_for_tasks = is_for_tasks

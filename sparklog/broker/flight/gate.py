@@ -29,7 +29,7 @@ from sparklog.broker.authorization import Authorization, View
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
 from sparklog.clock import Clock
-from sparklog.listeners import host_of
+from sparklog.listeners import SSL, host_of
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
 from sparklog.security.acl import Operation, ResourceType
@@ -121,7 +121,7 @@ class Gate:
             if call.listener.has_sasl:
                 raise BadToken(NO_TOKEN)
             if call.principal is not None:
-                return self._caller(call, identity=self._certified(call.principal))
+                return self._caller(call, identity=self._certified(call, call.principal))
             view = self.authorization.view
             if view.mode is Mode.ENFORCE and not view.allows_anonymous:
                 raise BadToken(_NO_ANONYMOUS)
@@ -157,16 +157,25 @@ class Gate:
             call, identity=identity, is_for_tasks=claims.is_for_tasks, topics=claims.topics
         )
 
-    def _certified(self, principal: CertificatePrincipal) -> Identity:
+    def _certified(self, call: Call, principal: CertificatePrincipal) -> Identity:
         """Returns the client whom a certificate names. Raises `BadToken`."""
         state = self.authorization.watch.state
         method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
         if ends_at <= self._clock.now_us() / 1e6:
             raise BadToken("its certificate has expired")
         try:
-            return identity_of(state, principal.name, method, ends_at=ends_at)
+            identity = identity_of(state, principal.name, method, ends_at=ends_at)
         except ValueError as error:
             raise BadToken(str(error)) from None
+        if self.authorization.audit is not None:
+            self.authorization.audit.logged_in(
+                listener=call.listener.name,
+                mechanism=SSL,
+                principal=identity.principal,
+                host=host_of(call.peer),
+                is_repeated=True,
+            )
+        return identity
 
     def _caller(self, call: Call, **client: Any) -> Caller:
         """Returns the client of a call; `client`: see `Caller`."""

@@ -129,9 +129,12 @@ class Admission:
         if principal is None or self._identify is None:
             return None
         try:
-            return self._identify(principal)
+            identity = self._identify(principal)
         except ValueError as error:
+            self._note_failure(stream, SSL, principal.name, error)
             raise AdmissionRefused(f"the client's certificate: {error}") from None
+        self._note_login(stream, SSL, identity)
+        return identity
 
     async def _shake_hands(
         self, stream: SocketStream, tls: ServerTls
@@ -177,14 +180,17 @@ class Admission:
                     await _wait_for_end(stream)
                 raise
             await stream.write(reply)
+        self._note_login(stream, server.mechanism, identity)
+        return identity
+
+    def _note_login(self, stream: SocketStream, mechanism: str, identity: Identity) -> None:
         if self._audit is not None:
             self._audit.logged_in(
                 listener=self._listener.name,
-                mechanism=server.mechanism,
+                mechanism=mechanism,
                 principal=identity.principal,
                 host=stream.peer,
             )
-        return identity
 
     def _note_failure(
         self, stream: SocketStream, mechanism: str, user: str, reason: Exception
