@@ -18,6 +18,7 @@ from sparklog.broker.flight.logins import Logins
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.loops import Loops
+from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.security_watch import watch_security
@@ -67,6 +68,7 @@ class AccessControl:
         self.audit: Audit | None = None
         """Set by `open`, if there is one."""
         self._refused = refused
+        self.quotas = Quotas(self.watch, clock=clock)
         self.security_admin = SecurityAdmin(store, self.watch, clock=clock)
         self._own_credentials = RootCredentials(store, self._known, clock=clock)
         """For requests to other members."""

@@ -91,9 +91,14 @@ class View:
             )
         )
 
-    def allows_administration(self, principal: str, host: str) -> bool:
-        """Returns whether an ACL allows a client to change ACLs, or it is a super user."""
-        what = Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME
+    def allows_administration(
+        self, principal: str, host: str, operation: Operation = Operation.ALTER
+    ) -> bool:
+        """Returns whether an ACL allows a client to change ACLs, or it is a super user.
+
+        `operation`: that of the change on the cluster; ALTER_CONFIGS for quotas.
+        """
+        what = operation, ResourceType.CLUSTER, CLUSTER_NAME
         return self._index.allows_listed(principal, host, *what)
 
     def allows_idempotent_write(self, principal: str, host: str) -> bool:

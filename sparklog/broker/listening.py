@@ -211,6 +211,7 @@ class Listeners:
             authorization=access.authorization,
             security_admin=access.security_admin,
             audit=access.audit,
+            quotas=access.quotas,
             login_delays=access.login_delays,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,

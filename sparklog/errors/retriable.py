@@ -223,3 +223,14 @@ class SecurityNotRead(Retriable):
         " for the broker again."
     )
     seconds: int
+
+
+class MutationQuotaExceeded(Retriable):
+    """The client has created or deleted as many partitions as its quota allows: try again later."""
+
+    code = "mutation_quota_exceeded"
+    template = (
+        "The quota of this client for the creation and deletion of partitions is exceeded: try"
+        " again in {throttle_ms} ms, or raise its controller_mutation_rate."
+    )
+    throttle_ms: int

@@ -1,4 +1,4 @@
-"""The security state of a root: users, ACLs and policy, and the changes between two versions of it.
+"""The security state of a root: users, ACLs, quotas and policy; and the changes of it.
 
 The state is versioned as the metadata is (`storage/security_store.py`). Each version names its
 author. All values are immutable.
@@ -14,6 +14,7 @@ import msgspec
 
 from sparklog.security.acl import Acl
 from sparklog.security.login_method import LoginMethod
+from sparklog.security.quota import Quota, QuotaEntity, QuotaKey
 from sparklog.security.scram import Mechanism, Verifier
 
 _KEY_BYTES: Final = 32
@@ -74,6 +75,7 @@ class SecurityState(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     users: dict[str, User] = {}
     acls: frozenset[Acl] = frozenset()
+    quotas: dict[QuotaEntity, dict[QuotaKey, float]] = {}
     salt_key: bytes = b""
     """Draws salts for users that do not exist. It never changes, so that the salts do not."""
     home: str = ""
@@ -89,7 +91,7 @@ class SecurityState(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return (
             f"SecurityState(version={self.version}, users={len(self.users)},"
-            f" acls={len(self.acls)}, policy={self.policy})"
+            f" acls={len(self.acls)}, quotas={len(self.quotas)}, policy={self.policy})"
         )
 
 
@@ -128,6 +130,8 @@ class StateDelta(
     """Users that were added or have changed; None: removed."""
     acls_added: tuple[Acl, ...] = ()
     acls_removed: tuple[Acl, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    """Those of entities whose quotas have changed; without values: removed."""
     salt_key: bytes | msgspec.UnsetType = msgspec.UNSET
     home: str | msgspec.UnsetType = msgspec.UNSET
     root_key: bytes | msgspec.UnsetType = msgspec.UNSET
@@ -161,6 +165,11 @@ def delta_of(before: SecurityState, after: SecurityState) -> StateDelta:
         users=users,
         acls_added=tuple(sorted(after.acls - before.acls)),
         acls_removed=tuple(sorted(before.acls - after.acls)),
+        quotas=tuple(
+            Quota(entity=entity, values=after.quotas.get(entity, {}))
+            for entity in before.quotas | after.quotas
+            if before.quotas.get(entity) != after.quotas.get(entity)
+        ),
         **whole,
     )
 
@@ -181,6 +190,11 @@ def apply(before: SecurityState, delta: StateDelta) -> SecurityState:
         if not before.acls.issuperset(delta.acls_removed):
             raise ValueError("it removes ACLs that do not exist")
         changes["acls"] = before.acls.difference(delta.acls_removed).union(delta.acls_added)
+    if delta.quotas:
+        if not {each.entity for each in delta.quotas if not each.values} <= before.quotas.keys():
+            raise ValueError("it removes quotas that do not exist")
+        quotas = before.quotas | {each.entity: each.values for each in delta.quotas}
+        changes["quotas"] = {entity: values for entity, values in quotas.items() if values}
     return msgspec.structs.replace(
         before, version=delta.version, change_id=delta.change_id, author=delta.author, **changes
     )

@@ -22,6 +22,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.security import state
 from sparklog.security.acl import Acl
+from sparklog.security.quota import Quota
 from sparklog.security.state import Author, Policy, SecurityState, StateDelta, User, new_key
 from sparklog.storage import packed
 from sparklog.storage.metadata.cluster_file import level_of_new, open_cluster
@@ -53,6 +54,8 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     home: str = ""
     root_key: bytes = b""
     ca: str = ""
+    quotas: list[Quota] | msgspec.UnsetType = msgspec.UNSET
+    """Missing if there are none, as in the snapshots of releases without quotas."""
 
     def __repr__(self) -> str:
         return f"_Content(version={self.version})"
@@ -107,6 +110,7 @@ class _SecurityFormat:
                 home=state.home,
                 root_key=state.root_key,
                 ca=state.ca,
+                quotas=_quotas_of(state) or msgspec.UNSET,
             )
         )
 
@@ -133,11 +137,18 @@ class _SecurityFormat:
             home=found.home,
             root_key=found.root_key,
             ca=found.ca,
+            quotas={each.entity: each.values for each in found.quotas or ()},
         )
 
     def snapshot_every(self, state: SecurityState) -> int:
         is_large = len(state.acls) > _MANY_ACLS
         return SECURITY_SNAPSHOT_EVERY * (_LARGE_SNAPSHOT_FACTOR if is_large else 1)
+
+
+def _quotas_of(state: SecurityState) -> list[Quota]:
+    """Returns the quotas, in an order that does not depend on how the state came about."""
+    quotas = (Quota(entity=entity, values=values) for entity, values in state.quotas.items())
+    return sorted(quotas, key=lambda each: _encoder.encode(each.entity))
 
 
 class SecurityStore(VersionChain[SecurityState, StateDelta]):
@@ -263,7 +274,7 @@ def change_security(
         level = known.level if known.version else level_of_new(cluster)
         if level < limits.SECURITY_LEVEL:
             raise errors.NeedsFeatureLevel(
-                what="users and ACLs", needed=limits.SECURITY_LEVEL, level=level
+                what="users, ACLs and quotas", needed=limits.SECURITY_LEVEL, level=level
             )
         if known.security:
             return None  # another program has created it meanwhile

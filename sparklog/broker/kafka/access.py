@@ -68,7 +68,7 @@ class Access(ClientRights):
 
     @property
     def administrator(self) -> Administrator:
-        """The client in the role of an administrator of ACLs."""
+        """The client in the role of an administrator of ACLs, users and quotas."""
         return Administrator(*self._client, self._identity)
 
     def check_fresh(self, *, is_of_member: bool = False) -> None:
@@ -142,19 +142,20 @@ class Access(ClientRights):
         if await self.refused(operation, resource, (name,)):
             raise self.error(operation, resource, name)
 
-    async def check_security_change(self) -> None:
-        """Raises what `check` raises for ALTER on the cluster, also while ACLs are only observed.
+    async def check_security_change(self, operation: Operation = Operation.ALTER) -> None:
+        """Raises what `check` raises for an operation on the cluster, also while ACLs are only
+        observed.
 
         Otherwise any client could become an administrator before ACLs are enforced.
         """
         view = self._view
-        if view is None or self._may_alter(view):
+        if view is None or view.allows_administration(*self._client, operation):
             return
         view = await self._newer_view(self._looks)
-        if view is None or self._may_alter(view):
+        if view is None or view.allows_administration(*self._client, operation):
             return
-        self._note(Operation.ALTER, _CLUSTER, (CLUSTER_NAME,), is_refused=True)
-        raise self.error(Operation.ALTER, _CLUSTER, CLUSTER_NAME)
+        self._note(operation, _CLUSTER, (CLUSTER_NAME,), is_refused=True)
+        raise self.error(operation, _CLUSTER, CLUSTER_NAME)
 
     async def check_idempotent_write(self) -> None:
         """Raises `ClusterNotAuthorized` unless the client may write to some topic (KIP-679)."""
@@ -212,9 +213,6 @@ class Access(ClientRights):
             async for name in self._steps(names)
             if not view.allows(*self._client, operation, resource, name)
         }
-
-    def _may_alter(self, view: View) -> bool:
-        return view.allows_administration(*self._client)
 
 
 OPEN: Final = Access(None)

@@ -25,6 +25,7 @@ from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGr
 from sparklog.broker.kafka.messages import Fields, Origin, Raw, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.kafka.throttle import UNTHROTTLED
 from sparklog.broker.tls.engine import TlsFailed
 from sparklog.clock import Clock
 from sparklog.listeners import Listener
@@ -112,6 +113,8 @@ class KafkaConnection:
         self._listener = listener
         self.identity: Identity | None = None
         """The user of the connection, once it has logged in."""
+        self.throttle = UNTHROTTLED
+        """Counts for the quotas of the client, once it is known."""
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
@@ -175,6 +178,7 @@ class KafkaConnection:
         Otherwise requests that have been received are still handled: a client that wants no
         response (acks=0) may leave right after sending.
         """
+        self.throttle.end()
         grant = self._incoming
         may_wait = False
         if self._in_progress is not None:
@@ -188,7 +192,7 @@ class KafkaConnection:
 
         A client that does not read its replies, or stops in the middle of a request, is allowed
         `STALLED_SECONDS`, or `STALLED_SHORT_SECONDS` while other requests wait for memory. A client
-        without open requests is allowed `IDLE_SECONDS`, as in Kafka.
+        without open requests is allowed `IDLE_SECONDS`, as in Kafka, unless it is throttled.
 
         Args:
             passed_seconds: the time since the last call, except while the event loop was busy and
@@ -223,7 +227,7 @@ class KafkaConnection:
         ):
             seconds = self._idle_seconds
             self.cut(f"{unread_bytes} bytes of replies were not read for {seconds:.0f} s")
-        elif not self._grants and self._idle_seconds >= IDLE_SECONDS:
+        elif not self._grants and not self.throttle.is_on and self._idle_seconds >= IDLE_SECONDS:
             self._stream.transport.abort()
 
     def cut(self, reason: str = "") -> None:
@@ -240,8 +244,12 @@ class KafkaConnection:
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
         access = self._context.access_of(self.identity, self._stream.peer)
-        origin = Origin(host, self._listener, access)
+        self.throttle = throttle = self._context.throttle_of(access.principal)
+        origin = Origin(host, self._listener, access, throttle)
         while True:
+            if throttle.is_on:
+                await throttle.wait()
+                self._idle_seconds = 0.0
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
                 flight = self._context.broker.cluster().brokers[0].address

@@ -22,6 +22,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.StorageUnavailable: ErrorCode.kafka_storage_error,
     errors.StorageFull: ErrorCode.kafka_storage_error,
     errors.QueueFull: ErrorCode.request_timed_out,
+    errors.MutationQuotaExceeded: ErrorCode.throttling_quota_exceeded,
     errors.TopicHeldBack: ErrorCode.kafka_storage_error,
     errors.BrokerUnavailable: ErrorCode.broker_not_available,
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,

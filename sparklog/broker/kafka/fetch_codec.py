@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sparklog.broker.kafka import wire
+from sparklog.broker.kafka.times import to_ms
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 Raw: TypeAlias = bytes | bytearray | memoryview
@@ -304,8 +305,9 @@ class Writer:
 
     def __iter__(self) -> Iterator[None]:
         version, is_flexible, fields = self._version, self._is_flexible, self._fields
-        # No tags; the throttle time.
-        self._gathered += b"\0\0\0\0\0" if is_flexible else b"\0\0\0\0"
+        if is_flexible:
+            self._gathered += b"\0"  # no tags
+        self._gathered += _INT32.pack(to_ms(fields["throttle_time"]))
         if version >= _WITH_SESSIONS:
             self._gathered += _SESSION.pack(fields["error_code"], fields["session_id"])
         responses = fields["responses"]

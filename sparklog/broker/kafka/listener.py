@@ -41,8 +41,10 @@ from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.slots import Turn, make_room
 from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.broker.kafka.throttle import Throttle
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.peers import network_of
+from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import Work
 from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.tls.handshakes import Handshakes
@@ -108,8 +110,9 @@ class KafkaListener:
         memory_bytes: the bound on `ListenerMemory`.
         authentication: the users; None if no listener asks for a login.
         authorization: the ACLs; None if everything is allowed to everybody.
-        security_admin: changes them.
+        security_admin: changes them, and the quotas.
         audit: notes logins and administrative requests; None if there is none.
+        quotas: of the clients; None if they have none.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
     """
@@ -126,6 +129,7 @@ class KafkaListener:
         authorization: Authorization | None = None,
         security_admin: SecurityAdmin | None = None,
         audit: Audit | None = None,
+        quotas: Quotas | None = None,
         login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
@@ -153,12 +157,15 @@ class KafkaListener:
         self.security_admin = security_admin
         self._watch = authorization.watch if authorization is not None else None
         self.audit = audit
+        self._quotas = quotas
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
         self._slots = [each.slots for each in self._admissions.values() if each is not None]
         self._addresses: Counter[str] = Counter()
         """The number of connections per client address."""
+        self._delayed = 0
+        """Connections that wait because of the quota of their address."""
         self._closed = 0
         """Connections that were closed or refused for a reason since the last check."""
         self.sessions = FetchSessions(self._clock)
@@ -222,6 +229,8 @@ class KafkaListener:
         self.broker.partitions.watch_leaders(self._note_leaders)
         if self._watch is not None:
             self._watch.on_change.append(partial(self._call_in_loop, self._cut_ended_sessions))
+        if self._quotas is not None:
+            self._quotas.on_change.append(partial(self._call_in_loop, self._end_throttles))
         for name, run in (
             ("kafka", self._serve),
             ("kafka-acks", self._watch_pending),
@@ -297,6 +306,14 @@ class KafkaListener:
             look=look,
             steps=self.scheduler.iterate,
         )
+
+    def throttle_of(self, principal: str) -> Throttle:
+        return Throttle(self._quotas, principal)
+
+    def _end_throttles(self) -> None:
+        """Judges throttled clients by their next request, as their quotas may have changed."""
+        for connection in self._connections.values():
+            connection.throttle.end()
 
     def log_closed(self, peer: str, reason: str) -> None:
         self._log_rarely("a connection is closed", peer=peer, reason=reason)
@@ -466,9 +483,11 @@ class KafkaListener:
             )
             stream.transport.abort()
             return
-        admission = self._admissions[acceptor.listener.name]
-        turn = admission.slots.take(peer) if admission is not None else None
-        self._bound_waiting()
+        wait_ms = self._quotas.connected(stream.peer) if self._quotas is not None else 0
+        if wait_ms is None or (wait_ms and self._delayed >= self._max_connections // 2):
+            self.log_closed(peer, "it opens more connections than its quota allows")
+            stream.transport.abort()
+            return
         connection = KafkaConnection(
             self,
             stream,
@@ -479,9 +498,49 @@ class KafkaListener:
         )
         self._addresses[peer] += 1
         self.counts.connections_opened += 1
-        task = self._loop.create_task(self._serve_connection(stream, connection, acceptor, turn))
+        if wait_ms:
+            turn = None
+            serving = self._serve_delayed(stream, connection, acceptor, wait_ms / 1e3)
+        else:
+            turn = self._take_turn(acceptor, peer)
+            serving = self._serve_connection(stream, connection, acceptor, turn)
+        task = self._loop.create_task(serving)
         self._connections[task] = connection
         task.add_done_callback(lambda task: self._ended(task, peer, turn))
+
+    def _take_turn(self, acceptor: Acceptor, peer: str) -> Turn | None:
+        """Returns the turn of a connection to be admitted; None if its listener admits all."""
+        admission = self._admissions[acceptor.listener.name]
+        if admission is None:
+            return None
+        turn = admission.slots.take(peer)
+        self._bound_waiting()
+        return turn
+
+    async def _serve_delayed(
+        self,
+        stream: SocketStream,
+        connection: KafkaConnection,
+        acceptor: Acceptor,
+        wait_seconds: float,
+    ) -> None:
+        """Serves a connection beyond the quota of its address, once that allows it."""
+        is_over: asyncio.Future[None] = self._loop.create_future()
+        stream.left = partial(_set_done, is_over)
+        timer = self._loop.call_later(wait_seconds, _set_done, is_over)
+        self._delayed += 1
+        try:
+            await is_over
+        finally:
+            self._delayed -= 1
+            timer.cancel()
+            stream.left = None
+        turn = self._take_turn(acceptor, network_of(stream.peer))
+        try:
+            await self._serve_connection(stream, connection, acceptor, turn)
+        finally:
+            if turn is not None:
+                turn.end()
 
     async def _serve_connection(
         self,

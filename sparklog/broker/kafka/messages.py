@@ -45,6 +45,7 @@ from sparklog import errors
 from sparklog.broker.kafka import access, fetch_codec, frame_check, produce_codec
 from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
+from sparklog.broker.kafka.throttle import UNTHROTTLED, Throttle
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 from sparklog.listeners import PLAINTEXT, Listener
 from sparklog.security.acl import ANONYMOUS
@@ -80,6 +81,8 @@ class Origin(NamedTuple):
     listener: Listener
     access: Access
     """Authorizes the client, and names its user."""
+    throttle: Throttle = UNTHROTTLED
+    """Counts what the client does for its quotas."""
 
 
 NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""), access.OPEN)
@@ -98,6 +101,8 @@ class Request:
     body: Any
     memory: ReplyMemory
     """The memory for the records of the reply, acquired before they are read."""
+    size_bytes: int = 0
+    """The size of the request; 0 for a Fetch, whose records count instead."""
     is_gone: Callable[[], bool] = lambda: False
     """Returns whether the client has disconnected."""
 
@@ -115,6 +120,11 @@ class Request:
     def access(self) -> Access:
         """Authorizes the client."""
         return self.origin.access
+
+    @property
+    def throttle(self) -> Throttle:
+        """Counts what the client does for its quotas."""
+        return self.origin.throttle
 
     @property
     def client(self) -> str:
@@ -224,6 +234,7 @@ def parse_request(
         client_id=getattr(header, "client_id", None) or "",
         origin=origin,
         body=body,
+        size_bytes=len(frame),
         memory=memory or _UnlimitedMemory(),
         is_gone=is_gone,
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sparklog.broker.kafka import wire
-from sparklog.broker.kafka.times import ms_of
+from sparklog.broker.kafka.times import ms_of, to_ms
 
 _WITH_LOG_STARTS: Final = 5
 _WITH_ERROR_TEXTS: Final = 8
@@ -47,7 +47,9 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytea
             _write_partition(frame, version, each)
         if is_flexible:
             frame += b"\0"
-    frame += b"\0\0\0\0\0" if is_flexible else b"\0\0\0\0"  # the throttle time; no tags
+    frame += _INT32.pack(to_ms(fields["throttle_time"]))
+    if is_flexible:
+        frame += b"\0"
     frame[: _INT32.size] = _INT32.pack(len(frame) - _INT32.size)
     return frame
 

@@ -23,6 +23,7 @@ from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.broker.kafka.throttle import Throttle
 from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.listeners import Listener
 
@@ -91,6 +92,9 @@ class HandlerContext(Protocol):
 
     def access_of(self, identity: Identity | None, host: str) -> Access:
         """Returns what a client may do, by its user and its address."""
+
+    def throttle_of(self, principal: str) -> Throttle:
+        """Returns what counts for the quotas of a client on a new connection."""
 
     def log_closed(self, peer: str, reason: str) -> None:
         """Logs why a connection is closed. If there are many per second, most are only counted."""

@@ -14,6 +14,11 @@ def moment(ms: int) -> dt.datetime:
     return _EPOCH + dt.timedelta(milliseconds=ms)
 
 
+def duration(ms: int) -> dt.timedelta:
+    """Returns a duration of `ms` milliseconds."""
+    return dt.timedelta(milliseconds=ms)
+
+
 def to_ms(duration: dt.timedelta) -> int:
     """Returns the whole milliseconds of a duration."""
     return duration // dt.timedelta(milliseconds=1)

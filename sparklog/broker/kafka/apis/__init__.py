@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparklog.broker.kafka.apis import (
+    alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
@@ -49,6 +50,7 @@ from sparklog.broker.kafka.apis import (
 )
 
 __all__ = [
+    "alter_client_quotas",
     "alter_configs",
     "alter_partition_reassignments",
     "alter_replica_log_dirs",

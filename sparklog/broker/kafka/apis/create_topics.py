@@ -19,13 +19,15 @@ from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.resources import config_fields
-from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.throttle import Mutations
 from sparklog.broker.kafka.topics import check_assignment, kafka_id
 from sparklog.formats import flight_messages
 from sparklog.security.acl import Operation, ResourceType
 
 _FIRST_WITH_CONFIGS: Final = 5
 """The first version whose reply contains the topic's configuration."""
+_FIRST_STRICT: Final = 6
+"""The first version whose clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 
 @serves(19, "create_topics", max_version=7, follows=True)
@@ -59,6 +61,15 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
                 wanted.append(creation)
         except errors.SparklogError as error:
             found[each.name] = error
+    mutations = Mutations(
+        request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
+    )
+    if mutations.counts:
+        wanted = [
+            each
+            async for each in context.scheduler.iterate(wanted)
+            if _is_in_quota(context, each, mutations, found)
+        ]
     for first in range(0, len(wanted), limits.TOPICS_CREATED_TOGETHER):
         some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
         now_refused = await access.still_refused(
@@ -78,12 +89,28 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
                 count, config = len(info.partitions), info.config
                 found[creation.topic] = count, config, kafka_id(info.topic_id)
     return {
-        "throttle_time": NO_TIME,
+        "throttle_time": mutations.end(),
         "topics": [
             _fields(context, name, found[name], hides_config=name in hidden)
             async for name in context.scheduler.iterate(topics)
         ],
     }
+
+
+def _is_in_quota(
+    context: HandlerContext,
+    creation: flight_messages.CreateTopic,
+    mutations: Mutations,
+    found: dict[str, errors.SparklogError | tuple[int, dict[str, str], Any]],
+) -> bool:
+    """Counts the partitions of a new topic. Returns False if it has an error, added to `found`."""
+    try:
+        count, _ = context.broker.topics.check_new(creation)
+        mutations.check(count)
+    except errors.SparklogError as error:
+        found[creation.topic] = error
+        return False
+    return True
 
 
 def _fields(

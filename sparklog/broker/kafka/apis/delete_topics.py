@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -17,9 +17,12 @@ from sparklog import errors
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
-from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.throttle import Mutations
 from sparklog.broker.kafka.topics import known_name, unknown_id
 from sparklog.security.acl import Operation, ResourceType
+
+_FIRST_STRICT: Final = 5
+"""The first version whose clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 
 @serves(20, "delete_topics", max_version=6, follows=True)
@@ -49,13 +52,16 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             or_cluster=Operation.DELETE,
         ),
     )
-    return {
-        "throttle_time": NO_TIME,
-        "responses": [
-            await _delete(context, request, *each, names[each], judged, is_repeated=count > 1)
-            async for each, count in context.scheduler.iterate(counts.items())
-        ],
-    }
+    mutations = Mutations(
+        request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
+    )
+    responses = [
+        await _delete(
+            context, request, *each, names[each], judged, mutations, is_repeated=count > 1
+        )
+        async for each, count in context.scheduler.iterate(counts.items())
+    ]
+    return {"throttle_time": mutations.end(), "responses": responses}
 
 
 class _Judged(NamedTuple):
@@ -72,6 +78,7 @@ async def _delete(
     topic_id: Any,
     found: str | None,
     judged: _Judged,
+    mutations: Mutations,
     *,
     is_repeated: bool,
 ) -> Fields:
@@ -98,6 +105,8 @@ async def _delete(
             error_name = name if name is not None else str(topic_id)
             raise request.access.error(Operation.DELETE, ResourceType.TOPIC, error_name)
         name = found
+        if mutations.counts:
+            mutations.check(len(broker.partitions.statuses(found)))
         delete = partial(broker.topics.delete, client=request.client)
         await context.run_blocking(WorkerPool.CHANGE, delete, found)
     except errors.SparklogError as error:

@@ -9,6 +9,7 @@ Differences from Kafka: there are no other replicas to read from, and no transac
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -112,25 +113,58 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         for key in _forgotten_partitions(body):
             session.partitions.pop(key, None)
         partitions = session.partitions
+    throttle_time = NO_TIME
     if partitions:  # none: the client closes its session
-        await _collect_allowed(context, list(partitions.values()), request)
+        may_be_sent, throttle_time = await _collect_in_quota(
+            context, list(partitions.values()), request
+        )
+        if not may_be_sent:
+            return _throttled_reply(throttle_time, session)
     async for partition in context.scheduler.iterate(list(partitions.values())):
         size = partition.size if partition.chunks else 0
         context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
         if partition.code:
             context.counts.errors[1, partition.code.name] += 1
     if session is not None:
-        return await _reply(context, await _changed(context, session), session, request)
+        changed = await _changed(context, session)
+        return await _reply(context, changed, session, request, throttle_time)
     if epoch == _NEW_SESSION:
         session = context.sessions.open(_allowed(partitions), request.access.principal)
-    return await _reply(context, list(partitions.values()), session, request)
+    return await _reply(context, list(partitions.values()), session, request, throttle_time)
+
+
+async def _collect_in_quota(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], request: Request
+) -> tuple[bool, dt.timedelta]:
+    """Reads records. Returns whether they may be sent by the client's quota, and its throttle time.
+
+    Records that may not be sent are dropped. A client that is throttled waits for none.
+    """
+    throttle, most_bytes = request.throttle, FETCH_BYTES
+    if not throttle.counts:
+        await _collect_allowed(context, partitions, request, most_bytes)
+        return True, NO_TIME
+    most_bytes, throttle_time = throttle.fetch_allowance(request.client_id, most_bytes)
+    if throttle_time:
+        return False, throttle_time
+    await _collect_allowed(context, partitions, request, most_bytes)
+    size = sum(each.size for each in partitions if each.chunks)
+    may_be_sent, throttle_time = throttle.fetched(request.client_id, size)
+    if not may_be_sent:
+        for each in partitions:
+            each.chunks = ()
+        request.memory.release_records()
+    return may_be_sent, throttle_time
 
 
 async def _collect_allowed(
-    context: HandlerContext, partitions: Sequence[_FetchPartition], request: Request
+    context: HandlerContext,
+    partitions: Sequence[_FetchPartition],
+    request: Request,
+    most_bytes: int,
 ) -> None:
     """Reads records, and drops those that the client may not read any more when they are there."""
-    await _collect(context, partitions, request)
+    await _collect(context, partitions, request, most_bytes)
     judged = await _judge(context, request, partitions)
     if judged.refused:
         for partition in partitions:
@@ -185,16 +219,19 @@ async def _changed(context: HandlerContext, session: FetchSession) -> list[_Fetc
 
 
 async def _collect(
-    context: HandlerContext, partitions: Sequence[_FetchPartition], request: Request
+    context: HandlerContext,
+    partitions: Sequence[_FetchPartition],
+    request: Request,
+    most_bytes: int,
 ) -> None:
-    """Reads records into the partitions.
+    """Reads records into the partitions, about `most_bytes` at most.
 
     Returns with at least `min_bytes`, with as much as fits into a response, with an error, or when
     the time is up. If fewer bytes exist, they are counted without reading them where possible, and
     records that were read are dropped while the request waits for more.
     """
     body = request.body
-    most_bytes = max(min(getattr(body, "max_bytes", FETCH_BYTES), FETCH_BYTES), 0)
+    most_bytes = max(min(getattr(body, "max_bytes", FETCH_BYTES), most_bytes), 0)
     min_bytes = min(body.min_bytes, most_bytes)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     has_turn = False
@@ -563,6 +600,7 @@ async def _reply(
     partitions: Sequence[_FetchPartition],
     session: FetchSession | None,
     request: Request,
+    throttle_time: dt.timedelta,
 ) -> Fields:
     make = partial(_partition_fields, request.body.isolation_level == _READ_COMMITTED)
     topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_SentPartition]]] = {}
@@ -583,11 +621,18 @@ async def _reply(
         [{**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()],
         len(topics) + len(partitions),
         leaders.endpoints(context, request.listener, others),
+        throttle_time,
     )
 
 
 def _error_reply(code: ErrorCode) -> Fields:
-    return _fields(code, 0, (), 0, ())
+    return _fields(code, 0, (), 0, (), NO_TIME)
+
+
+def _throttled_reply(throttle_time: dt.timedelta, session: FetchSession | None) -> Fields:
+    """Returns an empty reply: a session stays as it is, and none is opened, as in Kafka."""
+    session_id = session.session_id if session is not None else 0
+    return _fields(ErrorCode.none, session_id, (), 0, (), throttle_time)
 
 
 def _fields(
@@ -596,9 +641,10 @@ def _fields(
     responses: Sequence[Fields],
     items: int,
     endpoints: Sequence[Fields],
+    throttle_time: dt.timedelta,
 ) -> FetchReply:
     fields: dict[str, Any] = {
-        "throttle_time": NO_TIME,
+        "throttle_time": throttle_time,
         "error_code": code,
         "session_id": session_id,
         "responses": responses,

@@ -22,8 +22,9 @@ from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.operations import NOT_REQUESTED, on_cluster, on_topic
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
-from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.throttle import Mutations
 from sparklog.broker.kafka.topics import known_name, nodes, topic_fields, topic_name_of_id
+from sparklog.formats.flight_messages import CreateTopic
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.security.acl import Operation, ResourceType
 
@@ -36,10 +37,11 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     hidden = await request.access.refused(
         Operation.DESCRIBE, ResourceType.TOPIC, _requested_names(context.broker, topics)
     )
-    created = await _create(context, topics, request, hidden)
+    mutations = Mutations(request.throttle, request.client_id, is_strict=False)
+    created = await _create(context, topics, request, hidden, mutations)
     cluster = context.broker.cluster()
     return {
-        "throttle_time": NO_TIME,
+        "throttle_time": mutations.end(),
         "brokers": [
             {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
             for each in nodes(context.broker, request.listener, with_gone=True)
@@ -96,7 +98,11 @@ class _Created(NamedTuple):
 
 
 async def _create(
-    context: HandlerContext, topics: Sequence[Any], request: Request, hidden: Collection[str]
+    context: HandlerContext,
+    topics: Sequence[Any],
+    request: Request,
+    hidden: Collection[str],
+    mutations: Mutations,
 ) -> _Created:
     """Creates missing topics, if that is allowed, and at most `CREATED_TOPICS`."""
     refused: dict[str, ErrorCode] = {}
@@ -132,6 +138,8 @@ async def _create(
             not_authorized = {*not_authorized, name}
             continue
         try:
+            if mutations.counts:
+                mutations.check(context.broker.topics.check_new(CreateTopic(topic=name))[0])
             create = partial(context.broker.topics.create_on_request, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, create, name)
             if context.audit is not None:

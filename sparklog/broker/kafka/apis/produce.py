@@ -13,6 +13,7 @@ passed on, and shares its error with others that lack records.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -56,6 +57,9 @@ _RETRY_SECONDS: Final = 0.01
 @serves(0, "produce", max_version=13, is_pipelined=True, keeps_frame=True, is_blind=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
+    throttle_time = NO_TIME
+    if request.throttle.counts:
+        throttle_time = request.throttle.produced(request.client_id, request.size_bytes)
     prepared = await _prepare(context, request)
     pending_appends: list[PendingAppend] = []
     try:
@@ -66,7 +70,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitabl
     if body.acks == 0:
         _check_all_queued(queued)
         return None
-    return _reply(context, request.listener, queued, durable)
+    return _reply(context, request.listener, queued, durable, throttle_time)
 
 
 def _check_all_queued(queued: _QueuedTopics) -> None:
@@ -222,6 +226,7 @@ async def _reply(
     listener: Listener,
     queued: _QueuedTopics,
     durable: asyncio.Future[list[Outcome]],
+    throttle_time: dt.timedelta,
 ) -> Reply:
     outcomes = iter(await durable)
     ended: list[tuple[Any, list[tuple[int, Outcome]]]] = []
@@ -251,7 +256,7 @@ async def _reply(
         }
         for topic, results in ended
     ]
-    fields = {"responses": responses, "throttle_time": NO_TIME}
+    fields = {"responses": responses, "throttle_time": throttle_time}
     if named := leaders.endpoints(context, listener, found.values()):
         fields["node_endpoints"] = named
     return PlainProduceReply(fields) if is_plain and items <= KAFKA_LITTLE_ITEMS else fields
