@@ -30,6 +30,7 @@ from tests.support.kafkarequests import (
     produce_fields,
 )
 from tests.support.kafkas import Frames, broker, frames
+from tests.support.quota_cases import altered
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 DESCRIBE, READ, DELETE = Operation.DESCRIBE, Operation.READ, Operation.DELETE
@@ -350,6 +351,12 @@ ROWS: Final = [
         1,
         lambda _: {"components": (), "strict": False},
         (cluster(Operation.DESCRIBE_CONFIGS, "error_code"),),
+    ),
+    Row(
+        "alter_client_quotas",
+        1,
+        lambda _: altered({"user": "nobody"}, producer_byte_rate=None),
+        (cluster(Operation.ALTER_CONFIGS, "entries.error_code"),),
     ),
     Row(
         "describe_user_scram_credentials",

@@ -560,15 +560,14 @@ def test_what_has_a_config_is_listed(log: sparklog.Log, frames: Frames) -> None:
 
 
 def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
-    """No transactions, no groups of KIP-848, no share groups, no delegation tokens, no change of
-    quotas: a client sees it. ACLs and users are offered, with an error while they are off.
+    """No transactions, no groups of KIP-848, no share groups, no delegation tokens: a client sees
+    it. ACLs and users are offered, with an error while they are off.
     """
     offered = {each.api_key for each in frames.ask(18, 4, CLIENT).api_keys}
     transactions = {24, 25, 26, 27, 28, 65, 66}
     new_groups = {68, 69, 76, 77, 78, 79, 80, 88, 89, 90, 91, 92}
     delegation_tokens = {38, 39, 40, 41}
-    alter_quotas = {49}
-    assert not offered & (transactions | new_groups | delegation_tokens | alter_quotas)
+    assert not offered & (transactions | new_groups | delegation_tokens)
     assert {
         0,
         1,
@@ -589,6 +588,7 @@ def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
         37,
         44,
         48,
+        49,
         50,
         51,
         60,

@@ -54,6 +54,8 @@ class Plain:
             return kind(dt.timedelta(milliseconds=self.number))
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
             return next(iter(kind))
+        if name == "f64":
+            return kind(float(self.number))
         return kind(self.text if isinstance(kind, type) and issubclass(kind, str) else self.number)
 
 

@@ -264,7 +264,9 @@ def collected(context: Turns) -> fetch._FetchPartition:
     request = cast(
         "Request", SimpleNamespace(version=11, body=body, memory=NoBounds(), access=OPEN)
     )
-    asyncio.run(fetch._collect(cast("HandlerContext", context), [partition], request))
+    asyncio.run(
+        fetch._collect(cast("HandlerContext", context), [partition], request, fetch.FETCH_BYTES)
+    )
     return partition
 
 

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
 from sparklog.broker.kafka import messages
-from sparklog.broker.kafka.times import NO_TIME, moment
+from sparklog.broker.kafka.times import duration, moment
 
 VERSIONS: Final = range(3, 14)
 NAMES: Final = ("t", "x" * 126, "x" * 127, "x" * 249)
@@ -20,11 +20,11 @@ NAMES: Final = ("t", "x" * 126, "x" * 127, "x" * 249)
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
-    """Both write the same bytes, with and without times of the append."""
+    """Both write the same bytes, with and without times of the append and a throttle."""
     at = random.Random(version)
     for count in range(4):
         fields = {
-            "throttle_time": NO_TIME,
+            "throttle_time": duration(at.choice([0, 1, 600_000])),
             "responses": [
                 {
                     "name": at.choice(NAMES),
