@@ -1,4 +1,4 @@
-"""Administration of the ACLs, users and quotas by clients of a broker, which may be any of the root's."""
+"""Administration of the ACLs, users and quotas by clients of a broker, any of the root's."""
 
 from __future__ import annotations
 

@@ -20,7 +20,18 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import acls, broker, cluster, groups, jobs, maintenance, security, topics, users
+from sparklog.cli import (
+    acls,
+    broker,
+    cluster,
+    groups,
+    jobs,
+    maintenance,
+    quotas,
+    security,
+    topics,
+    users,
+)
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -46,6 +57,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
 app.add_typer(users.app, name="users")
 app.add_typer(acls.app, name="acls")
+app.add_typer(quotas.app, name="quotas")
 app.add_typer(security.app, name="security")
 app.add_typer(jobs.app, name="jobs")
 app.command(cls=Command)(produce)

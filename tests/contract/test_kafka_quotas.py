@@ -164,7 +164,7 @@ def test_a_throttled_client_is_not_stalled(
     assert not served._stream.transport.is_closing()
     assert not served._grants
     client.close()
-    wait_until(lambda: not listener.connection_count, seconds=10)
+    wait_until(lambda: not served.throttle.is_on, "the end of the throttle")
 
 
 def test_a_consumer_is_throttled(agent: Agent, client: Frames) -> None:

@@ -32,6 +32,7 @@ from sparklog.security.acl import (
 )
 from sparklog.settings import KafkaSettings
 from sparklog.storage.objects import open_store
+from tests.support import quota_cases
 from tests.support.acls import acl, set_acls
 from tests.support.kafkas import Frames, broker
 from tests.support.scram_cases import CASES, DESCRIBE, altered, deletion, described
@@ -430,6 +431,7 @@ REQUESTS: Final[dict[str, tuple[int, int, list[dict[str, Any]]]]] = {
         group_requests({"topics": per_topic("name", partitions=[{"partition_index": 0}])}),
     ),
     "DescribeClientQuotas": (48, 1, [{"components": (), "strict": False}]),
+    "AlterClientQuotas": (49, 1, [quota_cases.altered({"user": "bob"}, producer_byte_rate=None)]),
     "DescribeUserScramCredentials": (50, 0, [described("absent")]),
     "AlterUserScramCredentials": (51, 0, [altered(deletions=[deletion("absent")])]),
     "DescribeCluster": (60, 0, [{"include_cluster_authorized_operations": True}]),
@@ -588,16 +590,23 @@ def test_both_decide_alike(sides: tuple[Side, Side], granted: str) -> None:
     assert not differences, "\n".join(differences)
 
 
-def test_both_keep_the_same_users(sides: tuple[Side, Side]) -> None:
-    """Promise: the replies to each request of `CASES` are those of a real Kafka."""
+@pytest.mark.parametrize(
+    ("cases", "version", "describe"),
+    [(CASES, 0, DESCRIBE), (quota_cases.CASES, 1, quota_cases.DESCRIBE)],
+    ids=["users", "quotas"],
+)
+def test_both_keep_the_same_users_and_quotas(
+    sides: tuple[Side, Side], cases: Any, version: int, describe: int
+) -> None:
+    """Promise: the replies to each request of the cases are those of a real Kafka."""
     for side in sides:
-        for case in CASES:
+        for case in cases:
 
             def is_as_expected(side: Side = side, case: Any = case) -> bool:
-                found = case.outcome_of(side.admin.ask(case.key, 0, case.fields))
-                return bool(found == (case.codes, case.credentials))
+                found = case.outcome_of(side.admin.ask(case.key, version, case.fields))
+                return bool(found == case[3:5])
 
-            if case.key == DESCRIBE:  # a Kafka broker follows its controller
+            if case.key == describe:  # a Kafka broker follows its controller
                 wait_until(is_as_expected, case.what)
             else:
                 assert is_as_expected(), case.what

@@ -22,6 +22,7 @@ import sparklog
 from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
+from sparklog.security.quota import QuotaEntity, QuotaKey
 from sparklog.security.scram import Mechanism, is_password
 from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
 from sparklog.storage.objects import open_store
@@ -628,7 +629,7 @@ sasl.jaas.config=org.apache.kafka.common.security.{module} required {login};
         assert "SaslAuthenticationException" in refused.stdout + refused.stderr
 
 
-def test_kafka_tools_for_acls_and_users(tmp_path: Path) -> None:
+def test_kafka_tools_for_acls_users_and_quotas(tmp_path: Path) -> None:
     """Promise: kafka-acls.sh and kafka-configs.sh work unmodified, as a super user."""
     if not jars.find().broker:
         pytest.skip("; ".join(jars.find().missing))
@@ -672,4 +673,16 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
         verifier = state.users["bob"].credentials[Mechanism.SHA_256]
         assert is_password(Mechanism.SHA_256, verifier, "bobs-secret")
         configs("--alter", *user, "--delete-config", "SCRAM-SHA-256")
+        assert "bob" not in configs("--describe")
+        configs("--alter", *user, "--add-config", "producer_byte_rate=1024,consumer_byte_rate=2048")
+        assert "producer_byte_rate=1024.0" in configs("--describe", *user)
+        configs("--alter", "--entity-default", "--add-config", "controller_mutation_rate=1.5")
+        assert "controller_mutation_rate=1.5" in configs("--describe", "--entity-default")
+        quotas = agent._access.watch.state.quotas
+        assert quotas[QuotaEntity(user="bob")] == {
+            QuotaKey.PRODUCER_BYTE_RATE: 1_024,
+            QuotaKey.CONSUMER_BYTE_RATE: 2_048,
+        }
+        assert quotas[QuotaEntity(user=None)] == {QuotaKey.CONTROLLER_MUTATION_RATE: 1.5}
+        configs("--alter", *user, "--delete-config", "producer_byte_rate,consumer_byte_rate")
         assert "bob" not in configs("--describe")
