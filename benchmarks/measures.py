@@ -12,6 +12,7 @@ from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
 from benchmarks.kafka.acls import acls
 from benchmarks.kafka.logins import logins
+from benchmarks.kafka.quota import quota
 from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
 from benchmarks.spark import age, bulk, stream
@@ -29,6 +30,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-tls": tls,
     "kafka-logins": logins,
     "kafka-acls": acls,
+    "kafka-quota": quota,
     "kafka-tails": tails.kafka,
     "kafka-native-tails": tails.native,
     "kafka-large-records": reads.large,

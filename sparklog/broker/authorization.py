@@ -242,6 +242,11 @@ class ClientRights:
         return self._client[1]
 
     @property
+    def user(self) -> str:
+        """The name of the user, as quotas have it."""
+        return self.principal.partition(":")[2]
+
+    @property
     def _view(self) -> View | None:
         """The view to judge by; None if ACLs are not evaluated."""
         if self._authorization is None:

@@ -235,6 +235,7 @@ class Listeners:
             max_batch_bytes=self._settings.writer.max_batch_bytes,
             gate=gate,
             logins=access.logins(gate) if self._settings.flight.has_sasl else None,
+            quotas=access.quotas,
             hooks=self._hooks,
         )
         return self.flight

@@ -47,7 +47,9 @@ from sparklog.broker.flight.protocol import FlightData
 from sparklog.broker.flight.rights import check_rights, shown
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
 from sparklog.broker.flight.tails import ServedTail, Tails
+from sparklog.broker.flight.throttle import MUTATIONS, Throttles
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import Work
 from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
@@ -101,6 +103,7 @@ class FlightListener:
         clock: None: the machine's own.
         gate: admits calls; None: all are served.
         logins: logs clients in; None: no listener asks for a login.
+        quotas: of the clients; None if they have none.
         hooks: called for each request; None: no hooks.
     """
 
@@ -115,6 +118,7 @@ class FlightListener:
         clock: ThreadClock | None = None,
         gate: Gate | None = None,
         logins: Logins | None = None,
+        quotas: Quotas | None = None,
         hooks: RequestHooks | None = None,
     ) -> None:
         self._broker = broker
@@ -122,6 +126,9 @@ class FlightListener:
         self._hooks = hooks
         clock = clock or SystemClock()
         bounds = bounds or StreamBounds()
+        self._throttles = (
+            Throttles(quotas, most=bounds.streams // 2, clock=clock) if quotas is not None else None
+        )
         self._max_batch_bytes = max_batch_bytes
         self._reply_memory = DecodeMemory(bounds.held_bytes)
         """The memory for large batches on their way to clients."""
@@ -132,6 +139,8 @@ class FlightListener:
             on_refusal=lambda reason: broker.refused.note(Work.STREAMS, reason),
         )
         self._tails = Tails(self._reply_memory, clock=clock)
+        if quotas is not None:
+            quotas.on_change.append(self._tails.end_throttles)
         self._proofs = ThreadPoolExecutor(1, thread_name_prefix="sparklog-proof")
         self._dictionaries = Dictionaries()
         self._waiting_actions = 0
@@ -191,6 +200,8 @@ class FlightListener:
 
     def close(self) -> None:
         """Ends all calls. Streams that do not end soon, such as those of producers, are cut."""
+        if self._throttles is not None:
+            self._throttles.close()
         self._tails.close()
         self._proofs.shutdown()
         if not self._server.close(_CLOSE_SECONDS):
@@ -225,6 +236,8 @@ class FlightListener:
                     header = _append_header(batch, beside)
                     if self._hooks is not None:
                         requests.append(_append_request(topic, header, batch))
+                    throttles = self._counting_throttles
+                    size = batch.nbytes if throttles is not None and batch is not None else 0
                     append = self._append(topic, header, batch)
                     # Otherwise they stay in memory while the client reads no reply, or sends
                     # nothing.
@@ -232,6 +245,8 @@ class FlightListener:
                     call.release_message()
                     answers.add(append, pipelined=header.pipelined)
                     del append
+                    if throttles is not None:
+                        throttles.append(call, caller, size)
 
     def _append(
         self, topic: str, header: flight_messages.AppendHeader, batch: pa.RecordBatch
@@ -285,11 +300,12 @@ class FlightListener:
                 topic_id=request.topic_id,
             )
             call.write(protocol.write_flight_data(schema.serialize()))
-            self._send_batches(call, stream, batches, request)
+            self._send_batches(call, caller, stream, batches, request)
 
     def _send_batches(
         self,
         call: Call,
+        caller: Caller,
         stream: OpenStream,
         batches: Iterator[ReadBatch],
         request: flight_messages.ReadTicket,
@@ -301,10 +317,24 @@ class FlightListener:
             with self._memory_for(rows):
                 data = rows.serialize()
                 del rows  # otherwise two copies exist while the client does not read
-                stream.waits(data.size)
+                size = data.size
+                stream.waits(size)
                 call.write(protocol.write_flight_data(data))
                 stream.advance()
                 del data
+            if (throttles := self._counting_throttles) is not None:
+                throttles.send(call, caller, size)
+
+    @property
+    def _counting_throttles(self) -> Throttles | None:
+        """The throttles of clients; None while there are no quotas at all."""
+        throttles = self._throttles
+        return throttles if throttles is not None and throttles.counts else None
+
+    def _sent_ms(self, caller: Caller, size_bytes: int) -> int:
+        """Counts records that a tail has sent, and returns its throttle in ms."""
+        throttles = self._counting_throttles
+        return throttles.sent_ms(caller, size_bytes) if throttles is not None else 0
 
     def _before_sending(self, name: str, batch: ReadBatch, message: msgspec.Struct) -> None:
         if self._hooks is not None:
@@ -351,6 +381,7 @@ class FlightListener:
                 idle=tails.encoded(idle_rows, flight_messages.TailHeader(idle=True)),
                 idle_seconds=request.heartbeat_ms / 1e3,
                 finish=lambda failure: self._finish_tail(call, failure, looks),
+                throttle=lambda size: self._sent_ms(caller, size),
                 before=None
                 if self._hooks is None
                 else lambda batch: self._before_sending("tail", batch, request),
@@ -405,6 +436,8 @@ class FlightListener:
             self._hooks.before(hooked)
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
+        if name in MUTATIONS and (throttles := self._counting_throttles) is not None:
+            throttles.mutate(self._broker, caller, request)
         looks = self._broker.metadata.looks
         reply = self._actions[name](caller, request)
         if isinstance(reply, Future):

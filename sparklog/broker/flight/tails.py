@@ -52,6 +52,8 @@ class ServedTail:
         ending: closed when the call has ended.
         finish: ends the call, with the given exception as its status; raises nothing.
         before: called with each batch before it is sent, and may block; None: no hook.
+        throttle: called with the size of each message with records that is sent; returns the
+            milliseconds for which the tail sends no further ones.
     """
 
     call: Call
@@ -61,6 +63,7 @@ class ServedTail:
     idle_seconds: float
     finish: Callable[[BaseException | None], None]
     before: Callable[[ReadBatch], None] | None = None
+    throttle: Callable[[int], int] = lambda _: 0
     tail: Tail = field(init=False)
     ending: contextlib.ExitStack = field(init=False)
     sent_at: float = 0.0
@@ -74,6 +77,8 @@ class ServedTail:
     is_ready: bool = False
     """True while it is in the queue."""
     is_idle_due: bool = False
+    throttled_until: float = 0.0
+    """The end of its throttle; 0 if there is none."""
     is_waiting: bool = False
     """True while it waits for memory for its next batch."""
     held_bytes: int = 0
@@ -92,6 +97,8 @@ class Tails:
         self._ready: deque[ServedTail] = deque()
         self._heartbeats: list[tuple[float, int, ServedTail]] = []
         """(time, number, tail), earliest first."""
+        self._throttled: list[tuple[float, int, ServedTail]] = []
+        """(end of the throttle, number, tail), earliest first."""
         self._numbers = count()
         self._tails: set[ServedTail] = set()
         self._keeping: set[ServedTail] = set()
@@ -155,7 +162,8 @@ class Tails:
         """Queues a tail for its next step, if it needs one and may take it."""
         if not served.is_wanted or served not in self._tails:
             return
-        waits = served.is_sending or (served.is_waiting and self._is_open(served))
+        is_throttled = served.throttled_until and not served.is_idle_due
+        waits = served.is_sending or ((served.is_waiting or is_throttled) and self._is_open(served))
         if not (served.is_busy or waits or served.is_ready):
             served.is_ready = True
             self._ready.append(served)
@@ -180,8 +188,8 @@ class Tails:
             while not self._ready:
                 if self._is_over and not self._tails:
                     return None
-                deadline = self._heartbeats[0][0] if self._heartbeats else None
-                self._clock.wait_until(self._changed, deadline)
+                due = [each[0][0] for each in (self._heartbeats, self._throttled) if each]
+                self._clock.wait_until(self._changed, min(due, default=None))
                 self._want_heartbeats()
             served = self._ready.popleft()
             served.is_ready = served.is_wanted = False
@@ -190,6 +198,11 @@ class Tails:
 
     def _want_heartbeats(self) -> None:
         now = self._clock.monotonic()
+        while self._throttled and self._throttled[0][0] <= now:
+            until, _, served = heapq.heappop(self._throttled)
+            if served.throttled_until == until:
+                served.throttled_until = 0.0
+                self._want(served)
         while self._heartbeats and self._heartbeats[0][0] <= now:
             _, _, served = heapq.heappop(self._heartbeats)
             if served not in self._tails:
@@ -215,6 +228,10 @@ class Tails:
                 self._release(served)
             served.stream.advance()
             while self._is_open(served):
+                if served.throttled_until:
+                    self._send_idle(served)
+                    self._rest(served)
+                    return
                 message = self._known(served)
                 if message is None and not self._is_quick(served):
                     self._readers.submit(self._slow_step, served)
@@ -235,6 +252,20 @@ class Tails:
             self._end(served, error)
         else:
             self._end(served, None)
+
+    def _send_idle(self, served: ServedTail) -> None:
+        """Sends the message of an idle tail, if it is due, to a client that is throttled."""
+        is_due, served.is_idle_due = served.is_idle_due, False
+        if is_due:
+            self._send(served, served.idle)
+
+    def end_throttles(self) -> None:
+        """Ends all throttles, as quotas have changed. Never blocks."""
+        with self._changed:
+            for _, _, served in self._throttled:
+                served.throttled_until = 0.0
+                self._want(served)
+            self._throttled.clear()
 
     def _slow_step(self, served: ServedTail) -> None:
         try:
@@ -264,6 +295,9 @@ class Tails:
         with self._changed:  # the thread ends after the last tail
             self._tails.discard(served)
             self._keeping.discard(served)
+            if served.throttled_until:
+                self._throttled = [each for each in self._throttled if each[2] is not served]
+                heapq.heapify(self._throttled)
             self._changed.notify()
         self._release(served)  # after memory can last be granted to it
 
@@ -301,6 +335,8 @@ class Tails:
         served.sent_at = self._clock.monotonic()
         served.stream.waits(sum(map(len, message)))
         served.is_sending, served.is_granted = True, False
+        if message is not served.idle:
+            self._throttle(served, served.throttle(sum(map(len, message))))
         if not served.call.write_soon(message):
             if not self._keeps_rows(served):
                 served.tail.rest()
@@ -309,6 +345,15 @@ class Tails:
         self._release(served)
         served.stream.advance()
         return True
+
+    def _throttle(self, served: ServedTail, throttle_ms: int) -> None:
+        if not throttle_ms:
+            return
+        with self._changed:
+            served.throttled_until = self._clock.monotonic() + throttle_ms / 1e3
+            entry = served.throttled_until, next(self._numbers), served
+            heapq.heappush(self._throttled, entry)
+            self._changed.notify()  # of an earlier deadline
 
     def _keeps_rows(self, served: ServedTail) -> bool:
         """Returns whether a tail that waits for its client keeps the rows of later messages.

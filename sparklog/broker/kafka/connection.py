@@ -244,7 +244,7 @@ class KafkaConnection:
     async def _receive(self) -> None:
         host = f"/{self._stream.peer}" if self._stream.peer else ""
         access = self._context.access_of(self.identity, self._stream.peer)
-        self.throttle = throttle = self._context.throttle_of(access.principal)
+        self.throttle = throttle = self._context.throttle_of(access.user)
         origin = Origin(host, self._listener, access, throttle)
         while True:
             if throttle.is_on:

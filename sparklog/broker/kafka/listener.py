@@ -307,8 +307,8 @@ class KafkaListener:
             steps=self.scheduler.iterate,
         )
 
-    def throttle_of(self, principal: str) -> Throttle:
-        return Throttle(self._quotas, principal)
+    def throttle_of(self, user: str) -> Throttle:
+        return Throttle(self._quotas, user)
 
     def _end_throttles(self) -> None:
         """Judges throttled clients by their next request, as their quotas may have changed."""

@@ -93,7 +93,7 @@ class HandlerContext(Protocol):
     def access_of(self, identity: Identity | None, host: str) -> Access:
         """Returns what a client may do, by its user and its address."""
 
-    def throttle_of(self, principal: str) -> Throttle:
+    def throttle_of(self, user: str) -> Throttle:
         """Returns what counts for the quotas of a client on a new connection."""
 
     def log_closed(self, peer: str, reason: str) -> None:

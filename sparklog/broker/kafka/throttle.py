@@ -13,7 +13,6 @@ from typing import Final
 from sparklog import errors
 from sparklog.broker.kafka.times import NO_TIME, duration
 from sparklog.broker.quotas import Quotas
-from sparklog.security.acl import ANONYMOUS
 
 
 class Throttle:
@@ -21,10 +20,10 @@ class Throttle:
 
     __slots__ = ("_is_over", "_quotas", "_until", "_user")
 
-    def __init__(self, quotas: Quotas | None, principal: str = ANONYMOUS) -> None:
-        """`quotas`: None if clients have none; `principal`: such as "User:alice"."""
+    def __init__(self, quotas: Quotas | None, user: str = "") -> None:
+        """`quotas`: None if clients have none."""
         self._quotas = quotas
-        self._user = principal.partition(":")[2]
+        self._user = user
         self._until = 0.0
         """The end of the throttle, in seconds of the event loop's clock; 0 if there is none."""
         self._is_over: asyncio.Future[None] | None = None
@@ -50,7 +49,7 @@ class Throttle:
         return size, self.begin(throttle_ms)
 
     def fetched(self, client_id: str, size_bytes: int) -> tuple[bool, dt.timedelta]:
-        """Counts the records of a Fetch. Returns whether they may be sent, and the throttle time."""
+        """Counts the records of a Fetch; returns whether they may be sent, and the throttle."""
         if self._quotas is None:
             return True, NO_TIME
         may_be_sent, throttle_ms = self._quotas.fetched(self._user, client_id, size_bytes)

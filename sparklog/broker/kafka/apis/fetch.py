@@ -120,17 +120,22 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         )
         if not may_be_sent:
             return _throttled_reply(throttle_time, session)
-    async for partition in context.scheduler.iterate(list(partitions.values())):
-        size = partition.size if partition.chunks else 0
-        context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
-        if partition.code:
-            context.counts.errors[1, partition.code.name] += 1
+    await _count(context, list(partitions.values()))
     if session is not None:
         changed = await _changed(context, session)
         return await _reply(context, changed, session, request, throttle_time)
     if epoch == _NEW_SESSION:
         session = context.sessions.open(_allowed(partitions), request.access.principal)
     return await _reply(context, list(partitions.values()), session, request, throttle_time)
+
+
+async def _count(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> None:
+    """Counts the partitions of a reply for the metrics."""
+    async for partition in context.scheduler.iterate(partitions):
+        size = partition.size if partition.chunks else 0
+        context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
+        if partition.code:
+            context.counts.errors[1, partition.code.name] += 1
 
 
 async def _collect_in_quota(
