@@ -405,6 +405,7 @@ class Agent:
             kafka=listeners.kafka,
             flight=flight,
             authorization=self._access.authorization,
+            quotas=self._access.quotas,
             budgets=lambda: [*broker.budgets(), *listeners.budgets(), *groups.budgets()],
             ask=self._ask_member,
             dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},

@@ -40,6 +40,7 @@ from sparklog.broker.metrics.collection import (
     Sources,
 )
 from sparklog.broker.pools import Pools
+from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import Clock
 from sparklog.settings import BrokerSettings
@@ -119,6 +120,7 @@ def sources_of(
     kafka: KafkaFigures | None,
     flight: FlightFigures,
     authorization: Authorization,
+    quotas: Quotas,
     budgets: Callable[[], Iterable[Budget]],
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
@@ -138,6 +140,7 @@ def sources_of(
         kafka=kafka,
         flight=flight,
         authorization=authorization,
+        quotas=quotas,
         cluster_id=given.leadership.cluster.cluster_id,
         epoch=given.leadership.epoch,
         small_file_bytes=janitor.compact_target_bytes // 2,

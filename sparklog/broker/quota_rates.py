@@ -1,9 +1,9 @@
 """Rates that quotas limit, measured as Kafka measures them; pure, with the time as an argument.
 
-Bytes and connections are counted in samples of one second, and the rate is that of the last eleven
-(`SampledStat`, `Rate` and `QuotaUtils.throttleTime`); partitions that are created and deleted, by a
-token bucket (KIP-599). The numbers are Kafka's defaults of `quota.window.num` and
-`quota.window.size.seconds`.
+A rate is counted in samples of one second, and is that of the last eleven (`SampledStat`, `Rate`
+and `QuotaUtils.throttleTime`). A token bucket allows the same at once, and throttles for the same
+time once it is overdrawn, but forgets nothing (KIP-599). The numbers are Kafka's defaults of
+`quota.window.num` and `quota.window.size.seconds`.
 
 `Rates` holds a bounded number of them. A rate that nothing has been counted in for a whole window
 holds no information, and makes room first.
@@ -84,16 +84,26 @@ class Rate:
 class TokenBucket:
     """Tokens that a request may take while there are any; their number may become negative."""
 
-    __slots__ = ("_limit", "_tokens", "_updated_ms")
+    __slots__ = ("_limit", "_seconds", "_tokens", "_updated_ms", "_version")
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: int = SAMPLES) -> None:
+        """`seconds`: the time in which an empty bucket becomes full."""
+        self._seconds = seconds
+        self._version = 0
         self._limit = 0.0
         self._tokens = 0.0
         self._updated_ms = 0
 
+    def follow(self, version: int, limit: float) -> None:
+        """Forgives what is overdrawn, if another version of the quotas has another limit."""
+        if version != self._version:
+            self._version = version
+            if limit != self._limit:
+                self._tokens = max(self._tokens, 0.0)
+
     def tokens(self, limit: float, now_ms: int) -> float:
         """Returns the tokens, of which `limit` are added in a second; a new bucket is full."""
-        burst = limit * SAMPLES * SAMPLE_MS / 1e3
+        burst = limit * self._seconds
         if not self._limit:
             self._tokens = burst
         added = limit * (now_ms - self._updated_ms) / 1e3
@@ -111,7 +121,26 @@ class TokenBucket:
 
     def is_idle(self, now_ms: int) -> bool:
         """Returns whether it is full."""
-        return not self._limit or self.tokens(self._limit, now_ms) >= self._limit * SAMPLES
+        return not self._limit or self.tokens(self._limit, now_ms) >= self._limit * self._seconds
+
+
+class ByteRate:
+    """Bytes under a quota: a bucket that decides, and the rate for the metrics."""
+
+    __slots__ = ("bucket", "rate")
+
+    def __init__(self) -> None:
+        self.bucket = TokenBucket(WHOLE_SAMPLES)
+        self.rate = Rate()
+
+    def add(self, size_bytes: int, limit: float, now_ms: int) -> None:
+        """Counts bytes. A negative size takes back what was counted before."""
+        self.bucket.take(size_bytes, limit, now_ms)
+        self.rate.add(size_bytes, now_ms)
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Returns whether it is as good as new."""
+        return self.bucket.is_idle(now_ms) and self.rate.is_idle(now_ms)
 
 
 _Group = TypeVar("_Group", bound=Hashable)

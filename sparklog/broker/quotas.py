@@ -5,9 +5,13 @@ whether or not ACLs are evaluated. What is beyond it is served, and the client i
 reply names the time, and the listener reads nothing more from the client until it is over. A fetch
 beyond its quota gets no records.
 
-Differences from Kafka: a fetch gets what is left of the quota, and at least one batch, while the
-rate is not above it, so that a consumer of large batches can continue; a client without a client id
-has the default quota of client ids; a throttle ends when quotas change.
+Differences from Kafka: bytes are judged by a token bucket, which allows the same ten seconds of the
+quota at once, but no more than the quota afterwards, however large the requests are; a fetch gets
+the tokens that are left, and at least one batch while there are any, so that a consumer of large
+batches can continue; the first produce request of a connection is read when the throttle of its
+user and client id is over, so that a client does not evade it by a new connection; a client without
+a client id has the default quota of client ids; a throttle ends when quotas change, and what a
+client owes by its old quota is forgiven.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Final, NamedTuple
 
 from sparklog import errors
 from sparklog.broker.peers import network_of
-from sparklog.broker.quota_rates import WHOLE_SAMPLES, Rate, Rates, TokenBucket
+from sparklog.broker.quota_rates import ByteRate, Rate, Rates, TokenBucket
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import Clock
 from sparklog.security.quota import Limit, QuotaKey, QuotaTable
@@ -50,7 +54,9 @@ class Quotas:
         self._watch = watch
         self._clock = clock
         self._lock = threading.Lock()
-        self._bytes: Rates[_Group, Rate] = Rates(Rate, most=RATES, most_of_group=RATES_OF_USER)
+        self._bytes: Rates[_Group, ByteRate] = Rates(
+            ByteRate, most=RATES, most_of_group=RATES_OF_USER
+        )
         self._mutations: Rates[_Group, TokenBucket] = Rates(
             TokenBucket, most=RATES, most_of_group=RATES_OF_USER
         )
@@ -61,6 +67,8 @@ class Quotas:
         """How often a client was throttled."""
         self.throttled_ms: Counter[QuotaKey] = Counter()
         """For how long, all clients together."""
+        self._version = 0
+        """Rises with each change of the quotas."""
         self._seen = watch.state.quotas
         self.table: QuotaTable | None = None
         """None if there are no quotas at all."""
@@ -79,6 +87,7 @@ class Quotas:
             each()
 
     def _set_table(self) -> None:
+        self._version += 1
         self.table = QuotaTable(self._seen) if self._seen else None
 
     def _now_ms(self) -> int:
@@ -94,6 +103,17 @@ class Quotas:
         """Counts a request, and returns the milliseconds for which its client is throttled."""
         return self._sent(QuotaKey.PRODUCER_BYTE_RATE, user, client_id, size_bytes)
 
+    def producer_debt_ms(self, user: str, client_id: str) -> int:
+        """Returns for how long a client that produces is throttled because of earlier requests."""
+        key = QuotaKey.PRODUCER_BYTE_RATE
+        limit = self._limit(key, user, client_id)
+        if limit is None:
+            return 0
+        now_ms = self._now_ms()
+        with self._lock:
+            rate = self._rate_of(key, limit, now_ms)
+            return min(rate.bucket.throttle_ms(limit.value, now_ms), THROTTLE_MAX_MS)
+
     def read(self, user: str, client_id: str, size_bytes: int) -> int:
         """Counts records that are sent to a client in any case, as `produced` counts a request."""
         return self._sent(QuotaKey.CONSUMER_BYTE_RATE, user, client_id, size_bytes)
@@ -104,9 +124,14 @@ class Quotas:
             return 0
         now_ms = self._now_ms()
         with self._lock:
-            rate = self._bytes.of((key, limit.user), limit.client_id, now_ms)
-            rate.add(size_bytes, now_ms)
-            return self._noted(key, rate.throttle_ms(limit.value, now_ms))
+            rate = self._rate_of(key, limit, now_ms)
+            rate.add(size_bytes, limit.value, now_ms)
+            return self._noted(key, rate.bucket.throttle_ms(limit.value, now_ms))
+
+    def _rate_of(self, key: QuotaKey, limit: Limit, now_ms: int) -> ByteRate:
+        rate = self._bytes.of((key, limit.user), limit.client_id, now_ms)
+        rate.bucket.follow(self._version, limit.value)
+        return rate
 
     def fetch_allowance(self, user: str, client_id: str, most_bytes: int) -> tuple[int, int]:
         """Returns how many bytes a fetch may get, 1 to `most_bytes`, and the throttle in ms.
@@ -120,9 +145,9 @@ class Quotas:
             return most_bytes, 0
         now_ms = self._now_ms()
         with self._lock:
-            rate = self._bytes.of((key, limit.user), limit.client_id, now_ms)
-            throttle_ms = self._noted(key, rate.throttle_ms(limit.value, now_ms))
-            left_bytes = int((limit.value - rate.per_second(now_ms)) * WHOLE_SAMPLES)
+            rate = self._rate_of(key, limit, now_ms)
+            throttle_ms = self._noted(key, rate.bucket.throttle_ms(limit.value, now_ms))
+            left_bytes = int(rate.bucket.tokens(limit.value, now_ms))
             return max(min(most_bytes, left_bytes), 1), throttle_ms
 
     def fetched(self, user: str, client_id: str, size_bytes: int) -> tuple[bool, int]:
@@ -136,12 +161,12 @@ class Quotas:
             return True, 0
         now_ms = self._now_ms()
         with self._lock:
-            rate = self._bytes.of((key, limit.user), limit.client_id, now_ms)
-            may_be_sent = not rate.throttle_ms(limit.value, now_ms)
-            rate.add(size_bytes, now_ms)
-            throttle_ms = self._noted(key, rate.throttle_ms(limit.value, now_ms))
+            rate = self._rate_of(key, limit, now_ms)
+            may_be_sent = not rate.bucket.throttle_ms(limit.value, now_ms)
+            rate.add(size_bytes, limit.value, now_ms)
+            throttle_ms = self._noted(key, rate.bucket.throttle_ms(limit.value, now_ms))
             if not may_be_sent:
-                rate.add(-size_bytes, now_ms)
+                rate.add(-size_bytes, limit.value, now_ms)
             return may_be_sent, throttle_ms
 
     # -------------------------------------------------------------------------- mutations
@@ -160,6 +185,7 @@ class Quotas:
         now_ms = self._now_ms()
         with self._lock:
             bucket = self._mutations.of((key, limit.user), limit.client_id, now_ms)
+            bucket.follow(self._version, limit.value)
             if is_strict:
                 throttle_ms = self._noted(key, bucket.throttle_ms(limit.value, now_ms))
                 if throttle_ms:
@@ -205,7 +231,7 @@ class Quotas:
         now_ms = self._now_ms()
         with self._lock:
             found = [
-                ClientRate(key, user, client_id, rate.per_second(now_ms))
+                ClientRate(key, user, client_id, rate.rate.per_second(now_ms))
                 for (key, user), client_id, rate in self._bytes.newest(most)
             ]
         return found[:most]

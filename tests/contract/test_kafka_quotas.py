@@ -88,7 +88,7 @@ def test_requests_are_checked_as_in_kafka(agent: Agent) -> None:
 
 
 def test_what_is_not_supported_is_refused(client: Frames) -> None:
-    """Promise: a quota without effect is not accepted, and a request that is too large sets none."""
+    """Promise: a quota without effect is not accepted, and a request with too many sets none."""
     (found,) = client.ask(ALTER, 1, altered({"user": "x"}, request_percentage=50.0)).entries
     assert found.error_code is ErrorCode.invalid_request
     assert "is not supported" in found.error_message
@@ -129,6 +129,16 @@ def test_a_producer_is_throttled(agent: Agent, client: Frames) -> None:
     assert dt.timedelta(seconds=0.3) < throttle_time < dt.timedelta(seconds=1)
     assert seconds < throttle_time.total_seconds() / 2
     assert produced(client, 1)[1] > throttle_time.total_seconds() / 2
+
+
+def test_a_new_connection_is_throttled_too(agent: Agent, client: Frames) -> None:
+    """Promise: a client does not evade its quota by a connection for each request."""
+    set_quota(agent, CLIENT, producer_byte_rate=QUOTA)
+    throttle_time, _ = produced(client, 10_500_000)
+    assert throttle_time > dt.timedelta(seconds=0.4)
+    with frames(agent) as other:
+        other.ask(DESCRIBE, 1, described())
+        assert produced(other, 1)[1] > throttle_time.total_seconds() / 2
 
 
 def test_a_change_ends_throttles(agent: Agent, client: Frames) -> None:
@@ -219,7 +229,7 @@ def test_mutations_are_refused(agent: Agent, client: Frames) -> None:
     again()
     exists = client.ask(CREATE_TOPICS, 7, create_fields("many"))
     assert exists.topics[0].error_code is ErrorCode.topic_already_exists
-    widened = {"topics": [{"name": "many", "count": 14, "assignments": None}]}
+    widened: dict[str, Any] = {"topics": [{"name": "many", "count": 14, "assignments": None}]}
     widened |= {"timeout": dt.timedelta(seconds=5), "validate_only": False}
     assert client.ask(CREATE_PARTITIONS, 3, widened).results[0].error_code is exceeded
     again()

@@ -20,8 +20,10 @@ from sparklog.broker.metrics.collection import LINES_AT_ONCE, Collector, FlushCo
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.metrics.overview import BrokerOverview
+from sparklog.broker.quotas import Quotas
 from sparklog.clock import ManualClock
 from sparklog.listeners import Listener
+from sparklog.security.quota import QuotaEntity, QuotaKey, QuotaTable
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import (
     DelayedStore,
@@ -30,7 +32,7 @@ from sparklog.storage.objects import (
     MemoryStore,
     ScriptedFaults,
 )
-from tests.support.acls import without_acls
+from tests.support.acls import watch_of, without_acls
 from tests.support.brokers import START_US, Rig
 from tests.support.metrics import Values, parsed
 from tests.support.waiting import time_with
@@ -119,6 +121,7 @@ def bench() -> Bench:
         compact_files=2,
         clock=clock,
         certificate=Expiring(),
+        quotas=Quotas(watch_of(rig.store, clock), clock=clock),
     )
     rig.create("t", 2)
     return Bench(rig, clock, groups, kafka, sources)
@@ -413,6 +416,25 @@ def test_requests_to_the_store_and_memory(bench: Bench) -> None:
     assert held == bench.rig.hot.bytes > 0
 
 
+def throttle(bench: Bench) -> None:
+    """Has alice exceed a quota."""
+    quotas = bench.sources.quotas
+    assert quotas is not None
+    quotas.table = QuotaTable({QuotaEntity(user=None): {QuotaKey.PRODUCER_BYTE_RATE: 10.0}})
+    assert quotas.produced("alice", "etl", 150) == 5_000
+
+
+def test_quotas(bench: Bench) -> None:
+    """The rates and throttles of clients are shown by Kafka's names of the quota, user and id."""
+    throttle(bench)
+    found = bench.values()
+    labels = {"resource": "Produce", "user": "alice", "clientId": ""}
+    assert found[at("kafka_server_quota_byte_rate", **labels)] == 15
+    for name, value in (("throttles", 1), ("throttle_seconds", 5)):
+        of_bytes = at(f"sparklog_quota_{name}_total", quota="producer_byte_rate")
+        assert found[of_bytes] == value
+
+
 def test_every_family_is_exposed_once_with_its_type(bench: Bench) -> None:
     """No family is missing, unknown, or of another type than the list of families says."""
     bench.kafka.counts.answered(0, 9, 0.005)
@@ -476,6 +498,7 @@ def test_documented_labels_are_those_of_the_figures(bench: Bench) -> None:
     bench.kafka.counts.errors[0, "invalid_record"] += 1
     bench.rig.append(["a"])
     bench.commit("g", "t", {0: 1})
+    throttle(bench)
     page = (ROOT / "docs" / "operations" / "metrics.md").read_text("utf-8")
     documented = {
         name: set(labels.partition(";")[0].replace(" ", "").split(",")) - {""}

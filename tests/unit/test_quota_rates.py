@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 
 import pytest
 
 from sparklog import errors
 from sparklog.broker import quotas as quotas_module
-from sparklog.broker.quota_rates import SAMPLES, Rate, Rates, TokenBucket
+from sparklog.broker.quota_rates import SAMPLES, ByteRate, Rate, Rates, TokenBucket
 from sparklog.broker.quotas import CONNECTION_THROTTLE_MAX_MS, THROTTLE_MAX_MS, Quotas
 from sparklog.clock import ManualClock
 from sparklog.security.quota import QuotaKey
@@ -105,6 +106,26 @@ def test_a_token_bucket_is_that_of_kafka() -> None:
     assert bucket.is_idle(10**9)
 
 
+@pytest.mark.parametrize("producers", [1, 3, 30])
+@pytest.mark.parametrize("size", [16_000, 300_000, 1_000_000])
+def test_a_byte_rate_is_the_quota(producers: int, size: int) -> None:
+    """Producers that send a request as soon as their throttle ends get the first ten seconds at
+    once, and then exactly the quota: Kafka's windows alone allow up to twice as much.
+    """
+    rate, sent = ByteRate(), [0, 0]
+    due = [(0, number) for number in range(producers)]
+    while (now_ms := due[0][0]) < 75_000:
+        _, number = heapq.heappop(due)
+        rate.add(size, MB, now_ms)
+        sent[now_ms >= 15_000] += size
+        throttle_ms = rate.bucket.throttle_ms(MB, now_ms)
+        if sum(sent) == 10 * MB + size:
+            assert throttle_ms == pytest.approx(rate.rate.throttle_ms(MB, now_ms), abs=10)
+        heapq.heappush(due, (now_ms + throttle_ms + 1, number))
+    assert sum(sent) <= 85 * MB + producers * size
+    assert sent[1] == pytest.approx(60 * MB, abs=0.02 * 60 * MB + size)
+
+
 def test_names_beyond_the_bound_share_a_rate() -> None:
     """Promise: names that a group invents take neither unbounded memory nor the rates of others."""
     rates: Rates[str, Rate] = Rates(Rate, most=4, most_of_group=2)
@@ -178,6 +199,19 @@ def test_a_throttle_is_bounded(world: World) -> None:
     """A request that takes hours at its quota throttles its client for ten minutes."""
     world.set({"user": None}, producer_byte_rate=1.0)
     assert world.quotas.produced("alice", "", 100 * MB) == THROTTLE_MAX_MS
+
+
+def test_a_changed_quota_forgives(world: World) -> None:
+    """What a client owes by an old quota is forgiven; a change of another quota forgives nothing."""
+    quotas = world.quotas
+    world.set({"user": "alice"}, producer_byte_rate=MB)
+    assert quotas.produced("alice", "", 15 * MB) == 5_000
+    world.set({"user": "bob"}, producer_byte_rate=MB)
+    assert quotas.producer_debt_ms("alice", "") == 5_000
+    assert quotas.producer_debt_ms("bob", "") == 0
+    world.set({"user": "alice"}, producer_byte_rate=2 * MB)
+    assert quotas.producer_debt_ms("alice", "") == 0
+    assert quotas.produced("alice", "", 2 * MB) == 1_000, "it does not begin anew"
 
 
 def test_a_fetch_gets_what_is_left(world: World) -> None:

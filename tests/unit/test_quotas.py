@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from sparklog.storage.security_store import SECURITY_SNAPSHOT_EVERY, open_securi
 from tests.support.users import change_users
 
 PRODUCED, CONNECTED = QuotaKey.PRODUCER_BYTE_RATE, QuotaKey.CONNECTION_CREATION_RATE
-LEVELS = (
+LEVELS: tuple[tuple[dict[str, str | None], str | None, str | None], ...] = (
     ({"user": "alice", "client-id": "etl"}, "alice", "etl"),
     ({"user": "alice", "client-id": None}, "alice", "etl"),
     ({"user": "alice"}, "alice", None),
@@ -32,7 +33,7 @@ LEVELS = (
 etl of alice, and the user and client id whose clients are counted together."""
 
 
-def state_of(*given: tuple[dict[str, str | None], dict[str, float | None]]) -> SecurityState:
+def state_of(*given: tuple[Mapping[str, str | None], Mapping[str, float]]) -> SecurityState:
     """Returns a state in which quotas of entities are set."""
     state = SecurityState()
     for parts, values in given:

@@ -38,6 +38,7 @@ _ITEM_BYTES = 1_000  # of memory per item until the request is answered
 STALLED_SECONDS = 30  # for which a client may leave its replies unread
 STALLED_SHORT_SECONDS = 1  # the same, while other requests wait for memory
 SLOWEST_BYTES_PER_SECOND = 1 * limits.MIB  # the slowest rate at which a large request may arrive
+_CLIENT_ID_BYTES = 4_096  # of a client id that is read before its request
 IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
 
 _log = structlog.get_logger("sparklog.kafka")
@@ -260,6 +261,8 @@ class KafkaConnection:
                     f"a request is {size} bytes long; at most {self._request_max_bytes} are allowed"
                 )
                 raise errors.BadRequest(reason=reason)
+            if throttle.counts and not throttle.has_produced:
+                await self._wait_for_others(size)
             await self._unanswered.take(size)
             grant = MemoryGrant(self._memory, self._allowance)
             self._grants.add(grant)
@@ -273,6 +276,18 @@ class KafkaConnection:
                 self._unsent += 1
                 await self._replies.put(reply)
             del reply  # otherwise its records would be retained until the next request
+
+    async def _wait_for_others(self, size: int) -> None:
+        """Waits before the first Produce request is read, if its client id is throttled."""
+        if size < messages.HEADER_BEGIN_BYTES:
+            return
+        begin = await self._stream.peek(messages.HEADER_BEGIN_BYTES)
+        if int.from_bytes(begin[:2], "big") != messages.PRODUCE:
+            return
+        client_bytes = messages.client_id_bytes(begin)
+        if client_bytes <= min(size - len(begin), _CLIENT_ID_BYTES):
+            name = (await self._stream.peek(len(begin) + client_bytes))[len(begin) :]
+            await self.throttle.wait_for_others(name.decode(errors="replace"))
 
     async def _read_frame(self, size: int, grant: MemoryGrant) -> bytes:
         """Returns the request's bytes. No step but the first exceeds the bytes already received."""

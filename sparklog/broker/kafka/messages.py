@@ -57,6 +57,7 @@ Raw: TypeAlias = bytes | bytearray | memoryview
 
 _HEADER: Final = struct.Struct(">hhi")
 """The first fields of every request: API key, version and correlation id."""
+PRODUCE: Final = 0
 LENGTH_BYTES: Final = 4
 """The size of the length before each frame."""
 _LARGE_BYTES: Final = 4_096
@@ -166,6 +167,15 @@ def read_header(frame: bytes) -> tuple[int, int, int]:
         raise errors.BadRequest(reason=f"a request of {len(frame)} bytes has no complete header")
     header: tuple[int, int, int] = _HEADER.unpack_from(frame)
     return header
+
+
+HEADER_BEGIN_BYTES: Final = _HEADER.size + 2
+"""The first fields of a request, and the length of its client id."""
+
+
+def client_id_bytes(begin: bytes) -> int:
+    """Returns the length of the client id, of a request that begins so; 0 for null."""
+    return max(int.from_bytes(begin[_HEADER.size :], "big", signed=True), 0)
 
 
 def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:

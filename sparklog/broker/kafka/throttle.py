@@ -18,7 +18,7 @@ from sparklog.broker.quotas import Quotas
 class Throttle:
     """Counts the requests of one connection. Used in the listener's event loop."""
 
-    __slots__ = ("_is_over", "_quotas", "_until", "_user")
+    __slots__ = ("_is_over", "_quotas", "_until", "_user", "has_produced")
 
     def __init__(self, quotas: Quotas | None, user: str = "") -> None:
         """`quotas`: None if clients have none."""
@@ -27,6 +27,8 @@ class Throttle:
         self._until = 0.0
         """The end of the throttle, in seconds of the event loop's clock; 0 if there is none."""
         self._is_over: asyncio.Future[None] | None = None
+        self.has_produced = False
+        """True once a Produce request of this connection was counted, or waited for its turn."""
 
     @property
     def counts(self) -> bool:
@@ -35,10 +37,19 @@ class Throttle:
 
     # -------------------------------------------------------------------------- requests
 
+    async def wait_for_others(self, client_id: str) -> None:
+        """Waits for the throttle of other connections, before the first Produce request is read."""
+        self.has_produced = True
+        if self._quotas is not None:
+            self.begin(self._quotas.producer_debt_ms(self._user, client_id))
+            if self.is_on:
+                await self.wait()
+
     def produced(self, client_id: str, size_bytes: int) -> dt.timedelta:
         """Counts a Produce request, and returns the throttle time for its reply."""
         if self._quotas is None:
             return NO_TIME
+        self.has_produced = True
         return self.begin(self._quotas.produced(self._user, client_id, size_bytes))
 
     def fetch_allowance(self, client_id: str, most_bytes: int) -> tuple[int, dt.timedelta]:

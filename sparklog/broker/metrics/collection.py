@@ -32,6 +32,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.metrics import elsewhere
+from sparklog.broker.quotas import Quotas
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
@@ -120,6 +121,8 @@ class Sources:
     clock: Clock
     ask: Ask | None = None
     """Asks another broker for the lag in its partitions; if None, it stays unknown."""
+    quotas: Quotas | None = None
+    """None if clients have none."""
     certificate: Certificate | None = None
     """That of the listeners; None if they use no TLS."""
     dead: Callable[[], Mapping[int, int]] = dict

@@ -23,11 +23,15 @@ from prometheus_client.registry import CollectorRegistry
 from sparklog.broker.counts import Distribution, TopicCounts
 from sparklog.broker.metrics.collection import Collector, GroupOffset, Sums, TopicState, age_seconds
 from sparklog.broker.metrics.families import FAMILIES
+from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import Work
+from sparklog.security.quota import QuotaKey
 from sparklog.version import VERSION
 
 _PARTITIONS_AT_ONCE = 64  # of one topic, whose lines are written in succession
 
+_SHOWN_RATES: Final = 100
+"""Rates of clients with quotas: each has two labels that clients choose."""
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
 _Sample: TypeAlias = tuple[Mapping[str, str], float]
@@ -424,6 +428,35 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     )
 
 
+_RESOURCES: Final = {
+    QuotaKey.PRODUCER_BYTE_RATE: "Produce",
+    QuotaKey.CONSUMER_BYTE_RATE: "Fetch",
+}
+"""The names of Kafka's metrics of byte rates."""
+
+
+def _quota_samples(quotas: Quotas) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    yield (
+        "kafka_server_quota_byte_rate",
+        [
+            (
+                {
+                    "resource": _RESOURCES[each.key],
+                    "user": each.user or "",
+                    "clientId": each.client_id or "",
+                },
+                each.per_second,
+            )
+            for each in quotas.byte_rates(_SHOWN_RATES)
+        ],
+    )
+    for name, counts, per in (
+        ("sparklog_quota_throttles_total", quotas.throttles, 1),
+        ("sparklog_quota_throttle_seconds_total", quotas.throttled_ms, 1e3),
+    ):
+        yield name, [({"quota": key.value}, counts[key] / per) for key in QuotaKey]
+
+
 def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources = collector.sources
     yield "sparklog_flight_streams", [({}, sources.flight.stream_count)]
@@ -433,6 +466,8 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     audit = sources.authorization.audit
     yield "sparklog_audit_lines_total", [({}, audit.lines.written if audit else 0)]
     yield "sparklog_audit_lines_dropped_total", [({}, audit.lines.dropped if audit else 0)]
+    if (quotas := sources.quotas) is not None:
+        yield from _quota_samples(quotas)
     if (certificate := sources.certificate) is not None:
         yield "sparklog_certificate_expiry_timestamp_seconds", [({}, certificate.expires_at)]
         yield "sparklog_certificate_load_failed", [({}, int(bool(certificate.failure)))]

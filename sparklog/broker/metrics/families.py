@@ -51,6 +51,9 @@ _GAUGES: Final = {
         "Connections from Kafka clients that have not completed a TLS handshake or a login."
     ),
     "kafka_server_authorizer_metrics_acls_total_count": "ACLs of the root.",
+    "kafka_server_quota_byte_rate": (
+        "Bytes per second of clients that have a quota; at most 100 of them, the latest."
+    ),
     "kafka_network_socketserver_networkprocessoravgidle_percent": (
         "Share of time, 0 to 1, during which the Kafka listener's thread is idle."
     ),
@@ -186,6 +189,10 @@ _COUNTERS: Final = {
     "sparklog_audit_lines_total": "Lines of the audit file; 0 without one.",
     "sparklog_audit_lines_dropped_total": (
         "Events without a line in the audit file: too many in a second, or it cannot be written."
+    ),
+    "sparklog_quota_throttles_total": "How often a client was throttled, by quota.",
+    "sparklog_quota_throttle_seconds_total": (
+        "The times for which clients were throttled, together, by quota."
     ),
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files written with new records.",
