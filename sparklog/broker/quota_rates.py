@@ -31,7 +31,7 @@ class Sampled(Protocol):
 
 
 class Rate:
-    """What was counted in the last `SAMPLES` seconds."""
+    """A rate over the last `SAMPLES` seconds."""
 
     __slots__ = ("_samples", "_total")
 
@@ -41,7 +41,7 @@ class Rate:
         self._total = 0
 
     def add(self, count: int, now_ms: int) -> None:
-        """Counts. A negative count takes back what was counted before."""
+        """Counts. A negative count takes back an earlier one."""
         samples = self._samples
         if not samples or now_ms - samples[-1][0] >= SAMPLE_MS:
             samples.append([now_ms, now_ms, 0])
@@ -95,7 +95,7 @@ class TokenBucket:
         self._updated_ms = 0
 
     def follow(self, version: int, limit: float) -> None:
-        """Forgives what is overdrawn, if another version of the quotas has another limit."""
+        """Forgives a debt, if another version of the quotas has another limit."""
         if version != self._version:
             self._version = version
             if limit != self._limit:
@@ -134,7 +134,7 @@ class ByteRate:
         self.rate = Rate()
 
     def add(self, size_bytes: int, limit: float, now_ms: int) -> None:
-        """Counts bytes. A negative size takes back what was counted before."""
+        """Counts bytes. A negative size takes back an earlier one."""
         self.bucket.take(size_bytes, limit, now_ms)
         self.rate.add(size_bytes, now_ms)
 

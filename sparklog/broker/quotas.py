@@ -1,7 +1,7 @@
 """The quotas of the root, applied to the clients of one broker, as each broker of Kafka does.
 
 A quota limits what a client may do in a second at each broker. It is judged once for each request,
-whether or not ACLs are evaluated. What is beyond it is served, and the client is throttled: the
+whether or not ACLs are evaluated. A request beyond it is served, and the client is throttled: the
 reply names the time, and the listener reads nothing more from the client until it is over. A fetch
 beyond its quota gets no records.
 
@@ -10,8 +10,8 @@ quota at once, but no more than the quota afterwards, however large the requests
 the tokens that are left, and at least one batch while there are any, so that a consumer of large
 batches can continue; the first produce request of a connection is read when the throttle of its
 user and client id is over, so that a client does not evade it by a new connection; a client without
-a client id has the default quota of client ids; a throttle ends when quotas change, and what a
-client owes by its old quota is forgiven.
+a client id has the default quota of client ids; a throttle ends when quotas change, and the
+debt of a client by its old quota is forgiven.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Quotas:
             Rate, most=RATES, most_of_group=RATES, evicts=True
         )
         self.throttles: Counter[QuotaKey] = Counter()
-        """How often a client was throttled."""
+        """The number of times that a client was throttled."""
         self.throttled_ms: Counter[QuotaKey] = Counter()
         """For how long, all clients together."""
         self._version = 0
@@ -137,7 +137,7 @@ class Quotas:
         """Returns how many bytes a fetch may get, 1 to `most_bytes`, and the throttle in ms.
 
         A client that is throttled may get none. Otherwise a fetch gets at least one batch, which
-        may be larger than what is left of the window.
+        may be larger than the bytes that are left.
         """
         key = QuotaKey.CONSUMER_BYTE_RATE
         limit = self._limit(key, user, client_id)

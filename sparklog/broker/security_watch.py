@@ -27,7 +27,7 @@ from sparklog.storage.objects import Store
 from sparklog.storage.security_store import SecurityStore, check_home, open_security, security_of
 
 _FOLLOW_REMOTE_SECONDS: Final = 1.0
-_AWAIT_SECONDS: Final = 1.0
+_AWAIT_SECONDS: Final = 0.25
 """Between two looks at the metadata for a first security state; it is in memory."""
 _LOOKS_MISSED: Final = 3
 """The number of looks that may be late before the state counts as too old."""

@@ -192,5 +192,5 @@ def _entity(user: str | None, client_id: str | None, ip: str | None) -> QuotaEnt
         kind: None if name == DEFAULT else name for kind, name in given.items() if name is not None
     }
     if not parts:
-        raise typer.BadParameter("nobody is named: pass --user, --client-id or --ip")
+        raise typer.BadParameter("no entity is named: pass --user, --client-id or --ip")
     return entity_of(parts)

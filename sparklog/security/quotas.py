@@ -38,7 +38,7 @@ ANY: Final = object()
 def changed(entity: QuotaEntity, values: Mapping[str, float | None]) -> Change:
     """Sets quotas of an entity, and removes those whose value is None; others stay.
 
-    Removing a quota that does not exist is no error, as in Kafka.
+    As in Kafka, a quota to remove need not exist.
 
     Raises `BadRequest` for an entity or a quota that is not valid.
     """

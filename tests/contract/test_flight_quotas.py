@@ -1,4 +1,4 @@
-"""Quotas of native clients: they wait in their calls, and nobody else does."""
+"""Quotas of native clients: they wait in their calls, and other clients do not."""
 
 from __future__ import annotations
 

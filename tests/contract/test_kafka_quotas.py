@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sparklog.security.quotas import changed, entity_of
 from sparklog.security.state import Mode
 from sparklog.storage.objects import LocalStore
+from tests.contract.test_acl_enforcement import members
 from tests.support.acls import acl, set_acls
 from tests.support.kafkarequests import (
     CREATE_TOPICS,
@@ -266,7 +269,7 @@ def test_connections_beyond_a_quota_wait(
 
 
 def test_a_client_of_confluent_under_a_quota(agent: Agent, client: Frames) -> None:
-    """Promise: a producer gets its quota, is told of throttles, and others are not slowed."""
+    """Promise: a producer gets its quota, sees its throttles, and others are not slowed."""
     create(client, "limited")
     set_quota(agent, {"client-id": "limited"}, producer_byte_rate=QUOTA)
     throttles: list[float] = []
@@ -295,3 +298,35 @@ def test_a_client_of_confluent_under_a_quota(agent: Agent, client: Frames) -> No
     assert 1 < seconds < 6
     assert throttles
     assert slowest < 1
+
+
+# ------------------------------------------------------------------------------ a cluster
+
+
+def test_a_quota_is_in_force_at_every_broker(tmp_path: Path) -> None:
+    """Promise: the first quota of a root is in force at once where it was set, and at all brokers
+    within a second of their clocks, for connections that are open.
+
+    The bound is ten seconds here, as other tests share the machine.
+    """
+    with members(tmp_path, 3) as agents, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(frames(each)) for each in agents]
+        names = map("t-{}".format, itertools.count())
+
+        def is_refused(client: Frames) -> bool:
+            reply = client.ask(CREATE_TOPICS, 7, create_fields(next(names)))
+            return bool(reply.topics[0].error_code == ErrorCode.throttling_quota_exceeded)
+
+        assert not any(map(is_refused, clients))
+        change = altered({"user": None}, controller_mutation_rate=0.01)
+        (found,) = clients[0].ask(ALTER, 1, change).entries
+        assert found.error_code is ErrorCode.none
+        (entry_found,) = clients[0].ask(DESCRIBE, 1, described()).entries
+        assert entry_found.values[0].value == 0.01
+        for each in clients:
+            each.ask(CREATE_TOPICS, 7, create_fields(next(names)))  # overdraws where it is known
+            wait_until(
+                lambda each=each: is_refused(each),  # type: ignore[misc]
+                "the quota is in force",
+                patience_seconds=10.0,
+            )

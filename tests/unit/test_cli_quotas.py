@@ -53,13 +53,13 @@ def test_the_life_of_quotas(root: Path) -> None:
     ("arguments", "reason"),
     [
         (("set", "--user", "alice"), "no quota is named"),
-        (("set", "--producer-byte-rate", "1"), "nobody is named"),
-        (("remove", "--yes"), "nobody is named"),
+        (("set", "--producer-byte-rate", "1"), "no entity is named"),
+        (("remove", "--yes"), "no entity is named"),
         (("set", "--user", "alice", "--connection-creation-rate", "1"), "Invalid configuration"),
         (("set", "--ip", "host", "--connection-creation-rate", "1"), "not an IP address"),
         (("remove", "--user", "alice", "--key", "bytes", "--yes"), "Invalid configuration key"),
     ],
 )
 def test_what_is_refused(root: Path, arguments: tuple[str, ...], reason: str) -> None:
-    """The error says what is missing, or what is wrong with it."""
+    """The error names the part that is missing or wrong."""
     assert reason in refusal(root, "quotas", *arguments)

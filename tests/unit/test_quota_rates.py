@@ -178,7 +178,7 @@ def _world() -> World:
 
 
 def test_a_broker_follows_the_quotas(world: World) -> None:
-    """A quota is in force after a look, is told to listeners once, and ends when it is removed."""
+    """A quota is in force after a look, calls listeners once, and ends when it is removed."""
     told: list[bool] = []
     world.quotas.on_change.append(lambda: told.append(world.quotas.table is not None))
     assert world.quotas.table is None
@@ -202,7 +202,7 @@ def test_a_throttle_is_bounded(world: World) -> None:
 
 
 def test_a_changed_quota_forgives(world: World) -> None:
-    """What a client owes by an old quota is forgiven; a change of another quota forgives nothing."""
+    """A debt by an old quota is forgiven, unless another quota has changed."""
     quotas = world.quotas
     world.set({"user": "alice"}, producer_byte_rate=MB)
     assert quotas.produced("alice", "", 15 * MB) == 5_000
@@ -211,11 +211,11 @@ def test_a_changed_quota_forgives(world: World) -> None:
     assert quotas.producer_debt_ms("bob", "") == 0
     world.set({"user": "alice"}, producer_byte_rate=2 * MB)
     assert quotas.producer_debt_ms("alice", "") == 0
-    assert quotas.produced("alice", "", 2 * MB) == 1_000, "it does not begin anew"
+    assert quotas.produced("alice", "", 2 * MB) == 1_000, "the bucket is not refilled"
 
 
 def test_a_fetch_gets_what_is_left(world: World) -> None:
-    """A fetch gets what is left of the window, at least a batch, and none while it is exceeded."""
+    """A fetch gets the bytes that are left, at least a batch, and none while they are overdrawn."""
     quotas = world.quotas
     assert quotas.fetch_allowance("alice", "", 8 * MB) == (8 * MB, 0)
     world.set({"user": None}, consumer_byte_rate=MB)
@@ -223,7 +223,9 @@ def test_a_fetch_gets_what_is_left(world: World) -> None:
     assert quotas.fetched("alice", "", 4 * MB) == (True, 0)
     assert quotas.fetch_allowance("alice", "", 8 * MB) == (6 * MB, 0)
     assert quotas.fetched("alice", "", 8 * MB) == (True, 2_000), "a batch beyond it is sent once"
-    assert quotas.fetched("alice", "", MB) == (False, 3_000), "and what was read meanwhile is not"
+    assert quotas.fetched("alice", "", MB) == (False, 3_000), (
+        "and records that were read meanwhile are not"
+    )
     assert quotas.fetch_allowance("alice", "", 8 * MB) == (1, 2_000)
     assert quotas.fetched("alice", "", 0) == (True, 0)
     world.clock.advance(12.0)

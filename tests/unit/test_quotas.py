@@ -42,7 +42,7 @@ def state_of(*given: tuple[Mapping[str, str | None], Mapping[str, float]]) -> Se
 
 
 def test_precedence() -> None:
-    """Of any combination of the eight levels, the highest applies, and counts Kafka's clients."""
+    """The highest of the given levels applies, and counts the clients that Kafka counts."""
     values = {str(parts): float(number + 1) for number, (parts, *_) in enumerate(LEVELS)}
     for chosen in itertools.product((True, False), repeat=len(LEVELS)):
         levels = list(itertools.compress(LEVELS, chosen))

@@ -109,7 +109,7 @@ class Throttle:
 
 
 UNTHROTTLED: Final = Throttle(None)
-"""Of requests that did not arrive over a connection."""
+"""The throttle of requests that did not arrive over a connection."""
 
 
 class Mutations:
