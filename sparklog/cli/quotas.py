@@ -95,7 +95,7 @@ def set_quotas(
     Of several quotas, the most specific one applies: that of the user and the client id, of the
     user, and of the client id, each before its default. Quotas that are not named stay.
 
-    Example: sparklog quotas set --user alice --producer-byte-rate 1000000 --root ./data
+    Example: sparklog quotas set --user alice --producer-byte-rate 1000000
     """
     from sparklog.security.quotas import changed
 
