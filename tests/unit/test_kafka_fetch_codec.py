@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from sparklog.broker.kafka import fetch_codec, messages
-from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.times import duration
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 VERSIONS: Final = range(4, 19)
@@ -141,7 +141,7 @@ def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
         sizes = [at.choice([0, 1, 126, 127, 200, 5_000, 20_000]) for _ in range(3)]
         chunks = [at.randbytes(size) for size in sizes]
         fields: dict[str, Any] = {
-            "throttle_time": NO_TIME,
+            "throttle_time": duration(at.choice([0, 1, 600_000])),
             "error_code": ErrorCode.none,
             "session_id": at.randrange(1 << 31),
             "responses": [
