@@ -24,6 +24,7 @@ import msgspec
 from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.security.acl import Acl
+from sparklog.security.quota import QuotaKey
 from sparklog.security.state import Author, Policy, SecurityState, StateDelta, User
 
 LINES_PER_SECOND: Final = 100
@@ -132,11 +133,13 @@ class Change(Event, frozen=True, kw_only=True, tag="change"):
     users: Mapping[str, str] = {}
     acls_added: Sequence[str] = ()
     acls_removed: Sequence[str] = ()
+    quotas: Mapping[str, Mapping[QuotaKey, float]] = {}
+    """The values of each entity whose quotas have changed; none: removed."""
     policy: Mapping[str, Any] = {}
     others: Sequence[str] = ()
     """Other parts of the state that have changed, such as "root_key"."""
     more: int = 0
-    """Users and ACLs that have changed in addition."""
+    """Users, ACLs and entities with quotas that have changed in addition."""
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started"):
@@ -201,14 +204,16 @@ def change_of(before: SecurityState, delta: StateDelta) -> Change:
             for name, value in msgspec.to_builtins(delta.policy).items()
             if value != msgspec.to_builtins(before.policy)[name]
         }
-    total = len(users) + len(added) + len(removed)
-    kept = len(shown) + len(added[:ITEMS_NAMED]) + len(removed[:ITEMS_NAMED])
+    quotas = {text(str(each.entity)): each.values for each in delta.quotas[:ITEMS_NAMED]}
+    total = len(users) + len(added) + len(removed) + len(delta.quotas)
+    kept = len(shown) + len(added[:ITEMS_NAMED]) + len(removed[:ITEMS_NAMED]) + len(quotas)
     return Change(
         version=delta.version,
         **_author(delta.author),
         users=shown,
         acls_added=added[:ITEMS_NAMED],
         acls_removed=removed[:ITEMS_NAMED],
+        quotas=quotas,
         policy=policy,
         others=others,
         more=total - kept,
@@ -225,6 +230,7 @@ _TOLD: Final = frozenset(
         "users",
         "acls_added",
         "acls_removed",
+        "quotas",
         "snapshot_crc",
     }
 )
@@ -253,6 +259,8 @@ def _verb(before: User | None, after: User | None) -> str:
         verbs.append("replaced")
     if before.credentials != after.credentials:
         verbs.append("password changed")
+    if before.methods != after.methods:
+        verbs.append(f"methods: {', '.join(after.methods) or 'none'}")
     if before.disabled != after.disabled:
         verbs.append("disabled" if after.disabled else "enabled")
     elif before.epoch != after.epoch:

@@ -225,7 +225,9 @@ def test_requests_that_administer_are_complete() -> None:
         "produce", "fetch", "offset_commit", "join_group", "heartbeat", "leave_group", "sync_group",
         "init_producer_id", "sasl_handshake", "sasl_authenticate",
     }  # fmt: skip
-    versions_of_the_state = {"create_acls", "delete_acls", "alter_user_scram_credentials"}
+    versions_of_the_state = {
+        "create_acls", "delete_acls", "alter_client_quotas", "alter_user_scram_credentials",
+    }  # fmt: skip
     without_effect = {"alter_replica_log_dirs", "elect_leaders"}
     only_read = {"metadata", "api_versions", "find_coordinator", "offset_fetch"}
     for key, api in APIS.items():

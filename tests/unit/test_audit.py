@@ -35,6 +35,8 @@ from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import ManualClock
 from sparklog.security import users
 from sparklog.security.acl import Operation, ResourceType
+from sparklog.security.login_method import LoginMethod
+from sparklog.security.quota import QuotaEntity, QuotaKey
 from sparklog.security.state import Author, Mode, Policy, SecurityState, StateDelta, delta_of
 from tests.support.acls import acl
 from tests.support.waiting import wait_until
@@ -214,6 +216,7 @@ def test_a_change_names_what_has_changed() -> None:
     for change in (
         users.removed("gone"),
         users.disabled("shut", True),
+        users.with_methods("same", [LoginMethod.CERTIFICATE]),
         users.with_credentials("new-password", users.credentials_of("other"), cut=True),
         users.added("new", credentials),
     ):
@@ -221,6 +224,7 @@ def test_a_change_names_what_has_changed() -> None:
     after = msgspec.structs.replace(
         after,
         acls=frozenset({write}),
+        quotas={QuotaEntity(user="same"): {QuotaKey.PRODUCER_BYTE_RATE: 1e6}},
         policy=Policy(mode=Mode.ENFORCE, super_users=("User:admin",)),
         root_key=b"k",
     )
@@ -235,10 +239,12 @@ def test_a_change_names_what_has_changed() -> None:
             "gone": "removed",
             "new": "added",
             "new-password": "password changed, cut",
+            "same": "methods: certificate",
             "shut": "disabled",
         },
         "acls_added": ["ALLOW User:ANONYMOUS WRITE on LITERAL TOPIC orders from *"],
         "acls_removed": ["ALLOW User:same READ on LITERAL TOPIC orders from *"],
+        "quotas": {"user same": {"producer_byte_rate": 1e6}},
         "policy": {"mode": "enforce", "super_users": ["User:admin"]},
         "others": ["root_key"],
     }
