@@ -211,6 +211,28 @@ def test_a_takeover_overwrites_no_newer_leaders(
     assert third.broker.partitions.leader_of("t", other)[0] == 4
 
 
+def test_partitions_are_added_by_a_version_that_is_not_the_newest(members: list[Rig]) -> None:
+    """Another thread may have recorded the leaders of a newer version, but only of known ones."""
+    first, second, third, _ = members
+    first.broker.topics.add_partitions(AddPartitions(topic="t", partitions=12))
+    added = first.meta.reload()
+    third.handovers.move({("t", led_by(third)): 4})
+    newest = first.meta.reload()
+    assert newest.topics["t"].leaders != added.topics["t"].leaders
+    second.reconciler.lead(newest)
+    second.reconciler.apply(added)
+    topic = second.led_partitions.topic("t")
+    assert topic.count == 12
+    number = max(topic.partitions)
+    assert number >= 8
+    second.append(["x"], partition=number)
+    for version in (added, newest):
+        second.reconciler.lead(version)
+        second.reconciler.apply(version)
+    assert topic.leaders == newest.topics["t"].leaders
+    assert [row[1] for row in second.read(partition=number)] == [b"x"]
+
+
 def test_a_topic_that_is_created_again_during_a_takeover(
     members: list[Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,7 +262,8 @@ class LedPartitions:
         """Records the leaders of a topic's partitions, and begins to serve those of `added`.
 
         The states of these must be complete, because other threads find them without the lock.
-        Ignores the leaders if the metadata's `version` is older than the recorded one.
+        If the metadata's `version` is older than the recorded one, only the leaders of partitions
+        beyond the recorded ones are new: `lead_known` has recorded the newer version without them.
         """
         with self._lock:
             for number in added or ():
@@ -282,6 +283,9 @@ class LedPartitions:
                 topic.leader_epochs = known.leader_epochs
                 topic.leaders = known.leaders
                 self.resignations.note_leaders(topic)
+            elif known.partition_count > topic.count:
+                topic.leader_epochs += known.leader_epochs[topic.count :]
+                topic.leaders += known.leaders[topic.count :]
         self.on_leaders()
 
     def lead_known(self, topic: Topic, known: TopicMetadata, *, version: int) -> bool:
