@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +29,7 @@ from sparklog.options import (
     is_folder,
     is_service_link,
 )
+from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.scram import MECHANISMS, PLAIN
 
 FLUSH_LINGER_REMOTE_MS = 10
@@ -39,11 +41,15 @@ _SPACE_MAX_BYTES = 1024 * limits.GIB
 _INTERVAL_MAX_SECONDS = 24 * 3600
 _GRACE_MAX_SECONDS = 366 * 24 * 3600
 _COUNT_MAX = 1_000_000
+_CLOCK_SKEW_MAX_SECONDS = 600
 
 _PREFIX = "SPARKLOG_"
 _AUTO_ID = "auto"
 _ORDINAL = re.compile(r"-([0-9]+)$")
 """The end of a host name of a StatefulSet's pod, as Kubernetes numbers them."""
+
+_SENT_OPENLY: Final = (PLAIN, OAUTHBEARER)
+"""The SASL mechanisms with which a listener on the way could log in, too."""
 
 NOT_ABOVE: Final = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
@@ -112,20 +118,8 @@ class KafkaSettings(_ListenerSettings, frozen=True, kw_only=True, forbid_unknown
     memory_bytes: _BufferBytes = 512 * limits.MIB
     max_connections: _Count = limits.KAFKA_CONNECTIONS
     max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
-    sasl_mechanisms: str = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN"
-
-    def mechanisms_of(self, listener: Listener) -> tuple[str, ...]:
-        """Returns the SASL mechanisms of a listener, in the order of `sasl_mechanisms`.
-
-        PLAIN sends the password itself: over TLS, or where it does not leave the machine.
-        """
-        is_private = listener.has_tls or listener.is_loopback
-        return tuple(each for each in self.mechanisms if each != PLAIN or is_private)
-
-    @property
-    def mechanisms(self) -> tuple[str, ...]:
-        """The SASL mechanisms that users may log in with, also to the Flight listener."""
-        return tuple(each.strip() for each in self.sasl_mechanisms.split(","))
+    sasl_mechanisms: str = "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN,OAUTHBEARER"
+    connections_max_reauth_ms: Annotated[int, Meta(ge=0, le=limits.INT32_MAX)] = 0
 
 
 class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +132,24 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     client_auth: Literal["none", "requested", "required"] = "none"
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
     principal: Literal["dn", "cn"] = "dn"
+
+
+class OAuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tokens of an OAuth issuer; an empty `jwks` disables them."""
+
+    jwks: str = ""
+    issuer: str = ""
+    audience: str = ""
+    scopes: str = ""
+    scope_claim: str = "scope"
+    sub_claim: str = "sub"
+    clock_skew_seconds: Annotated[int, Meta(ge=0, le=_CLOCK_SKEW_MAX_SECONDS)] = 30
+    ca: str = ""
+
+    @property
+    def is_configured(self) -> bool:
+        """True if clients may log in with tokens."""
+        return bool(self.jwks)
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -299,6 +311,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     flight: FlightSettings = FlightSettings()
     kafka: KafkaSettings = KafkaSettings()
     tls: TlsSettings = TlsSettings()
+    oauth: OAuthSettings = OAuthSettings()
     security: SecuritySettings = SecuritySettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
@@ -321,6 +334,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_sasl(self) -> bool:
         """True if the clients of a listener have to log in."""
         return self.kafka.has_sasl or self.flight.has_sasl or self.metrics.has_sasl
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The SASL mechanisms that clients may log in with, in the order of `sasl_mechanisms`."""
+        given = (each.strip() for each in self.kafka.sasl_mechanisms.split(","))
+        return tuple(each for each in given if each != OAUTHBEARER or self.oauth.is_configured)
+
+    def mechanisms_of(self, listener: Listener) -> tuple[str, ...]:
+        """Returns the SASL mechanisms of a Kafka listener.
+
+        Some send the password or the token itself: over TLS, or where it does not leave the
+        machine.
+        """
+        is_private = listener.has_tls or listener.is_loopback
+        return tuple(each for each in self.mechanisms if is_private or each not in _SENT_OPENLY)
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -546,7 +574,8 @@ def _check_together(settings: BrokerSettings) -> None:
 def _check_listeners(settings: BrokerSettings) -> None:
     _check_protocols("flight", settings.flight, settings.tls)
     _check_protocols("kafka", settings.kafka, settings.tls)
-    _check_sasl(settings.kafka)
+    _check_sasl(settings)
+    _check_oauth(settings)
     for listener in settings.flight.listeners:
         if listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
             raise errors.BadOption(
@@ -620,42 +649,66 @@ def _check_protocols(table: str, settings: _ListenerSettings, tls: TlsSettings) 
         raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
 
 
-def _check_metrics(settings: BrokerSettings) -> None:
-    """Raises `BadOption` for a port for metrics with several addresses, or without protection."""
-    listen, listener = settings.metrics.listen, settings.metrics.listener
-    assert listener is not None
-    reason = ""
-    if "," in listen or listener.name != listener.protocol:
-        reason = "expected one address without a name: host:port, or PROTOCOL://host:port"
-    elif listener.protocol not in PROTOCOLS:
-        reason = f"expected host:port or one of {', '.join(PROTOCOLS)} before ://"
-    elif listener.has_tls and not (settings.tls.certificate and settings.tls.key):
-        reason = "TLS needs tls.certificate and tls.key, the paths of PEM files"
-    elif listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
-        reason = f"passwords could be read on the way: use {SASL_SSL}://, or a loopback address"
-    elif listener.has_sasl and PLAIN not in settings.kafka.mechanisms:
-        reason = f"its login sends passwords, and kafka.sasl_mechanisms does not have {PLAIN}"
-    if reason:
-        raise errors.BadOption(option="metrics.listen", value=listen, reason=reason)
-
-
-def _check_sasl(kafka: KafkaSettings) -> None:
+def _check_sasl(settings: BrokerSettings) -> None:
     """Raises `BadOption` for unknown mechanisms, and for a listener that would have none."""
 
     def bad(reason: str) -> errors.BadOption:
-        return errors.BadOption(
-            option="kafka.sasl_mechanisms", value=kafka.sasl_mechanisms, reason=reason
+        given = settings.kafka.sasl_mechanisms
+        return errors.BadOption(option="kafka.sasl_mechanisms", value=given, reason=reason)
+
+    known = (*MECHANISMS, OAUTHBEARER)
+    for each in settings.kafka.sasl_mechanisms.split(","):
+        if each.strip() not in known:
+            raise bad(f"expected some of {', '.join(known)}, separated by commas")
+    for listener in settings.kafka.listeners:
+        if not listener.has_sasl or settings.mechanisms_of(listener):
+            continue
+        if not settings.mechanisms:
+            raise bad(f"{OAUTHBEARER} needs the table [oauth]")
+        raise bad(
+            f"{' and '.join(settings.mechanisms)} can be read on the way: the listener {listener}"
+            f" offers it only with {SASL_SSL}://, or on a loopback address"
         )
 
-    for each in kafka.sasl_mechanisms.split(","):
-        if each.strip() not in MECHANISMS:
-            raise bad(f"expected some of {', '.join(MECHANISMS)}, separated by commas")
-    for listener in kafka.listeners:
-        if listener.has_sasl and not kafka.mechanisms_of(listener):
-            raise bad(
-                f"PLAIN sends passwords: the listener {listener} offers it only with"
-                f" {SASL_SSL}://, or on a loopback address"
-            )
+
+def _check_oauth(settings: BrokerSettings) -> None:
+    """Raises `BadOption` for a table [oauth] that is not complete, or has no effect."""
+    given = msgspec.structs.asdict(settings.oauth)
+
+    def bad(key: str, reason: str) -> errors.BadOption:
+        return errors.BadOption(option=f"oauth.{key}", value=given[key], reason=reason)
+
+    if not settings.oauth.is_configured:
+        for key, value in given.items():
+            if value != getattr(OAuthSettings(), key):
+                raise bad(key, "it has no effect without oauth.jwks")
+        return
+    for key in ("issuer", "audience", "scope_claim", "sub_claim"):
+        if not given[key].strip():
+            raise bad(key, "it is required with oauth.jwks")
+    url = urlsplit(settings.oauth.jwks)
+    if url.scheme in ("https", "http") and not _is_web_address(url):
+        raise bad("jwks", "expected https://host/path, without a user")
+    if url.scheme == "http" and not Listener("", "", f"{url.hostname}:0").is_loopback:
+        raise bad("jwks", "keys that others could replace on the way prove nothing: use https://")
+    if url.scheme not in ("https", "http") and "://" in settings.oauth.jwks:
+        raise bad("jwks", "expected https://… or the path of a file")
+    if settings.oauth.ca and url.scheme != "https":
+        raise bad("ca", "it has no effect: oauth.jwks does not begin with https://")
+    # Without a Kafka listener, the broker may be one that a program has started for itself.
+    if settings.kafka.listen and not settings.has_sasl:
+        raise bad(
+            "jwks",
+            "it has no effect: kafka.listen or flight.listen needs"
+            f" {SASL_SSL}:// before an address",
+        )
+
+
+def _is_web_address(url: SplitResult) -> bool:
+    try:
+        return bool(url.hostname) and url.port != 0 and "@" not in url.netloc
+    except ValueError:  # of the port
+        return False
 
 
 def _check_advertised(table: str, settings: _ListenerSettings, *, lowest_port: int) -> None:

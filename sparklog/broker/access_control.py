@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -30,6 +29,9 @@ from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.root_credentials import RootCredentials
+
+if TYPE_CHECKING:
+    from sparklog.broker.oauth import TokenVerifier
 
 _log = structlog.get_logger("sparklog.broker")
 
@@ -60,6 +62,9 @@ class AccessControl:
         self._store = store
         self._clock = clock
         self.watch = watch_security(settings, store, clock=clock, refused=refused)
+        self._refused = refused
+        self._verifier: TokenVerifier | None = None
+        """Of OAuth tokens."""
         self.authentication: Authentication | None = None
         """The users of the root, if a listener asks for a login."""
         self.login_delays = FailureDelays(clock)
@@ -82,8 +87,8 @@ class AccessControl:
 
         `known`: a version of the metadata, which may be old.
 
-        Raises `BadOption` if clients log in and there are no users, or if the audit file cannot be
-        written, and what `SecurityWatch.open` raises.
+        Raises `BadOption` if clients log in and there are no users, or if the file with the keys
+        of OAuth tokens is not valid, and what `SecurityWatch.open` raises.
         """
         if path := self._settings.security.audit_file:
             self.audit = Audit(
@@ -93,7 +98,13 @@ class AccessControl:
             self.watch.on_read = self.audit.changed
         if self._settings.has_sasl or known.security:
             self.watch.open()
-        self.authentication = open_authentication(self._settings, self.watch)
+        if self._settings.oauth.is_configured:
+            from sparklog.broker.oauth import open_verifier
+
+            self._verifier = open_verifier(
+                self._settings.oauth, clock=self._clock, refused=self._refused
+            )
+        self.authentication = open_authentication(self._settings, self.watch, self._verifier)
 
     def follow_metadata(self, metadata: Callable[[], ClusterMetadata]) -> None:
         """Reads the state that the metadata of the leader names. Raises what `refresh` raises."""
@@ -104,19 +115,16 @@ class AccessControl:
             self.audit.started(self.watch.state)
 
     def follow(self, loops: Loops) -> None:
-        """Starts to follow the changes of the state."""
+        """Starts to follow the changes of the state, and of the keys of OAuth tokens."""
         self.watch.follow(loops)
+        if self._verifier is not None:
+            self._verifier.follow(loops)
 
     def note_if_stale(self) -> None:
-        """Notes the work that is refused because the state cannot be read, or events lost."""
+        """Notes the work that is refused because the state, or the keys, cannot be read."""
         self.watch.note_if_stale()
-        if self.audit is not None:
-            self.audit.note_if_stuck()
-
-    def close(self) -> None:
-        """Writes the last lines of the audit."""
-        if self.audit is not None:
-            self.audit.close()
+        if self._verifier is not None:
+            self._verifier.note_if_refused()
 
     def gate(self, leadership: Leadership, address: str) -> Gate:
         """Returns the gate for Flight calls to the broker, which listens at `address`."""
@@ -140,7 +148,7 @@ class AccessControl:
         return Logins(
             self.authentication,
             gate,
-            mechanisms=self._settings.kafka.mechanisms,
+            mechanisms=self._settings.mechanisms,
             delays=self.login_delays,
             clock=self._clock,
         )

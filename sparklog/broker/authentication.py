@@ -11,12 +11,14 @@ import math
 import secrets
 import threading
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from sparklog import errors
 from sparklog.broker.security_watch import SecurityWatch
+from sparklog.security.jwt import JwtSubject
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.scram import (
     WRONG,
@@ -27,11 +29,16 @@ from sparklog.security.scram import (
     Verifier,
     is_password,
 )
+from sparklog.security.signed_token import BadToken
 from sparklog.security.state import SecurityState, User
 from sparklog.security.users import NAME_BYTES_MAX, unusable
 from sparklog.settings import BrokerSettings
 
+if TYPE_CHECKING:
+    from sparklog.broker.oauth import TokenVerifier
+
 PASSWORDS_REMEMBERED = 10_000  # so that a client with PLAIN that reconnects costs no PBKDF2
+_SALT_KEY_BYTES: Final = 32
 _PASSWORD_MECHANISM: Final = Mechanism.SHA_256
 """The credential that passwords themselves are checked against."""
 
@@ -48,6 +55,8 @@ class Identity(NamedTuple):
     """None: by a password."""
     ends_at: float = math.inf
     """When its certificate or its token expires, in seconds since 1970."""
+    mechanism: str = ""
+    """The SASL mechanism of its login to a Kafka listener; empty for other logins."""
 
     @property
     def principal(self) -> str:
@@ -99,11 +108,18 @@ class Credential(NamedTuple):
 class Authentication:
     """The users of a root, as one broker knows them. May be used by several threads."""
 
-    def __init__(self, watch: SecurityWatch) -> None:
-        """`watch`: of a root that has a security state."""
+    def __init__(self, watch: SecurityWatch, verifier: TokenVerifier | None = None) -> None:
+        """Creates the authentication.
+
+        Args:
+            watch: of the root. It has a security state, unless there is a verifier.
+            verifier: verifies OAuth tokens; None: clients do not log in with them.
+        """
         self.watch = watch
         watch.has_logins = True
-        self._drawn = DrawnVerifiers(watch.state.salt_key)
+        self._verifier = verifier
+        self._salt_key = watch.state.salt_key or secrets.token_bytes(_SALT_KEY_BYTES)
+        self._drawn = DrawnVerifiers(self._salt_key)
         self._lock = threading.Lock()
         self._remembered: OrderedDict[bytes, None] = OrderedDict()
         """Digests of passwords that were right."""
@@ -127,13 +143,22 @@ class Authentication:
         A disabled user keeps its salt, and looks like one that is logged in with a wrong password.
         """
         known = self._known(mechanism, name)
-        drawn = self._drawn.of(mechanism, name)  # always, since the time would show who exists
+        drawn = self._drawn_verifiers().of(
+            mechanism, name
+        )  # always: the time would show who exists
         if known is None:
             return Credential(mechanism, drawn, None)
         if known.identity is None:
             keys = {"stored_key": drawn.stored_key, "server_key": drawn.server_key}
             return known._replace(verifier=msgspec.structs.replace(known.verifier, **keys))
         return known
+
+    def _drawn_verifiers(self) -> DrawnVerifiers:
+        """Returns the verifiers of users that do not exist: all brokers draw the same."""
+        key = self.watch.state.salt_key
+        if key and key != self._salt_key:  # the root has got its first user
+            self._salt_key, self._drawn = key, DrawnVerifiers(key)
+        return self._drawn
 
     def _known(self, mechanism: Mechanism, name: str) -> Credential | None:
         """Returns the credential that a user has; without an identity if it is disabled."""
@@ -176,6 +201,43 @@ class Authentication:
                 if len(self._remembered) > PASSWORDS_REMEMBERED:
                     self._remembered.popitem(last=False)
         return identity
+
+    # -------------------------------------------------------------------------- tokens
+
+    @property
+    def accepts_tokens(self) -> bool:
+        """True if clients may log in with OAuth tokens."""
+        return self._verifier is not None
+
+    def remembered_token(self, token: str) -> Identity | None:
+        """Returns the client of a token that was accepted before; takes microseconds.
+
+        Raises `BadToken` if its user may not log in with a token, and `TokenKeysNotRead`.
+        """
+        found = self._verifier.remembered(token) if self._verifier is not None else None
+        return self._identity_of(found) if found is not None else None
+
+    def log_in_by_token(self, token: str) -> Identity:
+        """Returns the client of a token. Takes a tenth of a millisecond, and up to one.
+
+        Raises `BadToken`, `UnknownKey`, and `TokenKeysNotRead`.
+        """
+        if self._verifier is None:
+            raise BadToken("the broker accepts no OAuth tokens: it has no oauth.jwks")
+        return self._identity_of(self._verifier.verify(token))
+
+    def newer_keys(self) -> Future[None]:
+        """See `TokenVerifier.newer_keys`: for a token that raises `UnknownKey`."""
+        assert self._verifier is not None
+        return self._verifier.newer_keys()
+
+    def _identity_of(self, subject: JwtSubject) -> Identity:
+        try:
+            return identity_of(
+                self.watch.state, subject.name, LoginMethod.OAUTH, ends_at=subject.ends_at
+            )
+        except ValueError as error:
+            raise BadToken(str(error)) from None
 
     def _digest(self, credential: Credential, password: str) -> bytes:
         """Returns a digest that depends on the credential, and so changes with it."""
@@ -221,20 +283,21 @@ def _identity(name: str, user: User) -> Identity:
     return Identity(name, user.id, user.epoch)
 
 
-def open_authentication(settings: BrokerSettings, watch: SecurityWatch) -> Authentication | None:
+def open_authentication(
+    settings: BrokerSettings, watch: SecurityWatch, verifier: TokenVerifier | None = None
+) -> Authentication | None:
     """Returns the users of the root; None if no listener asks for a login.
 
-    Raises `BadOption` if one does and the root has no users.
+    Raises `BadOption` if one does, the root has no users, and there is no verifier of tokens.
     """
     if not settings.has_sasl:
         return None
-    if not watch.has_state:
-        tables = ("kafka", "flight", "metrics")
-        table = next(each for each in tables if getattr(settings, each).has_sasl)
+    if not (watch.has_state or verifier is not None):
+        table = "kafka" if settings.kafka.has_sasl else "flight"
         raise errors.BadOption(
             option=f"{table}.listen",
             value=getattr(settings, table).listen,
             reason="clients of a listener with SASL log in, and the root has no users; create one:"
             f" sparklog users add NAME --root {settings.root}",
         )
-    return Authentication(watch)
+    return Authentication(watch, verifier)

@@ -49,6 +49,8 @@ KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
 """Packages from the extra `broker` that the Kafka listener needs."""
 TLS_PACKAGES: Final = ("cryptography",)
 """Packages from the extra `broker` that listeners with TLS need."""
+OAUTH_PACKAGES: Final = ("joserfc",)
+"""Packages from the extra `broker` that logins with OAuth tokens need."""
 METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
 """Packages from the extra `broker` that the metrics port needs."""
 
@@ -247,14 +249,13 @@ class Listeners:
         patience_seconds: float,
     ) -> list[Acceptor]:
         """Returns the listening sockets; those for Flight need no mechanisms."""
-        kafka = self._settings.kafka
         return [
             Acceptor(
                 listener=clients,
                 listening=port.listen(patience_seconds=patience_seconds),
                 tls=self.tls if each.has_tls else None,
                 # Of the address that it listens on: the advertised one may be a tunnel's.
-                mechanisms=kafka.mechanisms_of(each) if each.has_sasl else (),
+                mechanisms=self._settings.mechanisms_of(each) if each.has_sasl else (),
             )
             for (each, port), clients in zip(bound.items(), advertised, strict=True)
         ]
@@ -426,6 +427,7 @@ def check_installed(settings: BrokerSettings) -> None:
     metrics_packages = (*METRICS_PACKAGES, *(TLS_PACKAGES if settings.metrics.has_tls else ()))
     for what, listen, packages, without in (
         ("TLS for Flight", settings.flight.listen, flight_packages, "--flight 127.0.0.1:8815"),
+        ("oauth.jwks", settings.oauth.jwks, OAUTH_PACKAGES, 'oauth.jwks = ""'),
         ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, metrics_packages, 'metrics.listen = ""'),
     ):

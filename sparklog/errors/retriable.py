@@ -225,12 +225,10 @@ class SecurityNotRead(Retriable):
     seconds: int
 
 
-class MutationQuotaExceeded(Retriable):
-    """The client has created or deleted as many partitions as its quota allows: try again later."""
+class TokenKeysNotRead(Retriable):
+    """A broker cannot verify OAuth tokens, because it does not have the keys of their issuer: try
+    again, or log in by another method."""
 
-    code = "mutation_quota_exceeded"
-    template = (
-        "The quota of this client for the creation and deletion of partitions is exceeded: try"
-        " again in {throttle_ms} ms, or raise its controller_mutation_rate."
-    )
-    throttle_ms: int
+    code = "token_keys_not_read"
+    template = "OAuth tokens cannot be verified: {reason}."
+    reason: str

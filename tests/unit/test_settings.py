@@ -261,8 +261,11 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("kafka.listen", "SASL_SSL://127.0.0.1:9092", "a listener with TLS needs tls.certificate"),
         ("kafka.sasl_mechanisms", "PLAIN,GSSAPI", "expected some of SCRAM-SHA-256, SCRAM-SHA-512"),
         ("kafka.sasl_mechanisms", "", "expected some of SCRAM-SHA-256, SCRAM-SHA-512, PLAIN"),
-        ("tls.certificate", "c.pem", "it has no effect: kafka.listen, flight.listen or metrics"),
-        ("tls.client_auth", "required", "it has no effect: kafka.listen, flight.listen or metrics"),
+        ("kafka.connections_max_reauth_ms", -1, "expected an integer from 0 to 2147483647"),
+        ("oauth.issuer", "i", "it has no effect without oauth.jwks"),
+        ("oauth.clock_skew_seconds", 601, "expected an integer from 0 to 600"),
+        ("tls.certificate", "c.pem", "it has no effect: kafka.listen or flight.listen needs SSL:"),
+        ("tls.client_auth", "required", "it has no effect: kafka.listen or flight.listen needs"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
         ("root", "localhost:9092", "this looks like an address, and there is no folder"),
         ("root", "~/data", "only a shell expands ~ to the home folder"),
@@ -490,8 +493,8 @@ def test_plain_is_offered_where_nobody_listens(tmp_path: Path) -> None:
         options = {"root": str(tmp_path), "kafka.listen": listen, "kafka.sasl_mechanisms": given}
         if "SSL" in listen:
             options |= {"tls.certificate": pem, "tls.key": pem}
-        kafka = load_settings(None, {}, options).kafka
-        return [kafka.mechanisms_of(each) for each in kafka.listeners]
+        found = load_settings(None, {}, options)
+        return [found.mechanisms_of(each) for each in found.kafka.listeners]
 
     both = ("PLAIN", "SCRAM-SHA-512")
     assert mechanisms("SASL_SSL://10.0.0.7:9092,SASL_PLAINTEXT://10.0.0.7:9093") == [
@@ -499,5 +502,57 @@ def test_plain_is_offered_where_nobody_listens(tmp_path: Path) -> None:
         ("SCRAM-SHA-512",),
     ]
     assert mechanisms("SASL_PLAINTEXT://127.0.0.1:9092") == [both]
-    with pytest.raises(errors.BadOption, match="PLAIN sends passwords"):
+    with pytest.raises(errors.BadOption, match="PLAIN can be read on the way"):
         mechanisms("SASL_PLAINTEXT://10.0.0.7:9092", "PLAIN")
+
+
+def test_tokens_are_accepted_at_listeners_that_ask_for_a_login() -> None:
+    """OAUTHBEARER is offered with [oauth], where nobody can read the token on the way."""
+    listen = "SASL_SSL://10.0.0.7:1,A=SASL_PLAINTEXT://10.0.0.7:2,B=SASL_PLAINTEXT://127.0.0.1:3"
+    given = ROOT | {"kafka.listen": listen, "tls.certificate": "c.pem", "tls.key": "k.pem"}
+    oauth = {"oauth.jwks": "https://h/k", "oauth.issuer": "i", "oauth.audience": "a"}
+
+    def mechanisms(**more: Any) -> list[tuple[str, ...]]:
+        found = load_settings(None, {}, given | more)
+        return [found.mechanisms_of(each) for each in found.kafka.listeners]
+
+    scram = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    assert mechanisms() == [(*scram, "PLAIN"), scram, (*scram, "PLAIN")]
+    assert mechanisms(**oauth) == [
+        (*scram, "PLAIN", "OAUTHBEARER"),
+        scram,
+        (*scram, "PLAIN", "OAUTHBEARER"),
+    ]
+    only = {"kafka.sasl_mechanisms": "OAUTHBEARER"}
+    with pytest.raises(errors.BadOption, match=r"OAUTHBEARER needs the table \[oauth\]"):
+        mechanisms(**only)
+    with pytest.raises(errors.BadOption, match="OAUTHBEARER can be read on the way"):
+        mechanisms(**only, **oauth)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"oauth.issuer": ""}, "oauth.issuer"),
+        ({"oauth.audience": " "}, "oauth.audience"),
+        ({"oauth.sub_claim": ""}, "oauth.sub_claim"),
+        ({"oauth.jwks": "http://issuer.example.org/keys"}, "use https://"),
+        ({"oauth.jwks": "http://localhost@issuer.example.org/"}, "without a user"),
+        ({"oauth.jwks": "https:///keys"}, "expected https://host/path"),
+        ({"oauth.jwks": "https://host:99999/keys"}, "expected https://host/path"),
+        ({"oauth.jwks": "ftp://host/keys"}, "or the path of a file"),
+        ({"oauth.jwks": "keys.json", "oauth.ca": "ca.pem"}, "does not begin with https://"),
+        ({"kafka.listen": "127.0.0.1:9092"}, "it has no effect: kafka.listen or flight.listen"),
+    ],
+)
+def test_tables_for_tokens_that_are_not_complete(change: dict[str, str], reason: str) -> None:
+    """The error names the key of [oauth] and what is wrong with it."""
+    given = ROOT | {
+        "kafka.listen": "SASL_PLAINTEXT://127.0.0.1:9092",
+        "oauth.jwks": "http://[::1]:8080/keys",
+        "oauth.issuer": "i",
+        "oauth.audience": "a",
+    }
+    load_settings(None, {}, given)
+    with pytest.raises(errors.BadOption, match=reason):
+        load_settings(None, {}, given | change)

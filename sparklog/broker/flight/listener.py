@@ -665,7 +665,7 @@ def _status(error: errors.SparklogError) -> GrpcError:
         code = UNAUTHENTICATED
     elif isinstance(error, errors.NotAuthorized):
         code = PERMISSION_DENIED
-    elif isinstance(error, errors.SecurityNotRead):
+    elif isinstance(error, errors.SecurityNotRead | errors.TokenKeysNotRead):
         code = UNAVAILABLE
     return _status_of(flight_messages.ErrorReply.of(error), str(error), code)
 
