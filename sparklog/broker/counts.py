@@ -202,6 +202,8 @@ class ListenerCounts:
         "idle_share",
         "loop_delay_us",
         "names",
+        "reauthentications",
+        "reauthentications_failed",
     )
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -217,6 +219,10 @@ class ListenerCounts:
         """Connections that completed a TLS handshake, a login or both."""
         self.authentications_failed = 0
         """Those whose handshake or login failed or did not end in time."""
+        self.reauthentications = 0
+        """Logins on connections that had logged in before (KIP-368)."""
+        self.reauthentications_failed = 0
+        """Those that failed or did not end in time."""
         self.loop_delay_us = Distribution()
         """The delay of the event loop's timers."""
         self.idle_share = 1.0

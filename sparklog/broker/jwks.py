@@ -115,6 +115,7 @@ class JwksSource:
     def refresh_in_thread(self) -> Future[None]:
         """Fetches the keys in a thread of its own, and returns a future that is done afterwards."""
         done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # others wait for it, too
 
         def fetch() -> None:
             try:

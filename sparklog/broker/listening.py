@@ -217,6 +217,7 @@ class Listeners:
             login_delays=access.login_delays,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
+            max_reauth_ms=settings.connections_max_reauth_ms,
         )
 
     def open_flight(

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from sparklog.broker.kafka.admission import FRAME_BYTES
+from sparklog.broker.kafka.sasl_logins import FRAME_BYTES
 from sparklog.broker.kafka.slots import SLOTS
 from sparklog.storage.objects import LocalStore
 from tests.support.hostile import KAFKA_BYTES, Address, Siege

@@ -31,7 +31,7 @@ from sparklog import errors, kafka_port
 from sparklog.broker import login_failures
 from sparklog.broker.agent import Agent
 from sparklog.broker.authentication import Identity
-from sparklog.broker.kafka import admission
+from sparklog.broker.kafka import admission, sasl_logins
 from sparklog.broker.refused_work import Work
 from sparklog.listeners import Listener
 from sparklog.security import users
@@ -384,7 +384,7 @@ def test_clients_that_do_not_log_in(agent: Agent, authority: Authority) -> None:
             with pytest.raises((AssertionError, OSError)):
                 stranger.ask(METADATA, 1, {"topics": None})
         with contextlib.closing(Frames(local(agent))) as giant:
-            giant._socket.sendall((admission.FRAME_BYTES + 1).to_bytes(4, "big"))
+            giant._socket.sendall((sasl_logins.FRAME_BYTES + 1).to_bytes(4, "big"))
             with pytest.raises((AssertionError, OSError)):
                 giant._read(1)
         host, _, port = local(agent).rpartition(":")
@@ -398,7 +398,7 @@ def test_clients_that_do_not_log_in(agent: Agent, authority: Authority) -> None:
     reasons = " ".join(str(line.get("reason", "")) for line in lines)
     assert "it sends metadata before it has logged in" in reasons
     assert "security.protocol=SASL_PLAINTEXT and sasl.mechanism=SCRAM-SHA-256" in reasons
-    assert f"at most {admission.FRAME_BYTES} are allowed before a login" in reasons
+    assert f"at most {sasl_logins.FRAME_BYTES} are allowed before a login" in reasons
     assert "it speaks HTTP" in reasons
     assert "it needs security.protocol=SASL_SSL" in reasons
     del authority

@@ -35,7 +35,7 @@ from sparklog.broker.flight.grpc.server import (
     UNADMITTED_SERVED_PER_NETWORK,
     UNSERVED_CALLS,
 )
-from sparklog.broker.kafka.admission import FRAME_BYTES
+from sparklog.broker.kafka.sasl_logins import FRAME_BYTES
 from sparklog.broker.kafka.sessions import FETCH_SESSIONS
 from sparklog.broker.kafka.slots import SLOTS
 from sparklog.broker.login_failures import FAILURES_REMEMBERED

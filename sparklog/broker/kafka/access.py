@@ -57,7 +57,8 @@ class Access(ClientRights):
         """
         principal = identity.principal if identity is not None else ANONYMOUS
         super().__init__(authorization, principal, host)
-        self._identity = identity
+        self.identity = identity
+        """The user; it is replaced when it logs in again."""
         self._look = look
         self._steps = steps
 
@@ -68,8 +69,8 @@ class Access(ClientRights):
 
     @property
     def administrator(self) -> Administrator:
-        """The client in the role of an administrator of ACLs, users and quotas."""
-        return Administrator(*self._client, self._identity)
+        """The client in the role of an administrator of ACLs."""
+        return Administrator(*self._client, self.identity)
 
     def check_fresh(self, *, is_of_member: bool = False) -> None:
         """Raises `SecurityNotRead` if ACLs are enforced by a state that is too old.
@@ -130,7 +131,7 @@ class Access(ClientRights):
         if self._authorization is None:
             return NOTHING
         state = self._authorization.watch.state
-        if self._identity is not None and not self._identity.is_current(state):
+        if self.identity is not None and not self.identity.is_current(state):
             raise ConnectionResetError("the user was removed or disabled")
         self.check_fresh()
         return await self.refused(operation, resource, names, or_cluster=or_cluster)

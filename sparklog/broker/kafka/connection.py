@@ -8,6 +8,7 @@ while none is available. Requests and replies with many items are processed in t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
@@ -17,13 +18,15 @@ from sparklog import errors, limits
 from sparklog.broker import logging
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import apis, fetch_codec, messages
-from sparklog.broker.kafka.audited import note_request
+from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
 from sparklog.broker.kafka.messages import Fields, Origin, Raw, Request
+from sparklog.broker.kafka.reauthentication import ExpiringSession
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
+from sparklog.broker.kafka.sasl_logins import SaslLogins
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.kafka.throttle import UNTHROTTLED
 from sparklog.broker.tls.engine import TlsFailed
@@ -107,6 +110,7 @@ class KafkaConnection:
         listener: Listener,
         request_max_bytes: int,
         clock: Clock,
+        logins: SaslLogins | None = None,
     ) -> None:
         self._context = context
         self._stream = stream
@@ -114,8 +118,9 @@ class KafkaConnection:
         self._listener = listener
         self.identity: Identity | None = None
         """The user of the connection, once it has logged in."""
-        self.throttle = UNTHROTTLED
-        """Counts for the quotas of the client, once it is known."""
+        self._logins = logins
+        self._session: ExpiringSession | None = None
+        """The session of a user that has to log in again; None if it does not."""
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
@@ -146,6 +151,8 @@ class KafkaConnection:
         `identity`: the user that has logged in; None if the listener asks for none.
         """
         self.identity = identity
+        if identity is not None and identity.ends_at != math.inf:
+            self._session = ExpiringSession(identity, self._stream, self._logins, self._clock)
         task = asyncio.current_task()
         assert task is not None
         self._stream.left = lambda: self._client_left(task)
@@ -311,6 +318,9 @@ class KafkaConnection:
         arrival = self._moment()
         header = api_key, version, correlation_id = messages.read_header(frame)
         request_bytes = len(frame)
+        if self._session is not None and self._session.begins_login(api_key):
+            await self._log_in_again(self._session, frame, origin.access)
+            return _QueuedReply((), None, header, grant, request_bytes, received_at, arrival, "")
         api = APIS.get(api_key)
         if api is None:
             raise errors.BadRequest(reason=f"API key {api_key} is not supported")
@@ -356,6 +366,17 @@ class KafkaConnection:
         grant.release_parsed()
         self._in_progress = None
         return _QueuedReply(reply_frame, None, *about)
+
+    async def _log_in_again(self, session: ExpiringSession, frame: bytes, access: Access) -> None:
+        """Has the client log in again, after its earlier requests were answered."""
+        counts = self._context.counts
+        await self._replies.join()
+        try:
+            access.identity = self.identity = await session.log_in(frame)
+        except errors.NotAuthenticated:
+            counts.reauthentications_failed += 1
+            raise
+        counts.reauthentications += 1
 
     def _moment(self) -> _Moment:
         """Starts counting the codes of a reply, and returns the current moment."""

@@ -9,12 +9,13 @@ woken by the writer's thread.
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import resource
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -37,6 +38,7 @@ from sparklog.broker.kafka.admission import Admission, AdmissionRefused
 from sparklog.broker.kafka.connection import KafkaConnection
 from sparklog.broker.kafka.memory import ListenerMemory
 from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
+from sparklog.broker.kafka.sasl_logins import SaslLogins
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.slots import Turn, make_room
@@ -90,6 +92,7 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.PROOF: 1,
     WorkerPool.LOOK: 1,
     WorkerPool.PASSWORDS: _PASSWORD_THREADS,
+    WorkerPool.TOKENS: 1,
     WorkerPool.LARGE_REQUEST: 1,
 }
 _log = structlog.get_logger("sparklog.kafka")
@@ -115,6 +118,7 @@ class KafkaListener:
         quotas: of the clients; None if they have none.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
+        max_reauth_ms: the time until a client has to log in again; 0: any.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class KafkaListener:
         clock: Clock | None = None,
         max_connections: int = KAFKA_CONNECTIONS,
         max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
+        max_reauth_ms: int = 0,
     ) -> None:
         self.broker = broker
         self.groups = groups
@@ -155,9 +160,7 @@ class KafkaListener:
         self._authentication = authentication
         self._authorization = authorization
         self.security_admin = security_admin
-        self._watch = authorization.watch if authorization is not None else None
-        self.audit = audit
-        self._quotas = quotas
+        self._session_max_seconds = max_reauth_ms / 1e3 or math.inf
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
@@ -204,22 +207,28 @@ class KafkaListener:
         if listener.has_tls and acceptor.tls is None:
             raise ValueError(f"the listener {listener} would have no TLS")
 
-        def check_password(user: str, password: str) -> Awaitable[Identity | None]:
-            assert authentication is not None
-            return self.run_blocking(WorkerPool.PASSWORDS, authentication.log_in, user, password)
+        def flight_address() -> str:
+            return self.broker.cluster().brokers[0].address
 
+        logins = None
+        if authentication is not None:
+            logins = SaslLogins(
+                listener,
+                authentication,
+                acceptor.mechanisms,
+                delays=delays,
+                run_blocking=self.run_blocking,
+                clock=self._clock,
+                session_max_seconds=self._session_max_seconds,
+                flight_address=flight_address,
+            )
         return Admission(
             listener,
             connections=self._max_connections,
             tls=acceptor.tls,
-            authentication=authentication,
-            mechanisms=acceptor.mechanisms,
+            logins=logins,
             handshakes=self._handshakes,
-            delays=delays,
-            check_password=check_password,
-            identify=self._identify if not listener.has_sasl and self._watch is not None else None,
-            flight_address=lambda: self.broker.cluster().brokers[0].address,
-            audit=self.audit,
+            flight_address=flight_address,
         )
 
     # -------------------------------------------------------------------------- starting
@@ -495,6 +504,7 @@ class KafkaListener:
             listener=acceptor.listener,
             request_max_bytes=self._request_max_bytes,
             clock=self._clock,
+            logins=admission.logins if admission is not None else None,
         )
         self._addresses[peer] += 1
         self.counts.connections_opened += 1

@@ -60,6 +60,8 @@ class WorkerPool(Enum):
     """Looks at the security state before a refusal is answered; waiting replies share one."""
     PASSWORDS = "passwords"
     """Checks of passwords, which take milliseconds each."""
+    TOKENS = "tokens"
+    """Checks of OAuth tokens, which take a tenth of that."""
     LARGE_REQUEST = "large-request"
     """Requests with many items, which are parsed one at a time."""
 

@@ -5,17 +5,23 @@
     ASKED      refuse            answer, -> ...       refuse             refuse
     TOKENS     the frame is a token of the mechanism (SaslHandshake version 0)
     REQUESTS   refuse, answer    refuse, answer       token              refuse
+    OTHER      refuse            refuse               refuse             refuse
 
 A handshake leads to TOKENS (version 0) or REQUESTS (version 1); an unknown mechanism is refused.
 The last token of a mechanism ends the login. A refused client is answered only if its request has a
 place for the error; its connection is closed.
+
+A login may be a re-authentication on an open connection (KIP-368). Then the principal has to be the
+same as before, and so has the mechanism: a handshake for another one leads to OTHER.
 
 Source: `SaslServerAuthenticator` of Kafka 4.1, which allows ApiVersions once.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Final, Protocol
@@ -27,7 +33,12 @@ from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.apis import api_versions
 from sparklog.broker.kafka.messages import ConstantReply, Fields, Raw
 from sparklog.broker.kafka.registry import APIS
+from sparklog.clock import Clock
+from sparklog.security import oauth_bearer
+from sparklog.security.jwt import JwtRejected
+from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.scram import PLAIN, WRONG, Mechanism, ScramError
+from sparklog.security.signed_token import BadToken
 from sparklog.security.users import NAME_BYTES_MAX
 
 SASL_HANDSHAKE: Final = 17
@@ -38,6 +49,11 @@ _VERSIONS_MAX: Final = 3
 """ApiVersions of one client: of an unsupported version, of a supported one, and one to spare."""
 _TOKEN_FAILED: Final = "Authentication failed: Invalid username or password"
 """Kafka's text for PLAIN. The same for all reasons: which of them it was helps those who guess."""
+_MALFORMED: Final = (
+    f"Authentication failed due to invalid credentials with SASL mechanism {OAUTHBEARER}"
+)
+_LAST_LIFETIME_SECONDS: Final = 1e9
+"""The longest lifetime of a session that a client is told; some 30 years."""
 
 
 class LoginRefused(Exception):
@@ -47,15 +63,23 @@ class LoginRefused(Exception):
         reply: the frame that the client gets before its connection is closed.
         is_guess: True if the client has sent a token, which may be a guess.
         user: the user that the token names; empty if it names none.
+        text: the message for the client, if its request has a place for it.
     """
 
     def __init__(
-        self, reason: str, *, reply: Sequence[Raw] = (), is_guess: bool = False, user: str = ""
+        self,
+        reason: str,
+        *,
+        reply: Sequence[Raw] = (),
+        is_guess: bool = False,
+        user: str = "",
+        text: str = _TOKEN_FAILED,
     ) -> None:
         super().__init__(reason)
         self.reply = reply
         self.is_guess = is_guess
         self.user = user
+        self.text = text
 
 
 class _State(Enum):
@@ -63,6 +87,7 @@ class _State(Enum):
     ASKED = "asked"
     TOKENS = "tokens"
     REQUESTS = "requests"
+    OTHER = "other"
 
 
 class _Exchange(Protocol):
@@ -78,6 +103,8 @@ class _Exchange(Protocol):
 
 CheckPassword = Callable[[str, str], Awaitable[Identity | None]]
 """Returns the user with this name and password, checked in another thread."""
+CheckToken = Callable[[str], Awaitable[Identity]]
+"""Returns the client of an OAuth token, verified in another thread. Raises `BadToken`."""
 
 
 class SaslServer:
@@ -90,6 +117,10 @@ class SaslServer:
         *,
         protocol: str,
         check_password: CheckPassword,
+        check_token: CheckToken,
+        clock: Clock,
+        session_max_seconds: float = math.inf,
+        before: Identity | None = None,
     ) -> None:
         """Begins a login.
 
@@ -98,25 +129,25 @@ class SaslServer:
             mechanisms: those of the listener, by their SASL names.
             protocol: that of the listener, for messages.
             check_password: checks a password that PLAIN has sent.
+            check_token: checks a token that OAUTHBEARER has sent.
+            clock: for the lifetime of the session.
+            session_max_seconds: the maximum of that.
+            before: the client as it has logged in before, on the same connection.
         """
         self._authentication = authentication
         self._mechanisms = mechanisms
         self._protocol = protocol
         self._check_password = check_password
+        self._check_token = check_token
+        self._clock = clock
+        self._session_max_seconds = session_max_seconds
+        self._before = before
         self._state = _State.BEGIN
         self._versions_asked = 0
-        self._exchange: _Exchange | None = None
         self._mechanism = ""
-
-    @property
-    def mechanism(self) -> str:
-        """The mechanism that the client has chosen; empty before."""
-        return self._mechanism
-
-    @property
-    def identity(self) -> Identity | None:
+        self._exchange: _Exchange | None = None
+        self.identity: Identity | None = None
         """The user that has logged in."""
-        return self._exchange.identity if self._exchange is not None else None
 
     async def answer(self, frame: bytes) -> Sequence[Raw]:
         """Returns the reply to the next frame.
@@ -124,6 +155,11 @@ class SaslServer:
         Raises `LoginRefused`, `BadRequest` for a malformed frame, and `SecurityNotRead`.
         """
         assert self.identity is None, "the client has logged in"
+        before = self._before
+        if self._state is _State.OTHER and before is not None:
+            raise LoginRefused(
+                f"it logs in again with {self._mechanism}, and first did with {before.mechanism}"
+            )
         if self._state is _State.TOKENS:
             token = await self._token(frame)
             return [len(token).to_bytes(messages.LENGTH_BYTES, "big"), token]
@@ -170,8 +206,13 @@ class SaslServer:
             )
         self._mechanism = mechanism
         self._state = _State.TOKENS if request.version == 0 else _State.REQUESTS
-        if mechanism == PLAIN:
+        self._mechanism = mechanism
+        if self._before is not None and self._before.mechanism != mechanism:
+            self._state = _State.OTHER
+        elif mechanism == PLAIN:
             self._exchange = _PlainExchange(self._authentication, self._check_password)
+        elif mechanism == OAUTHBEARER:
+            self._exchange = _OAuthExchange(self._check_token)
         else:
             self._exchange = _ScramExchange(self._authentication, Mechanism(mechanism))
         return reply
@@ -183,18 +224,50 @@ class SaslServer:
         except LoginRefused as refused:
             fields = {
                 "error_code": ErrorCode.sasl_authentication_failed,
-                "error_message": _TOKEN_FAILED,
+                "error_message": refused.text,
                 "auth_bytes": b"",
             }
             refused.reply = _reply(request, fields)
             raise
-        fields = {"error_code": ErrorCode.none, "error_message": None, "auth_bytes": token}
+        fields = {
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "auth_bytes": token,
+            "session_lifetime": self._lifetime(),
+        }
         return _reply(request, fields)
 
     async def _token(self, token: bytes) -> bytes:
         assert self._exchange is not None
         self._authentication.check_fresh()
-        return await self._exchange.answer(token)
+        answer = await self._exchange.answer(token)
+        if (identity := self._exchange.identity) is not None:
+            self._check_unchanged(identity)
+            ends_at = min(identity.ends_at, self._now_seconds() + self._session_max_seconds)
+            self.identity = identity._replace(mechanism=self._mechanism, ends_at=ends_at)
+        return answer
+
+    def _check_unchanged(self, identity: Identity) -> None:
+        """Raises `LoginRefused` for another client than before (KIP-368)."""
+        before = self._before
+        if before is not None and (before.name, before.id) != (identity.name, identity.id):
+            raise LoginRefused(
+                f"{identity.principal} logs in on a connection of {before.principal}",
+                is_guess=True,
+                user=identity.name,
+                text="Cannot change principals during re-authentication",
+            )
+
+    def _lifetime(self) -> dt.timedelta:
+        """Returns the time until the client has to log in again; 0: it need not (KIP-368)."""
+        if self.identity is None or self.identity.ends_at == math.inf:
+            return dt.timedelta()
+        seconds = self.identity.ends_at - self._now_seconds()
+        milliseconds = int(min(max(seconds, 0.0), _LAST_LIFETIME_SECONDS) * 1e3)
+        return dt.timedelta(milliseconds=max(milliseconds, 1))
+
+    def _now_seconds(self) -> float:
+        return self._clock.now_us() / 1e6
 
 
 @functools.cache
@@ -247,6 +320,37 @@ class _ScramExchange:
             user = self._login.user
             shown = f"user {user[:_SHOWN]!r}: " if user else ""
             raise LoginRefused(f"{shown}{error}", is_guess=True, user=user) from None
+
+
+class _OAuthExchange:
+    """See `_Exchange`. A token that is refused is answered, and the login fails one message later,
+    with the same text (RFC 7628).
+    """
+
+    def __init__(self, check_token: CheckToken) -> None:
+        self._check_token = check_token
+        self._refused: LoginRefused | None = None
+        self.identity: Identity | None = None
+
+    async def answer(self, token: bytes) -> bytes:
+        if self._refused is not None:  # whatever the client sends: a login has one token
+            raise self._refused
+        try:
+            response = oauth_bearer.read_response(token)
+        except ValueError as error:
+            raise LoginRefused(str(error), is_guess=True, text=_MALFORMED) from None
+        try:
+            identity = await self._check_token(response.token)
+        except BadToken as error:
+            cause = error.cause if isinstance(error, JwtRejected) else "its client is not permitted"
+            text = oauth_bearer.refusal(cause)
+            self._refused = LoginRefused(f"the token is refused: {error}", is_guess=True, text=text)
+            return text.encode()
+        if response.acting not in ("", identity.name):
+            reason = f"user {identity.name[:_SHOWN]!r} asks to act as another one"
+            raise LoginRefused(reason, is_guess=True, user=identity.name, text=_MALFORMED)
+        self.identity = identity
+        return b""
 
 
 class _PlainExchange:

@@ -482,6 +482,9 @@ def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sam
     yield f"{socket}_connection_creation_total", [(listener, counts.connections_opened)]
     yield f"{socket}_successful_authentication_total", [(listener, counts.authentications)]
     yield f"{socket}_failed_authentication_total", [(listener, counts.authentications_failed)]
+    again, failed = counts.reauthentications, counts.reauthentications_failed
+    yield f"{socket}_successful_reauthentication_total", [(listener, again)]
+    yield f"{socket}_failed_reauthentication_total", [(listener, failed)]
     idle: list[_Sample] = [({}, counts.idle_share)]
     yield "kafka_network_socketserver_networkprocessoravgidle_percent", idle
     yield "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", idle

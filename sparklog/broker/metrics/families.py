@@ -182,6 +182,12 @@ _COUNTERS: Final = {
     "kafka_server_socket_server_metrics_failed_authentication_total": (
         "Connections from Kafka clients whose TLS handshake or login failed or did not end in time."
     ),
+    "kafka_server_socket_server_metrics_successful_reauthentication_total": (
+        "Logins of Kafka clients on connections on which they had logged in before."
+    ),
+    "kafka_server_socket_server_metrics_failed_reauthentication_total": (
+        "Those logins that failed or did not end in time; their connections are closed."
+    ),
     "kafka_server_authorizer_metrics_authorization_denied_total": (
         "Operations that no ACL allows, one for each resource that a request names, and Flight"
         " calls without a valid token; also while ACLs are only observed."
