@@ -97,6 +97,10 @@ class _Exchange(Protocol):
     def identity(self) -> Identity | None:
         """Set once the client has proved who it is."""
 
+    @property
+    def refused(self) -> LoginRefused | None:
+        """Set if the next token, whatever it is, will be refused for a reason that is known."""
+
     async def answer(self, token: bytes) -> bytes:
         """Raises `LoginRefused`."""
 
@@ -149,6 +153,11 @@ class SaslServer:
         self.identity: Identity | None = None
         """The user that has logged in."""
 
+    @property
+    def refused(self) -> LoginRefused | None:
+        """The refusal of which the client knows already; its login fails with its next frame."""
+        return self._exchange.refused if self._exchange is not None else None
+
     async def answer(self, frame: bytes) -> Sequence[Raw]:
         """Returns the reply to the next frame.
 
@@ -172,12 +181,16 @@ class SaslServer:
                 return await self._authenticate(frame)
             if api_key == SASL_HANDSHAKE and is_begin:
                 return self._handshake(frame)
+        reply = _out_of_place(frame) if self._state is _State.REQUESTS else ()
+        if (refused := self.refused) is not None:  # some clients do not notice that it was
+            refused.reply = reply
+            raise refused
         api = APIS.get(api_key)
         name = api.name if api is not None else f"the request {api_key}"
         raise LoginRefused(
             f"it sends {name} before it has logged in; it needs security.protocol={self._protocol}"
             f" and sasl.mechanism={self._mechanisms[0]}",
-            reply=_out_of_place(frame) if self._state is _State.REQUESTS else (),
+            reply=reply,
         )
 
     def _versions(self, frame: bytes) -> Sequence[Raw]:
@@ -263,7 +276,7 @@ class SaslServer:
         if self.identity is None or self.identity.ends_at == math.inf:
             return dt.timedelta()
         seconds = self.identity.ends_at - self._now_seconds()
-        milliseconds = int(min(max(seconds, 0.0), _LAST_LIFETIME_SECONDS) * 1e3)
+        milliseconds = round(min(max(seconds, 0.0), _LAST_LIFETIME_SECONDS) * 1e3)
         return dt.timedelta(milliseconds=max(milliseconds, 1))
 
     def _now_seconds(self) -> float:
@@ -306,6 +319,8 @@ def _reply(request: messages.Request, fields: Fields) -> Sequence[Raw]:
 class _ScramExchange:
     """See `_Exchange`. Takes some 20 microseconds of the event loop."""
 
+    refused = None
+
     def __init__(self, authentication: Authentication, mechanism: Mechanism) -> None:
         self._login = ScramLogin(authentication, mechanism)
 
@@ -329,12 +344,12 @@ class _OAuthExchange:
 
     def __init__(self, check_token: CheckToken) -> None:
         self._check_token = check_token
-        self._refused: LoginRefused | None = None
+        self.refused: LoginRefused | None = None
         self.identity: Identity | None = None
 
     async def answer(self, token: bytes) -> bytes:
-        if self._refused is not None:  # whatever the client sends: a login has one token
-            raise self._refused
+        if self.refused is not None:  # whatever the client sends: a login has one token
+            raise self.refused
         try:
             response = oauth_bearer.read_response(token)
         except ValueError as error:
@@ -344,7 +359,7 @@ class _OAuthExchange:
         except BadToken as error:
             cause = error.cause if isinstance(error, JwtRejected) else "its client is not permitted"
             text = oauth_bearer.refusal(cause)
-            self._refused = LoginRefused(f"the token is refused: {error}", is_guess=True, text=text)
+            self.refused = LoginRefused(f"the token is refused: {error}", is_guess=True, text=text)
             return text.encode()
         if response.acting not in ("", identity.name):
             reason = f"user {identity.name[:_SHOWN]!r} asks to act as another one"
@@ -355,6 +370,8 @@ class _OAuthExchange:
 
 class _PlainExchange:
     """See `_Exchange`. The only token has the user's name and the password (RFC 4616)."""
+
+    refused = None
 
     def __init__(self, authentication: Authentication, check_password: CheckPassword) -> None:
         self._authentication = authentication

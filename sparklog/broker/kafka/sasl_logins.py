@@ -104,7 +104,13 @@ class SaslLogins:
             before=before,
         )
         while (identity := server.identity) is None:
-            frame = first if first is not None else await self._read_frame(stream)
+            try:
+                frame = first if first is not None else await self._read_frame(stream)
+            except ConnectionError:
+                if server.refused is None:
+                    raise
+                self._delays.next_seconds(network_of(stream.peer), server.refused.user)
+                raise server.refused from None  # some clients leave without the last frame
             first = None
             # One frame in a turn of the loop, as others may have sent requests meanwhile.
             await asyncio.sleep(0)
