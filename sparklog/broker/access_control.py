@@ -24,6 +24,7 @@ from sparklog.broker.security_watch import watch_security
 from sparklog.clock import Clock
 from sparklog.options import is_private
 from sparklog.security.credentials import Credentials
+from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
@@ -140,6 +141,9 @@ class AccessControl:
             broker=leadership.broker,
             epoch=leadership.epoch,
             clock=self._clock,
+            authentication=(
+                self.authentication if OAUTHBEARER in self._settings.mechanisms else None
+            ),
         )
 
     def logins(self, gate: Gate) -> Logins:

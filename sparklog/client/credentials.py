@@ -1,7 +1,9 @@
-"""The credentials of a client without access to the root: its CA, and a login with a password.
+"""The credentials of a client without access to the root: its CA, and a password or a token.
 
 The password does not leave the client (SCRAM), and the broker proves that it knows the user. The
 token that it returns is sent with each call, and renewed by another login before it expires.
+
+A token of an OAuth issuer is read from a file, and sent with each call itself.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,6 +41,8 @@ class ClientCredentials:
         self._clock = clock or SystemClock()
         self._token = ""
         self._renewed_at = self._tried_at = -math.inf
+        self._file: _TokenFile | None = None
+        """The file with the token of an OAuth issuer, if there is one."""
         self._is_encrypted = False
         """True once the client has logged in over TLS: its token is sent over TLS only."""
         self.after_fork()
@@ -56,15 +61,20 @@ class ClientCredentials:
         Raises what `log_in` raises.
         """
         security = self._given_security()
-        if security.user is None:
+        if not security.logs_in:
             return None
         if not is_private(address):
             reason = f"a login needs TLS: connect to {TLS_SCHEME}{address}"
-            raise errors.BadOption(option="user", value=security.user, reason=reason)
+            option = "user" if security.user is not None else "token_file"
+            raise errors.BadOption(option=option, value=getattr(security, option), reason=reason)
         has_tls = address.startswith(TLS_SCHEME)
         if self._is_encrypted and not has_tls:
             reason = "it has no TLS, and this client has logged in over TLS"
             raise errors.BrokerNotTrusted(address=address, reason=reason)
+        if security.token_file is not None:
+            file = self._token_file(security)
+            self._is_encrypted |= has_tls
+            return file.header
         with self._first_login:
             if not self._token:
                 self._log_in(address, security)
@@ -72,9 +82,19 @@ class ClientCredentials:
         return lambda: self._current(address, security)
 
     def new_token_source(self, address: str) -> TokenSource | None:
-        """See `Credentials`."""
+        """See `Credentials`. A file is tried again once: its token may have just been replaced."""
+        security = self._given_security()
+        if security.token_file is not None and not self._token_file(security).has_another():
+            return None
         self._token = ""
         return self.token_source(address)
+
+    def _token_file(self, security: Security) -> _TokenFile:
+        """Returns the file with the token. Raises `BadOption` if it has none."""
+        file = self._file
+        if file is None or file.path != security.token_file:
+            self._file = file = _TokenFile(security)
+        return file
 
     def _given_security(self) -> Security:
         return self._security or Security.from_environment()
@@ -98,6 +118,49 @@ class ClientCredentials:
     def _log_in(self, address: str, security: Security) -> None:
         self._token = log_in(address, security)
         self._renewed_at = self._clock.monotonic()
+
+
+class _TokenFile:
+    """A file with a token, which is read again when it changes. May be used by several threads."""
+
+    def __init__(self, security: Security) -> None:
+        """Raises `BadOption` if there is none."""
+        assert security.token_file is not None
+        self.path = security.token_file
+        self._security = security
+        self._seen = self._signature()
+        self._token = security.token()
+        self._refused = ""
+        """The token that the broker has refused, as far as is known."""
+
+    def header(self) -> str:
+        """Returns the value of the header `authorization` for the next call.
+
+        The old token stays while the file cannot be read, such as while it is being replaced.
+        """
+        signature = self._signature()
+        if signature != self._seen:
+            with contextlib.suppress(errors.BadOption):
+                self._token = self._security.token()
+                self._seen = signature
+        return f"Bearer {self._token}"
+
+    def has_another(self) -> bool:
+        """Returns whether the file has another token than the last one that was refused.
+
+        That of the next refusal is the one that it has now.
+        """
+        self.header()
+        refused, self._refused = self._refused, self._token
+        return refused != self._token
+
+    def _signature(self) -> tuple[int, ...]:
+        """Returns what changes with the file; a symbolic link is followed."""
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def log_in(address: str, security: Security) -> str:

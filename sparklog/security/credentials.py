@@ -16,6 +16,7 @@ VARIABLES: Final = {
     "key": "SPARKLOG_CLIENT_KEY",
     "user": "SPARKLOG_CLIENT_USER",
     "password_file": "SPARKLOG_CLIENT_PASSWORD_FILE",
+    "token_file": "SPARKLOG_CLIENT_TOKEN_FILE",
 }
 """Environment variables by the field of `Security` that they set."""
 PASSWORD_VARIABLE: Final = "SPARKLOG_CLIENT_PASSWORD"
@@ -45,6 +46,9 @@ class Security:
     """The user to log in as, for brokers that ask for a login."""
     password_file: str | None = None
     """A file with its password; None: the variable `SPARKLOG_CLIENT_PASSWORD`."""
+    token_file: str | None = None
+    """A file with a token of an OAuth issuer, instead of `user`. It is read again whenever it
+    changes: replace it before the token expires."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -57,6 +61,14 @@ class Security:
         if self.password_file is not None and self.user is None:
             reason = f"set user (or {VARIABLES['user']}) too"
             raise errors.BadOption(option="password_file", value=self.password_file, reason=reason)
+        if self.token_file is not None and self.user is not None:
+            reason = "the token names the client: leave out user, or token_file"
+            raise errors.BadOption(option="token_file", value=self.token_file, reason=reason)
+
+    @property
+    def logs_in(self) -> bool:
+        """True if calls need a token."""
+        return self.user is not None or self.token_file is not None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Security:
@@ -94,14 +106,18 @@ class Security:
                 return found
             reason = f"its password is missing: set password_file, or {PASSWORD_VARIABLE}"
             raise errors.BadOption(option="user", value=self.user, reason=reason)
-        try:
-            text = Path(self.password_file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = f"the file cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise errors.BadOption(
-                option="password_file", value=self.password_file, reason=reason
-            ) from None
-        return password_in(text)
+        return password_in(_text("password_file", self.password_file))
+
+    def token(self) -> str:
+        """Returns the token in `token_file`. Raises `BadOption` if there is none."""
+        assert self.token_file is not None
+        token = _text("token_file", self.token_file).strip()
+        if not token.isascii() or not token.isprintable() or " " in token:
+            token = ""
+        if not token:
+            reason = "the file has to contain a token, and nothing else"
+            raise errors.BadOption(option="token_file", value=self.token_file, reason=reason)
+        return token
 
 
 def password_in(text: str) -> str:
@@ -144,6 +160,14 @@ class Credentials(Protocol):
         May log in. Raises what logging in raises.
         """
         ...
+
+
+def _text(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"the file cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise errors.BadOption(option=name, value=path, reason=reason) from None
 
 
 def _pem(name: str, path: str | None) -> bytes | None:

@@ -60,7 +60,8 @@ class _SentCredentials:
             return None
         reason = (
             "the token that the driver sent with this task is valid for a day, and ends with its"
-            " user; load the DataFrame again, or start the query again"
+            " user, or with the driver's own token; load the DataFrame again, or start the query"
+            " again"
         )
         raise errors.NotAuthenticated(reason=reason)
 
@@ -75,7 +76,7 @@ def task_credentials_for(location: LogLocation, topics: Collection[str]) -> Task
     """
     assert location.bootstrap is not None
     security = location.security or Security.from_environment()
-    if security.user is None:
+    if not security.logs_in:
         ca = security.tls().ca
         return TaskCredentials(ca=ca, authorization="") if ca is not None else None
     # A token has to fit into a header: with many topics, it is for all that the user may read.

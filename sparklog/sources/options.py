@@ -6,6 +6,7 @@
 | `ca` | `SPARKLOG_CLIENT_CA` | with `bootstrap`: a PEM file of the driver with the CA of the brokers; tasks get its content |
 | `user` | `SPARKLOG_CLIENT_USER` | with `bootstrap`: the user that the driver logs in as; tasks get a token that only reads records |
 | `passwordFile` | `SPARKLOG_CLIENT_PASSWORD_FILE` | a file of the driver with the user's password |
+| `tokenFile` | `SPARKLOG_CLIENT_TOKEN_FILE` | instead of `user`: a file of the driver with a token of an OAuth issuer |
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
@@ -83,7 +84,12 @@ _TRIGGERS: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
-_SECURITY: Final = {"ca": "ca", "user": "user", "passwordFile": "password_file"}
+_SECURITY: Final = {
+    "ca": "ca",
+    "user": "user",
+    "passwordFile": "password_file",
+    "tokenFile": "token_file",
+}
 """Fields of `Security`, by the option that sets them."""
 _FILES: Final = ("ca", "passwordFile")
 """Those of them that name files."""
@@ -211,8 +217,9 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
     """
     now_us = (clock or SystemClock()).now_us()
     for name in given:
-        if name.lower() == "password":
-            reason = "Spark prints options: write it to a file, and set passwordFile"
+        if name.lower() in ("password", "token"):
+            file = f"{name.lower()}File"
+            reason = f"Spark prints options: write it to a file, and set {file}"
             raise _bad(name, "…", reason)
     options = ConnectorOptions(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
     most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
@@ -272,10 +279,13 @@ def _location(options: ConnectorOptions) -> LogLocation:
 
 def _security(options: ConnectorOptions) -> Security | None:
     """Returns the security of the environment with the given options in place; None without any."""
-    given = {field: value for name, field in _SECURITY.items() if (value := options.get(name))}
-    for name in _FILES:
-        if path := options.get(name):
-            _check_folder(name, path)
+    given: dict[str, str | None] = {
+        field: value for name, field in _SECURITY.items() if (value := options.get(name))
+    }
+    if "token_file" in given:  # instead of the user of the environment
+        given = {"user": None, "password_file": None, **given}
+    elif "user" in given:
+        given["token_file"] = None
     try:
         return replace(Security.from_environment(), **given) if given else None
     except errors.BadOption as error:

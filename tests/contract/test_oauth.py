@@ -18,13 +18,17 @@ import aiokafka.errors
 import confluent_kafka
 import kafka
 import kafka.errors
+import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from structlog.testing import capture_logs
 
+import sparklog
 from sparklog.broker import login_failures
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import reauthentication
+from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -70,7 +74,7 @@ def _agent(
     jwks.write_bytes(issuer.jwks())
     settings = BrokerSettings(
         root=str(tmp_path_factory.mktemp("root")),
-        flight=FlightSettings(listen="127.0.0.1:0"),
+        flight=FlightSettings(listen="SASL_SSL://127.0.0.1:0"),
         kafka=KafkaSettings(listen="SASL_SSL://127.0.0.1:0,LOCAL=SASL_PLAINTEXT://127.0.0.1:0"),
         tls=TlsSettings(certificate=certificate, key=key),
         oauth=OAuthSettings(**issuer.settings(str(jwks))),
@@ -200,6 +204,64 @@ def test_clients_log_in(agent: Agent, authority: Authority, issuer: Issuer, clie
     reasons = [line.get("reason", "") for line in lines]
     assert any("the token is refused: it is for another audience" in each for each in reasons)
     assert wrong not in repr(lines)
+
+
+# ------------------------------------------------------------------------------ Flight
+
+
+def test_other_flight_clients_send_a_token(
+    agent: Agent, authority: Authority, issuer: Issuer
+) -> None:
+    """As the header `authorization` of each call; the cause of a refusal is in the error."""
+    roots = Path(authority.path).read_bytes()
+
+    def topics(token: str) -> Any:
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        options = flight.FlightCallOptions(headers=headers)
+        (reply,) = client.do_action(flight.Action("topics.list", b"{}"), options)
+        return flight_messages.decode(flight_messages.TopicNames, reply.body).topics
+
+    with flight.FlightClient(f"grpc+{agent.address}", tls_root_certs=roots) as client:
+        token = issuer.token("app")
+        for _ in range(2):
+            assert isinstance(topics(token), list)
+        for wrong, cause in (
+            (issuer.token("app", seconds=-1), "it has expired"),
+            (issuer.token("app", iss="x"), "its issuer is not accepted"),
+            (Issuer().token("app"), "its signature is not valid"),
+            ("abc", "it is not a signed JWT"),
+        ):
+            with pytest.raises(pa.ArrowException, match=cause):
+                topics(wrong)
+
+
+def test_native_clients_go_on_with_the_next_token(
+    agent: Agent, authority: Authority, issuer: Issuer, tmp_path: Path
+) -> None:
+    """A consumer's stream ends with its token, and it reads on with the one that is in the file."""
+    file = tmp_path / "token"
+    file.write_text(issuer.token("app", seconds=60))
+    security = sparklog.Security(ca=authority.path, token_file=str(file))
+    with sparklog.connect(agent.address, security=security) as log:
+        log.create_topic("native", partitions=1)
+        with log.producer() as producer:
+            producer.send("native", b"0").result(timeout=SECONDS)
+        file.write_text(issuer.token("app", seconds=1.5))
+        with sparklog.connect(agent.address, security=security) as other:
+            consumer = other.consumer("native", start="earliest")
+            records = iter(consumer)
+            assert next(records).value == b"0"
+            assert agent.listeners.flight is not None
+            gate = agent.listeners.flight._gate
+            assert gate is not None
+            (stream,) = gate._streams
+            assert stream.ends_at <= time.time() + 1.5
+            file.write_text(issuer.token("app", seconds=600))
+            wait_until(lambda: stream not in gate._streams, "the stream stays open")
+            with log.producer() as producer:
+                producer.send("native", b"1").result(timeout=SECONDS)
+            assert next(records).value == b"1"
+            consumer.close()
 
 
 # ------------------------------------------------------------------------------ again

@@ -90,3 +90,64 @@ def test_a_child_of_a_fork_can_log_in(broker: Broker, security: Security) -> Non
     thread.join(10.0)
     assert len(found) == 1
     assert broker.count == 1
+
+
+# ------------------------------------------------------------------------------ token files
+
+
+def test_a_token_in_a_file_is_sent_with_each_call(broker: Broker, tmp_path: Path) -> None:
+    """A file that is replaced, also by a symbolic link, is read again; no login is needed."""
+    one, two, link = (tmp_path / name for name in ("one", "two", "link"))
+    one.write_text("a.b.c\n")
+    two.write_text("d.e.f\n")
+    link.symlink_to(one)
+    client = ClientCredentials(Security(token_file=str(link)))
+    source = client.token_source("tls://a:1")
+    assert source is not None
+    assert source() == "Bearer a.b.c"
+    link.unlink()
+    assert source() == "Bearer a.b.c", "it is just being replaced"
+    link.symlink_to(two)
+    assert source() == "Bearer d.e.f"
+    two.write_text("")
+    assert source() == "Bearer d.e.f"
+    assert broker.count == 0
+    with pytest.raises(errors.BrokerNotTrusted, match="has logged in over TLS"):
+        client.token_source("127.0.0.1:1")
+
+
+def test_a_token_in_a_file_that_is_refused(tmp_path: Path) -> None:
+    """It is tried once more, as it may have just been replaced, and then until the file changes."""
+    path = tmp_path / "token"
+    path.write_text("a.b.c")
+    client = ClientCredentials(Security(token_file=str(path)))
+    assert client.token_source("tls://a:1") is not None
+    assert client.new_token_source("tls://a:1") is not None
+    assert client.new_token_source("tls://a:1") is None
+    path.write_text("longer.b.c")
+    source = client.new_token_source("tls://a:1")
+    assert source is not None
+    assert source() == "Bearer longer.b.c"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n", b"a b", b"\xff", "é".encode(), b"a\nb"])
+def test_files_without_a_token(tmp_path: Path, content: bytes | None) -> None:
+    """The error names the file, before a broker is asked."""
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    client = ClientCredentials(Security(token_file=str(path)))
+    with pytest.raises(errors.BadOption, match="token_file"):
+        client.token_source("tls://a:1")
+
+
+def test_tokens_of_an_issuer_need_tls(tmp_path: Path) -> None:
+    """They are not sent where they could be read on the way; and a token names its client."""
+    path = tmp_path / "token"
+    path.write_text("a.b.c")
+    security = Security(token_file=str(path))
+    with pytest.raises(errors.BadOption, match="a login needs TLS"):
+        ClientCredentials(security).token_source("broker.example.org:1")
+    with pytest.raises(errors.BadOption, match="leave out user, or token_file"):
+        Security(token_file=str(path), user="alice")
+    assert Security.from_environment({"SPARKLOG_CLIENT_TOKEN_FILE": str(path)}) == security

@@ -7,19 +7,23 @@ open streams end with the user or the right.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from sparklog import errors
-from sparklog.broker.authentication import Identity
+from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.gate import AuthorizedStream, Gate
 from sparklog.broker.flight.rights import RIGHTS, check_rights, shown
+from sparklog.broker.oauth import TokenVerifier
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
@@ -28,6 +32,7 @@ from sparklog.formats import group_messages as gm
 from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.acl import Acl, Operation, PatternType, ResourceType
+from sparklog.security.jwt import JwtRejected, JwtSubject, UnknownKey
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.state import Mode
 from sparklog.security.x500 import CertificatePrincipal
@@ -174,6 +179,101 @@ def test_tokens_of_users(world: World) -> None:
     world.watch.refresh()
     with pytest.raises(errors.NotAuthenticated, match="log in again"):
         world.gate.admit(call(token))
+
+
+@pytest.fixture(name="oauth")
+def _oauth(world: World) -> mock.Mock:
+    """The issuer's part of the broker: the token `x.y.z` is that of the client app."""
+    verifier = mock.Mock(spec=TokenVerifier)
+    verifier.remembered.return_value = None
+    verifier.verify.return_value = JwtSubject("app", world.clock.now_us() / 1e6 + 60)
+    done: Future[None] = Future()
+    done.set_result(None)
+    verifier.newer_keys.return_value = done
+    world.gate._authentication = Authentication(world.watch, verifier)
+    return verifier
+
+
+TOKEN: Final = "Bearer x.y.z"
+
+
+def test_tokens_of_an_issuer(world: World, oauth: mock.Mock) -> None:
+    """They are recognised at once if they were verified before, and end with their expiry."""
+    assert not world.gate.recognises(call(TOKEN))
+    oauth.verify.assert_not_called()
+    caller = world.gate.admit(call("bearer  x.y.z"))
+    oauth.verify.assert_called_once_with("x.y.z")
+    assert (caller.principal, caller.is_root) == ("User:app", False)
+    oauth.remembered.return_value = oauth.verify.return_value
+    assert world.gate.recognises(call(TOKEN))
+    assert world.gate.admit(call(TOKEN)).identity == caller.identity
+    oauth.verify.assert_called_once()
+    with pytest.raises(errors.NotAuthenticated, match="accepted over TLS"):
+        world.gate.admit(call(TOKEN, peer="10.0.0.7:1", protocol="SASL_PLAINTEXT"))
+
+    assert caller.identity is not None
+    token = world.gate.task_token(caller.identity, ["t"], seconds=86_400)
+    tasks = world.gate.admit(call(token))
+    assert tasks.is_for_tasks
+    assert tasks.identity is not None
+    assert tasks.identity.ends_at == int(caller.identity.ends_at)
+    world.clock.advance(61)
+    world.watch.refresh()
+    with pytest.raises(errors.NotAuthenticated, match="expired"):
+        world.gate.admit(call(token))
+
+
+def test_streams_with_tokens_of_an_issuer(world: World, oauth: mock.Mock) -> None:
+    """An open stream ends with its token, though neither users nor ACLs have changed."""
+    world.set_acls(acl(TOPIC, "t", Operation.READ, principal="User:app"))
+    world.watch.refresh()
+    caller, ended = world.gate.admit(call(TOKEN)), []
+    stream = AuthorizedStream(
+        caller=caller, operation=Operation.READ, topics=("t",), cut=lambda: ended.append(1)
+    )
+    with world.gate.watched(stream):
+        world.clock.advance(59)
+        world.watch.refresh()
+        world.gate.check_streams()
+        assert not ended
+        world.clock.advance(1)
+        world.gate.check_streams()
+        assert ended
+
+
+def test_tokens_of_an_issuer_that_are_refused(world: World, oauth: mock.Mock) -> None:
+    """The client learns the cause, the log more, and no look at the users is spent on it."""
+    oauth.verify.side_effect = JwtRejected("it has expired", ", 7 s ago")
+    looks = world.watch.looks
+    with (
+        capture_logs() as lines,
+        pytest.raises(errors.NotAuthenticated, match=r"OAuth token is refused: it has expired\.$"),
+    ):
+        world.gate.admit(call(TOKEN))
+    assert lines[0]["reason"] == "its OAuth token: it has expired, 7 s ago"
+    assert world.watch.looks == looks
+    oauth.verify.side_effect = None
+    oauth.verify.return_value = JwtSubject("alice", 1e10)
+    with pytest.raises(errors.NotAuthenticated, match="does not log in by oauth"):
+        world.gate.admit(call(TOKEN))
+    assert world.watch.looks > looks
+    oauth.remembered.side_effect = errors.TokenKeysNotRead(reason="gone")
+    assert not world.gate.recognises(call(TOKEN))
+    with pytest.raises(errors.TokenKeysNotRead):
+        world.gate.admit(call(TOKEN))
+
+
+def test_a_new_key_of_an_issuer(world: World, oauth: mock.Mock) -> None:
+    """A call with it waits until the keys have been fetched again."""
+    oauth.verify.side_effect = [UnknownKey("its key"), JwtSubject("app", 1e10)]
+    assert world.gate.admit(call(TOKEN)).principal == "User:app"
+    oauth.newer_keys.assert_called_once()
+
+
+def test_tokens_of_an_issuer_without_one(world: World) -> None:
+    """A broker without [oauth] accepts none."""
+    with pytest.raises(errors.NotAuthenticated, match="no token of a broker"):
+        world.gate.admit(call(TOKEN))
 
 
 def test_certificates_of_clients(world: World) -> None:

@@ -1,11 +1,11 @@
 """Admission of Flight calls: finds the client by the token in the header `authorization`.
 
 At a listener with SASL, a call needs a token: that of a user who has logged in
-(`security/user_token.py`), or that of a program that can read the root's keys
-(`security/root_token.py`), to which ACLs do not apply. Without SASL, a call without a token is that
-of the principal in the client's certificate, or of an anonymous client. A token that is not valid
-is refused at any listener, except at one without SASL while the mode is `off`, where tokens are not
-read.
+(`security/user_token.py`), that of an OAuth issuer (`security/jwt.py`), or that of a program that
+can read the root's keys (`security/root_token.py`), to which ACLs do not apply. Without SASL, a
+call without a token is that of the principal in the client's certificate, or of an anonymous
+client. A token that is not valid is refused at any listener, except at one without SASL while the
+mode is `off`, where tokens are not read.
 
 Open streams are checked again whenever the users or ACLs have changed: `check_streams` ends those
 of users that were removed, and those that would be refused now. It also ends a stream when the
@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.authentication import Identity, identity_of
+from sparklog.broker.authentication import Authentication, Identity, identity_of
 from sparklog.broker.authorization import Authorization, View
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
@@ -33,6 +33,7 @@ from sparklog.listeners import SSL, host_of
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
 from sparklog.security.acl import Operation, ResourceType
+from sparklog.security.jwt import JwtRejected, UnknownKey
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.root_token import ROOT_TOKENS
 from sparklog.security.signed_token import BadToken
@@ -44,6 +45,9 @@ NO_TOKEN: Final = (
     "the listener asks for a login: pass Security(user=…), the option user in Spark, or set"
     " SPARKLOG_CLIENT_USER"
 )
+_BEARER: Final = "bearer"
+_KEYS_SECONDS: Final = 6.0
+"""The maximum time that a call waits for the keys of an OAuth issuer."""
 _NO_ANONYMOUS: Final = (
     "ACLs are enforced, and allow nothing without a login: connect to a Flight listener with SASL,"
     " or by the root as a user that can read security/ in it"
@@ -54,10 +58,25 @@ class Gate:
     """Admits the calls of one broker. Thread-safe."""
 
     def __init__(
-        self, authorization: Authorization, *, broker: int, epoch: int, clock: Clock
+        self,
+        authorization: Authorization,
+        *,
+        broker: int,
+        epoch: int,
+        clock: Clock,
+        authentication: Authentication | None = None,
     ) -> None:
-        """`broker`, `epoch`: of this broker, which tokens of programs with the root's keys name."""
+        """Creates a gate.
+
+        Args:
+            authorization: the ACLs.
+            broker: the id of this broker, which tokens of programs with the root's keys name.
+            epoch: its epoch, which they name too.
+            clock: for the expiry of tokens.
+            authentication: verifies OAuth tokens; None: they are not accepted.
+        """
         self.authorization = authorization
+        self._authentication = authentication
         self._broker = broker
         self._epoch = epoch
         self._clock = clock
@@ -76,16 +95,16 @@ class Gate:
         if not call.listener.has_sasl:
             return True
         try:
-            self._identify(call)
-        except BadToken:
+            self._identify(call, is_quick=True)
+        except (BadToken, errors.TokenKeysNotRead):
             return False
         return True
 
     def admit(self, call: Call, *, needs_fresh: bool = True) -> Caller:
         """Returns the client of a call.
 
-        Raises `NotAuthenticated`, after a look at the security state that began after the call, and
-        `SecurityNotRead` if the state is too old.
+        Raises `NotAuthenticated`, after a look at the security state that began after the call,
+        `SecurityNotRead` if the state is too old, and `TokenKeysNotRead`.
 
         `needs_fresh`: False if it is served even while the security state cannot be read.
         """
@@ -100,6 +119,10 @@ class Gate:
         looks = watch.looks
         try:
             return self._identify(call)
+        except JwtRejected as error:  # whatever the users are
+            self.authorization.note_refused_call(call.peer, f"its OAuth token: {error}")
+            reason = f"its OAuth token is refused: {error.cause}"
+            raise errors.NotAuthenticated(reason=reason) from None
         except BadToken:
             watch.refresh_after(looks)
         try:
@@ -114,8 +137,11 @@ class Gate:
         if watch.is_enforced:
             watch.check_fresh()
 
-    def _identify(self, call: Call) -> Caller:
-        """Returns the client that the call's token names. Raises `BadToken`."""
+    def _identify(self, call: Call, *, is_quick: bool = False) -> Caller:
+        """Returns the client that the call's token names. Raises `BadToken` and `TokenKeysNotRead`.
+
+        `is_quick`: a token that has to be verified first, which takes longer, is not accepted.
+        """
         header = call.authorization
         if not header:
             if call.listener.has_sasl:
@@ -146,6 +172,10 @@ class Gate:
                     listener=call.listener.name, principal=root.who, host=host_of(call.peer)
                 )
             return self._caller(call, root=root.who)
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() == _BEARER and not USER_TOKENS.matches(header):
+            identity = self._by_oauth(token.strip(), is_quick=is_quick)
+            return self._caller(call, identity=identity)
         claims = user_token.verify(
             state.root_key, header, chain_id=watch.chain_id(), now_seconds=now_seconds
         )
@@ -157,7 +187,23 @@ class Gate:
             call, identity=identity, is_for_tasks=claims.is_for_tasks, topics=claims.topics
         )
 
-    def _certified(self, call: Call, principal: CertificatePrincipal) -> Identity:
+    def _by_oauth(self, token: str, *, is_quick: bool) -> Identity:
+        """Returns the client whom a token of an OAuth issuer names. See `_identify`."""
+        authentication = self._authentication
+        if authentication is None:
+            raise BadToken("the header authorization has no token of a broker")
+        if (found := authentication.remembered_token(token)) is not None:
+            return found
+        if is_quick:
+            raise BadToken("its OAuth token has not been verified yet")
+        try:
+            return authentication.log_in_by_token(token)
+        except UnknownKey:
+            with contextlib.suppress(TimeoutError):
+                authentication.newer_keys().result(_KEYS_SECONDS)
+        return authentication.log_in_by_token(token)
+
+    def _certified(self, principal: CertificatePrincipal) -> Identity:
         """Returns the client whom a certificate names. Raises `BadToken`."""
         state = self.authorization.watch.state
         method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
