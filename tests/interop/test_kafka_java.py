@@ -12,7 +12,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +25,17 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.logging import configure
 from sparklog.security.quota import QuotaEntity, QuotaKey
 from sparklog.security.scram import Mechanism, is_password
-from sparklog.settings import GroupSettings, KafkaSettings, LogSettings, TlsSettings
+from sparklog.settings import (
+    GroupSettings,
+    KafkaSettings,
+    LogSettings,
+    OAuthSettings,
+    TlsSettings,
+)
 from sparklog.storage.objects import open_store
 from tests.support.acls import set_acls
 from tests.support.certificates import Authority
+from tests.support.issuer import Issuer, send, web_server
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
 from tests.support.logs import logging_restored
@@ -674,15 +682,110 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
         assert is_password(Mechanism.SHA_256, verifier, "bobs-secret")
         configs("--alter", *user, "--delete-config", "SCRAM-SHA-256")
         assert "bob" not in configs("--describe")
-        configs("--alter", *user, "--add-config", "producer_byte_rate=1024,consumer_byte_rate=2048")
-        assert "producer_byte_rate=1024.0" in configs("--describe", *user)
-        configs("--alter", "--entity-default", "--add-config", "controller_mutation_rate=1.5")
-        assert "controller_mutation_rate=1.5" in configs("--describe", "--entity-default")
-        quotas = agent._access.watch.state.quotas
-        assert quotas[QuotaEntity(user="bob")] == {
-            QuotaKey.PRODUCER_BYTE_RATE: 1_024,
-            QuotaKey.CONSUMER_BYTE_RATE: 2_048,
-        }
-        assert quotas[QuotaEntity(user=None)] == {QuotaKey.CONTROLLER_MUTATION_RATE: 1.5}
-        configs("--alter", *user, "--delete-config", "producer_byte_rate,consumer_byte_rate")
-        assert "bob" not in configs("--describe")
+
+
+@contextmanager
+def token_endpoint(issuer: Issuer, *, seconds: float) -> Iterator[str]:
+    """The endpoint of an issuer for the client credentials grant of OAuth 2; yields its URL."""
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        credentials = base64.b64encode(b"app:secret").decode()
+        assert handler.headers["Authorization"] == f"Basic {credentials}"
+        token = issuer.token("app", seconds=seconds, scope="kafka")
+        body = {"access_token": token, "token_type": "Bearer", "expires_in": seconds}
+        send(handler, json.dumps(body).encode())
+
+    with web_server(respond) as url:
+        yield f"{url}/token"
+
+
+def test_java_clients_with_oauth(tmp_path: Path) -> None:
+    """Promise: a producer gets its tokens from their issuer, and logs in again on its connections
+    before they expire; a consumer reads one from a file; and a wrong one has its cause in the
+    error.
+    """
+    authority, issuer, paths = Authority(tmp_path), Issuer(), class_path()
+    certificate, key = authority.sign("broker")
+    jwks, token = tmp_path / "jwks.json", tmp_path / "token"
+    jwks.write_bytes(issuer.jwks())
+    token.write_text(issuer.token("app", seconds=600, scope="kafka"))
+
+    def config(url: str) -> str:
+        path = tmp_path / f"{url.partition(':')[0]}.properties"
+        module = "org.apache.kafka.common.security.oauthbearer"
+        path.write_text(
+            f"""security.protocol=SASL_SSL
+ssl.truststore.type=PEM
+ssl.truststore.location={authority.path}
+sasl.mechanism=OAUTHBEARER
+sasl.login.callback.handler.class={module}.OAuthBearerLoginCallbackHandler
+sasl.oauthbearer.token.endpoint.url={url}
+sasl.oauthbearer.client.credentials.client.id=app
+sasl.oauthbearer.client.credentials.client.secret=secret
+sasl.jaas.config={module}.OAuthBearerLoginModule required;
+"""
+        )
+        return str(path)
+
+    def java(tool: str, url: str, *arguments: str) -> list[str]:
+        allowed = "-Dorg.apache.kafka.sasl.oauthbearer.allowed"
+        flags = (f"{allowed}.urls={url}", f"{allowed}.files={url.removeprefix('file://')}")
+        return command(paths, *flags, f"{TOOLS}.{tool}", *arguments)
+
+    settings = {
+        "kafka": KafkaSettings(listen="SASL_SSL://127.0.0.1:0"),
+        "tls": TlsSettings(certificate=certificate, key=key),
+        "oauth": OAuthSettings(**issuer.settings(str(jwks))),
+        "groups": GROUPS,
+    }
+    with (
+        broker(tmp_path / "root", **settings) as agent,
+        token_endpoint(issuer, seconds=6) as url,
+        ExitStack() as stack,
+    ):
+        produce = java("ConsoleProducer", url, "--bootstrap-server", agent.kafka_address)
+        produce += ["--topic", "t", "--producer.config", config(url)]
+        producer = stack.enter_context(subprocess.Popen(produce, stdin=subprocess.PIPE))
+        stack.callback(producer.kill)
+        assert agent.listeners.kafka is not None
+        counts, sent = agent.listeners.kafka.counts, 0
+
+        def is_again() -> bool:
+            nonlocal sent
+            assert producer.stdin is not None
+            producer.stdin.write(f"{sent}\n".encode())
+            producer.stdin.flush()
+            sent += 1
+            return counts.reauthentications >= 2
+
+        wait_until(is_again, "no re-authentication", look_seconds=0.2)
+        assert producer.stdin is not None
+        producer.stdin.close()
+        assert producer.wait(PATIENCE_SECONDS) == 0
+        assert not counts.reauthentications_failed
+
+        of_file = f"file://{token}"
+        consume = java(
+            "consumer.ConsoleConsumer", of_file, "--bootstrap-server", agent.kafka_address
+        )
+        consume += ["--topic", "t", "--from-beginning", "--consumer.config", config(of_file)]
+        found = subprocess.run(
+            [*consume, "--max-messages", str(sent)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert found.returncode == 0, found.stderr
+        assert sorted(map(int, found.stdout.split())) == [*range(sent)]
+
+        token.write_text(issuer.token("app", aud="other", scope="kafka"))
+        refused = subprocess.run(
+            [*consume, "--max-messages", "1"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert "it is for another audience" in refused.stdout + refused.stderr

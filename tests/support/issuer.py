@@ -83,11 +83,15 @@ class _Server(ThreadingHTTPServer):
         """Prints nothing: clients of these tests leave in the middle of a response."""
 
 
-def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
-    """Answers a request."""
+def send(
+    handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, *, location: str = ""
+) -> None:
+    """Answers a request. `location`: for a redirect."""
     handler.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-        handler.send_header(name, value)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(body)))
+    if location:
+        handler.send_header("Location", location)
     handler.end_headers()
     with contextlib.suppress(OSError):
         handler.wfile.write(body)

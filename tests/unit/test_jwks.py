@@ -44,7 +44,7 @@ class Host:
         self.paths.append(handler.path)
         if self.blocked is not None:
             self.blocked.wait(10)
-        send(handler, self.issuer.jwks(), self.status, Location="/elsewhere")
+        send(handler, self.issuer.jwks(), self.status, location="/elsewhere")
 
 
 @pytest.fixture(name="host")
