@@ -15,6 +15,7 @@ from benchmarks.kafka.logins import logins
 from benchmarks.kafka.quota import quota
 from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
+from benchmarks.oauth import oauth
 from benchmarks.spark import age, bulk, stream
 from benchmarks.wide import measures as wide
 from sparklog.bench.command import Measure
@@ -41,6 +42,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "json-values": json_values,
     "flight-tls": flight_tls.tls,
     "flight-logins": flight_tls.logins,
+    "oauth": oauth,
     "jobs": jobs,
     "mirror": mirror,
     "wide-create": wide.create,
