@@ -63,14 +63,15 @@ class JwksSource:
         self._fetched = NEVER
         """The last fetch that has succeeded."""
         self._content = b""
-        self._failure = "they have not been fetched yet"
+        self.failure = "they have not been fetched yet"
+        """Why the last fetch has failed; empty if it has not."""
         self._keys: Jwks | None = None
 
     def keys(self) -> Jwks:
         """Returns the keys. Raises `TokenKeysNotRead` if there are none, or if they are too old."""
         age_seconds = self._fetched.age_seconds(self._clock)
         if self._keys is None or age_seconds >= KEPT_SECONDS:
-            reason = f"oauth.jwks = {self.location!r} cannot be used: {self._failure}"
+            reason = f"oauth.jwks = {self.location!r} cannot be used: {self.failure}"
             raise errors.TokenKeysNotRead(reason=reason)
         return self._keys
 
@@ -85,17 +86,17 @@ class JwksSource:
                         _log.info("the keys of the OAuth issuer have changed", keys=len(keys))
                     self._keys, self._content = keys, content
             except (OSError, http.client.HTTPException, ValueError) as error:
-                self._failure = str(error) or repr(error)
-                reason = f"oauth.jwks = {self.location!r}: {self._failure}"
+                self.failure = getattr(error, "strerror", None) or str(error) or repr(error)
+                reason = f"oauth.jwks = {self.location!r}: {self.failure}"
                 raise errors.TokenKeysNotRead(reason=reason) from None
-            self._failure, self._fetched = "", Moment.now(self._clock)
+            self.failure, self._fetched = "", Moment.now(self._clock)
 
     @property
     def pause_seconds(self) -> float:
         """The time until the next `refresh`."""
         if not self.is_remote:
             return _READ_EVERY_SECONDS
-        return _RETRIED_SECONDS if self._failure else FETCHED_EVERY_SECONDS
+        return _RETRIED_SECONDS if self.failure else FETCHED_EVERY_SECONDS
 
     def refresh_for_unknown_key(self) -> Future[None]:
         """Returns a future that is done once a fetch has ended, or now, if none may begin.
@@ -117,7 +118,7 @@ class JwksSource:
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # others wait for it, too
 
-        def fetch() -> None:
+        def run() -> None:
             try:
                 self.refresh()
             except errors.TokenKeysNotRead as error:
@@ -125,7 +126,7 @@ class JwksSource:
             finally:
                 done.set_result(None)
 
-        threading.Thread(target=fetch, name="sparklog-jwks", daemon=True).start()
+        threading.Thread(target=run, name="sparklog-jwks", daemon=True).start()
         return done
 
     def _read(self) -> bytes:

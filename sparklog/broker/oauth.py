@@ -113,9 +113,9 @@ class TokenVerifier:
             return
         try:
             self._source.refresh()
-        except errors.TokenKeysNotRead as error:
+        except errors.TokenKeysNotRead:
             raise errors.BadOption(
-                option="oauth.jwks", value=self._source.location, reason=error.reason
+                option="oauth.jwks", value=self._source.location, reason=self._source.failure
             ) from None
 
     def follow(self, loops: Loops) -> None:

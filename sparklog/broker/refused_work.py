@@ -31,7 +31,8 @@ class Work(enum.StrEnum):
     CONNECTIONS = "connections"
     """Connections from Kafka clients: `kafka.max_connections` and its per-address limit."""
     LOGINS = "logins"
-    """Logins of Kafka clients: the security state of the root cannot be read."""
+    """Logins of Kafka clients: the security state of the root cannot be read. Or logins by OAuth:
+    the keys of the issuer cannot be fetched."""
     REQUESTS = "requests"
     """Requests of all clients, if ACLs are enforced: the security state cannot be read."""
     STREAMS = "streams"

@@ -41,6 +41,7 @@ from sparklog.broker.kafka.slots import SLOTS
 from sparklog.broker.login_failures import FAILURES_REMEMBERED
 from sparklog.broker.metrics.http_connections import METRICS_CONNECTIONS
 from sparklog.broker.metrics.server import MetricsServer
+from sparklog.broker.oauth import TOKENS_REMEMBERED
 from sparklog.clock import SystemClock
 from sparklog.settings import load_settings
 from sparklog.storage.objects import MemoryStore
@@ -118,6 +119,7 @@ def test_every_budget_is_documented_with_its_limit(tmp_path: Path) -> None:
         "unadmitted connections of Kafka": [SLOTS],
         "requests before a login": [FRAME_BYTES // limits.KIB],
         "right passwords": [PASSWORDS_REMEMBERED],
+        "accepted OAuth tokens": [TOKENS_REMEMBERED],
         "failed logins": [FAILURES_REMEMBERED],
         "lines of the audit": [QUEUE_BYTES // limits.MIB],
         "equal events of the audit": [EQUALS_KEPT],

@@ -198,7 +198,7 @@ def test_clients_log_in(agent: Agent, authority: Authority, issuer: Issuer, clie
         with pytest.raises(PermissionError) as refused:
             client(agent, authority, lambda: wrong)
         is_told = "it is for another audience" in str(refused.value)
-        assert is_told or client is not confluent  # the others do not repeat what they are told
+        assert is_told or client is not confluent  # the others do not show it
         del refused
         close_leavings()
     reasons = [line.get("reason", "") for line in lines]
@@ -235,7 +235,7 @@ def test_other_flight_clients_send_a_token(
                 topics(wrong)
 
 
-def test_native_clients_go_on_with_the_next_token(
+def test_native_clients_continue_with_the_next_token(
     agent: Agent, authority: Authority, issuer: Issuer, tmp_path: Path
 ) -> None:
     """A consumer's stream ends with its token, and it reads on with the one that is in the file."""
@@ -314,7 +314,7 @@ def test_a_client_logs_in_again_while_it_produces(
 def test_a_client_without_reauthentication_reconnects(
     agent: Agent, authority: Authority, issuer: Issuer
 ) -> None:
-    """aiokafka is cut when its token expires, and goes on with the next one; no record is lost."""
+    """aiokafka is cut when its token expires, and continues with the next one; no record is lost."""
     assert agent.listeners.kafka is not None
     counts = agent.listeners.kafka.counts
 

@@ -292,7 +292,7 @@ def test_keys_that_cannot_be_used_are_left_out() -> None:
 
 
 def test_private_keys_are_not_read() -> None:
-    """Of an issuer that publishes its private key by mistake, the public part is used."""
+    """Only the public part is used, if an issuer publishes its private key by mistake."""
     found = jwks_of(RSA.as_dict(private=True)).find("RS256", str(RSA.kid))
     assert isinstance(found, RSAKey)
     assert not found.is_private

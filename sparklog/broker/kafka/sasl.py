@@ -53,7 +53,7 @@ _MALFORMED: Final = (
     f"Authentication failed due to invalid credentials with SASL mechanism {OAUTHBEARER}"
 )
 _LAST_LIFETIME_SECONDS: Final = 1e9
-"""The longest lifetime of a session that a client is told; some 30 years."""
+"""The longest lifetime of a session in a reply; some 30 years."""
 
 
 class LoginRefused(Exception):

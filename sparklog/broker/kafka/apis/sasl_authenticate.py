@@ -1,7 +1,7 @@
 """SaslAuthenticate (36): rejected outside a login (KIP-152).
 
 It is listed for the clients that log in: their requests are handled before the connection is served
-(`sasl.py`). Sessions do not end, so clients do not log in again (KIP-368).
+(`sasl.py`). So are those of clients that log in again (KIP-368, `reauthentication.py`).
 """
 
 from __future__ import annotations

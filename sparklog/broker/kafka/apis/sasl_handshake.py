@@ -2,7 +2,8 @@
 
 A client that uses SASL sends this request only if ApiVersions lists it. Otherwise it closes the
 connection silently, and the broker's log could not say why no client connects. The requests of a
-login are handled before the connection is served (`sasl.py`).
+login are handled before the connection is served (`sasl.py`), or between its other requests, if its
+session ends (`reauthentication.py`).
 """
 
 from __future__ import annotations
