@@ -649,6 +649,25 @@ def _check_protocols(table: str, settings: _ListenerSettings, tls: TlsSettings) 
         raise bad("a listener with TLS needs tls.certificate and tls.key, the paths of PEM files")
 
 
+def _check_metrics(settings: BrokerSettings) -> None:
+    """Raises `BadOption` for a port for metrics with several addresses, or without protection."""
+    listen, listener = settings.metrics.listen, settings.metrics.listener
+    assert listener is not None
+    reason = ""
+    if "," in listen or listener.name != listener.protocol:
+        reason = "expected one address without a name: host:port, or PROTOCOL://host:port"
+    elif listener.protocol not in PROTOCOLS:
+        reason = f"expected host:port or one of {', '.join(PROTOCOLS)} before ://"
+    elif listener.has_tls and not (settings.tls.certificate and settings.tls.key):
+        reason = "TLS needs tls.certificate and tls.key, the paths of PEM files"
+    elif listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
+        reason = f"passwords could be read on the way: use {SASL_SSL}://, or a loopback address"
+    elif listener.has_sasl and PLAIN not in settings.mechanisms:
+        reason = f"its login sends passwords, and kafka.sasl_mechanisms does not have {PLAIN}"
+    if reason:
+        raise errors.BadOption(option="metrics.listen", value=listen, reason=reason)
+
+
 def _check_sasl(settings: BrokerSettings) -> None:
     """Raises `BadOption` for unknown mechanisms, and for a listener that would have none."""
 
@@ -696,7 +715,7 @@ def _check_oauth(settings: BrokerSettings) -> None:
     if settings.oauth.ca and url.scheme != "https":
         raise bad("ca", "it has no effect: oauth.jwks does not begin with https://")
     # Without a Kafka listener, the broker may be one that a program has started for itself.
-    if settings.kafka.listen and not settings.has_sasl:
+    if settings.kafka.listen and not (settings.kafka.has_sasl or settings.flight.has_sasl):
         raise bad(
             "jwks",
             "it has no effect: kafka.listen or flight.listen needs"

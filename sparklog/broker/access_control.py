@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -88,8 +89,9 @@ class AccessControl:
 
         `known`: a version of the metadata, which may be old.
 
-        Raises `BadOption` if clients log in and there are no users, or if the file with the keys
-        of OAuth tokens is not valid, and what `SecurityWatch.open` raises.
+        Raises `BadOption` if clients log in and there are no users, if the file with the keys of
+        OAuth tokens is not valid, or if the audit file cannot be written, and what
+        `SecurityWatch.open` raises.
         """
         if path := self._settings.security.audit_file:
             self.audit = Audit(
@@ -122,10 +124,19 @@ class AccessControl:
             self._verifier.follow(loops)
 
     def note_if_stale(self) -> None:
-        """Notes the work that is refused because the state, or the keys, cannot be read."""
+        """Notes the work that is refused because the state, or the keys of OAuth tokens, cannot be
+        read, and the loss of events.
+        """
         self.watch.note_if_stale()
         if self._verifier is not None:
             self._verifier.note_if_refused()
+        if self.audit is not None:
+            self.audit.note_if_stuck()
+
+    def close(self) -> None:
+        """Writes the last lines of the audit."""
+        if self.audit is not None:
+            self.audit.close()
 
     def gate(self, leadership: Leadership, address: str) -> Gate:
         """Returns the gate for Flight calls to the broker, which listens at `address`."""

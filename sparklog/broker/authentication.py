@@ -18,7 +18,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.security_watch import SecurityWatch
-from sparklog.security.jwt import JwtSubject
+from sparklog.security.jwt import JwtRejected, JwtSubject, NotPermitted
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.scram import (
     WRONG,
@@ -29,7 +29,6 @@ from sparklog.security.scram import (
     Verifier,
     is_password,
 )
-from sparklog.security.signed_token import BadToken
 from sparklog.security.state import SecurityState, User
 from sparklog.security.users import NAME_BYTES_MAX, unusable
 from sparklog.settings import BrokerSettings
@@ -204,15 +203,10 @@ class Authentication:
 
     # -------------------------------------------------------------------------- tokens
 
-    @property
-    def accepts_tokens(self) -> bool:
-        """True if clients may log in with OAuth tokens."""
-        return self._verifier is not None
-
     def remembered_token(self, token: str) -> Identity | None:
         """Returns the client of a token that was accepted before; takes microseconds.
 
-        Raises `BadToken` if its user may not log in with a token, and `TokenKeysNotRead`.
+        Raises `NotPermitted` if its user may not log in with a token, and `TokenKeysNotRead`.
         """
         found = self._verifier.remembered(token) if self._verifier is not None else None
         return self._identity_of(found) if found is not None else None
@@ -220,10 +214,10 @@ class Authentication:
     def log_in_by_token(self, token: str) -> Identity:
         """Returns the client of a token. Takes a tenth of a millisecond, and up to one.
 
-        Raises `BadToken`, `UnknownKey`, and `TokenKeysNotRead`.
+        Raises `JwtRejected`, or `UnknownKey` or `NotPermitted` of these, and `TokenKeysNotRead`.
         """
         if self._verifier is None:
-            raise BadToken("the broker accepts no OAuth tokens: it has no oauth.jwks")
+            raise JwtRejected("the broker accepts no tokens of issuers")
         return self._identity_of(self._verifier.verify(token))
 
     def newer_keys(self) -> Future[None]:
@@ -237,7 +231,7 @@ class Authentication:
                 self.watch.state, subject.name, LoginMethod.OAUTH, ends_at=subject.ends_at
             )
         except ValueError as error:
-            raise BadToken(str(error)) from None
+            raise NotPermitted("its client is not permitted", f": {error}") from None
 
     def _digest(self, credential: Credential, password: str) -> bytes:
         """Returns a digest that depends on the credential, and so changes with it."""
@@ -293,7 +287,8 @@ def open_authentication(
     if not settings.has_sasl:
         return None
     if not (watch.has_state or verifier is not None):
-        table = "kafka" if settings.kafka.has_sasl else "flight"
+        tables = ("kafka", "flight", "metrics")
+        table = next(each for each in tables if getattr(settings, each).has_sasl)
         raise errors.BadOption(
             option=f"{table}.listen",
             value=getattr(settings, table).listen,

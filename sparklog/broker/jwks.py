@@ -145,6 +145,7 @@ def fetch(url: str, *, ca: str = "") -> bytes:
     parts = urlsplit(url)
     has_tls = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if has_tls else 80)
+    connection = http.client.HTTPConnection(host, port, timeout=FETCH_SECONDS)
     plain = socket.create_connection((host, port), FETCH_SECONDS)
     guard = plain.dup()  # the other one is detached when TLS begins
     is_late, late = threading.Event(), f"no complete response within {FETCH_SECONDS} s"
@@ -152,7 +153,6 @@ def fetch(url: str, *, ca: str = "") -> bytes:
     timer.daemon = True
     timer.start()
     try:
-        connection = http.client.HTTPConnection(host, port, timeout=FETCH_SECONDS)
         connection.sock = plain
         if has_tls:
             context = ssl.create_default_context(cafile=ca or None)

@@ -428,7 +428,7 @@ def check_installed(settings: BrokerSettings) -> None:
     metrics_packages = (*METRICS_PACKAGES, *(TLS_PACKAGES if settings.metrics.has_tls else ()))
     for what, listen, packages, without in (
         ("TLS for Flight", settings.flight.listen, flight_packages, "--flight 127.0.0.1:8815"),
-        ("oauth.jwks", settings.oauth.jwks, OAUTH_PACKAGES, 'oauth.jwks = ""'),
+        ("the verification of tokens", settings.oauth.jwks, OAUTH_PACKAGES, 'oauth.jwks = ""'),
         ("the Kafka listener", settings.kafka.listen, kafka_packages, "--kafka ''"),
         ("the port for metrics", settings.metrics.listen, metrics_packages, 'metrics.listen = ""'),
     ):

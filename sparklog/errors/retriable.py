@@ -232,3 +232,14 @@ class TokenKeysNotRead(Retriable):
     code = "token_keys_not_read"
     template = "OAuth tokens cannot be verified: {reason}."
     reason: str
+
+
+class MutationQuotaExceeded(Retriable):
+    """The client has created or deleted as many partitions as its quota allows: try again later."""
+
+    code = "mutation_quota_exceeded"
+    template = (
+        "The quota of this client for the creation and deletion of partitions is exceeded: try"
+        " again in {throttle_ms} ms, or raise its controller_mutation_rate."
+    )
+    throttle_ms: int

@@ -64,6 +64,10 @@ class UnknownKey(JwtRejected):
     """A token names a key that the JWKS does not have; it may have it since."""
 
 
+class NotPermitted(JwtRejected):
+    """A token is valid, but names a user that may not log in with it; it may since."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtRules:
     """The claims that a token needs."""
@@ -125,7 +129,8 @@ class Jwks:
             and (key_id is None or key.get("kid") == key_id)
         ]
         if not found:
-            raise UnknownKey("its key is not one of the issuer", f": kid {key_id!r}, {algorithm}")
+            detail = f": kid {key_id!r:.100}, {algorithm}"
+            raise UnknownKey("its key is not one of the issuer", detail)
         if key_id is None and len(found) > 1:
             raise JwtRejected("it does not name its key, and the issuer has several")
         return found[0]
@@ -208,7 +213,7 @@ def _registry() -> Any:
     from joserfc.jws import JWSRegistry
 
     class Registry(JWSRegistry):
-        max_header_length = max_signature_length = TOKEN_BYTES_MAX
+        max_header_length = max_payload_length = max_signature_length = TOKEN_BYTES_MAX
 
         def get_alg(self, name: str) -> Any:
             return self.algorithms[name]  # its own method warns of EdDSA

@@ -45,7 +45,7 @@ from typing import Final
 from sparklog import errors
 from sparklog.clock import Clock, SystemClock
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
-from sparklog.security.credentials import Security
+from sparklog.security.credentials import VARIABLES, Security
 from sparklog.sources import selection, starting_offsets
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import Bound, Start
@@ -91,7 +91,7 @@ _SECURITY: Final = {
     "tokenFile": "token_file",
 }
 """Fields of `Security`, by the option that sets them."""
-_FILES: Final = ("ca", "passwordFile")
+_FILES: Final = ("ca", "passwordFile", "tokenFile")
 """Those of them that name files."""
 _KNOWN: Final = (
     "bootstrap",
@@ -286,6 +286,11 @@ def _security(options: ConnectorOptions) -> Security | None:
         given = {"user": None, "password_file": None, **given}
     elif "user" in given:
         given["token_file"] = None
+    for name in _FILES:
+        if path := options.get(name):
+            _check_folder(name, path)
+    if not ("token_file" in given or "user" in given):
+        _check_own_token(options.get("bootstrap"))
     try:
         return replace(Security.from_environment(), **given) if given else None
     except errors.BadOption as error:
@@ -303,6 +308,21 @@ def _check_folder(name: str, path: str) -> None:
     if not any(file.is_relative_to(each) for each in permitted):
         reason = f"on this driver, the file has to be in one of {FOLDERS_VARIABLE} = {folders!r}"
         raise _bad(name, path, reason)
+
+
+def _check_own_token(bootstrap: str | None) -> None:
+    """Raises `BadOption` if a query would send the token of a shared driver to any address.
+
+    A password is not sent (SCRAM), but a broker that gets a token can use it.
+    """
+    is_shared = FOLDERS_VARIABLE in os.environ
+    has_token = os.environ.get(VARIABLES["token_file"])
+    if is_shared and has_token and bootstrap != os.environ.get(BOOTSTRAP_VARIABLE):
+        reason = (
+            f"on this driver, the token in {VARIABLES['token_file']} is only sent to"
+            f" {BOOTSTRAP_VARIABLE}: set tokenFile, or user"
+        )
+        raise _bad("bootstrap", bootstrap, reason)
 
 
 def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import ssl
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +28,12 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from structlog.testing import capture_logs
 
 import sparklog
+from sparklog import errors
 from sparklog.broker import login_failures
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import reauthentication
 from sparklog.formats import flight_messages
+from sparklog.security import user_token
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -36,9 +41,14 @@ from sparklog.settings import (
     OAuthSettings,
     TlsSettings,
 )
+from sparklog.sources.brokers import task_credentials_for
+from sparklog.sources.options import LogLocation
+from sparklog.storage.objects import open_store
+from tests.support import kafkarequests
 from tests.support.certificates import Authority
-from tests.support.issuer import Issuer
+from tests.support.issuer import SECRET, Issuer, send, token_endpoint, web_server
 from tests.support.kafkas import Frames, close_leavings
+from tests.support.users import PASSWORD, add_alice
 from tests.support.waiting import wait_until
 
 SECONDS: Final = 30.0
@@ -86,17 +96,22 @@ def _agent(
 # ------------------------------------------------------------------------------ clients
 
 
-def confluent(agent: Agent, authority: Authority, token: Callable[[], str]) -> None:
-    """Produces and consumes with confluent-kafka. Raises `PermissionError` if it is refused."""
+def confluent(agent: Agent, authority: Authority, token: Callable[[], str], **login: Any) -> None:
+    """Produces and consumes with confluent-kafka. Raises `PermissionError` if it is refused.
+
+    `login`: the properties of a login that does not call `token`.
+    """
     refused: list[str] = []
+    if not login:
+        login = {"oauth_cb": lambda _: (token(), time.time() + 60)}
     client: dict[str, Any] = {
         "bootstrap.servers": agent.kafka_address,
         "security.protocol": "SASL_SSL",
         "ssl.ca.location": authority.path,
         "sasl.mechanism": OAUTHBEARER,
-        "oauth_cb": lambda _: (token(), time.time() + 60),
         "error_cb": lambda error: refused.append(error.str()),
         "log_level": 0,
+        **login,
     }
     producer = confluent_kafka.Producer(client)
     producer.produce("confluent", b"x", partition=0)
@@ -206,6 +221,21 @@ def test_clients_log_in(agent: Agent, authority: Authority, issuer: Issuer, clie
     assert wrong not in repr(lines)
 
 
+def test_librdkafka_gets_tokens_from_their_issuer(
+    agent: Agent, authority: Authority, issuer: Issuer
+) -> None:
+    """It needs the properties of docs/security.md, and no function of the program."""
+    with token_endpoint(issuer, seconds=60) as url:
+        login = {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.token.endpoint.url": url,
+            "sasl.oauthbearer.client.id": "app",
+            "sasl.oauthbearer.client.secret": SECRET,
+            "sasl.oauthbearer.scope": "kafka",
+        }
+        confluent(agent, authority, issuer.token, **login)
+
+
 # ------------------------------------------------------------------------------ Flight
 
 
@@ -264,6 +294,38 @@ def test_native_clients_continue_with_the_next_token(
             consumer.close()
 
 
+def test_tasks_get_tokens_that_end_with_the_one_of_the_driver(
+    tmp_path: Path, authority: Authority, issuer: Issuer
+) -> None:
+    """They only read, and once the root has a key: with its first user or ACL."""
+    certificate, key = authority.sign("broker")
+    jwks, file, root = (tmp_path / name for name in ("jwks", "token", "root"))
+    jwks.write_bytes(issuer.jwks())
+    file.write_text(issuer.token("app", seconds=600))
+    settings = BrokerSettings(
+        root=str(root),
+        flight=FlightSettings(listen="SASL_SSL://127.0.0.1:0"),
+        kafka=KafkaSettings(listen=""),
+        tls=TlsSettings(certificate=certificate, key=key),
+        oauth=OAuthSettings(**issuer.settings(str(jwks))),
+    )
+    with Agent(settings) as agent:
+        security = sparklog.Security(ca=authority.path, token_file=str(file))
+        location = LogLocation(bootstrap=agent.address, security=security)
+        with pytest.raises(errors.NotAuthenticated, match="the root has no key to sign tokens"):
+            task_credentials_for(location, ["t"])
+        add_alice(open_store(str(root), {}))
+        agent._meta.refresh()
+        agent._access.watch.refresh()
+        found = task_credentials_for(location, ["t"])
+        assert found is not None
+        key_of_root = agent._access.watch.state.root_key
+        claims = user_token.USER_TOKENS.verify(key_of_root, found.authorization)
+        assert claims.is_for_tasks
+        assert (claims.user, claims.topics) == ("app", ("t",))
+        assert 500 < claims.expires_at - time.time() <= 600
+
+
 # ------------------------------------------------------------------------------ again
 
 
@@ -314,7 +376,7 @@ def test_a_client_logs_in_again_while_it_produces(
 def test_a_client_without_reauthentication_reconnects(
     agent: Agent, authority: Authority, issuer: Issuer
 ) -> None:
-    """aiokafka is cut when its token expires, and continues with the next one; no record is lost."""
+    """aiokafka is cut when its token expires, and continues with the next one without a loss."""
     assert agent.listeners.kafka is not None
     counts = agent.listeners.kafka.counts
 
@@ -351,7 +413,7 @@ class Session(Frames):
     """A connection that has logged in with a token, frame by frame."""
 
     def __init__(self, agent: Agent, token: str) -> None:
-        super().__init__(agent.listeners.kafka_open[1].address)
+        super().__init__(agent.listeners.kafka_open[-1].address)
         self.lifetime = self.log_in(token).session_lifetime.total_seconds()
 
     def log_in(self, token: str, mechanism: str = OAUTHBEARER) -> Any:
@@ -472,12 +534,15 @@ def test_a_login_that_is_not_completed(
 def test_requests_before_a_login_are_answered_first(agent: Agent, issuer: Issuer) -> None:
     """Requests, a login and more requests in one piece are answered in order."""
     with session(agent, issuer.token("app")) as client:
+        kafkarequests.create(client, "pipelined")
         message = f"n,,\x01auth=Bearer {issuer.token('app')}\x01\x01".encode()
+        produce = kafkarequests.produce_fields("pipelined", 0, kafkarequests.batch([b"x"]))
         requests: list[tuple[int, int, dict[str, Any]]] = [
             (METADATA, 1, {"topics": ()}),
-            (METADATA, 1, {"topics": ()}),
+            (kafkarequests.PRODUCE, 9, produce),
             (HANDSHAKE, 1, {"mechanism": OAUTHBEARER}),
             (AUTHENTICATE, 2, {"auth_bytes": message}),
+            (kafkarequests.PRODUCE, 9, produce),
             (METADATA, 1, {"topics": ()}),
         ]
         frames = [
@@ -491,11 +556,42 @@ def test_requests_before_a_login_are_answered_first(agent: Agent, issuer: Issuer
             assert not getattr(found, "error_code", None)
 
 
+def test_a_login_waits_for_a_new_key(tmp_path: Path) -> None:
+    """A slow issuer delays clients with an unknown key only, and they are served at the end."""
+    issuer, may_answer = Issuer(), threading.Event()
+    may_answer.set()
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        may_answer.wait(SECONDS)
+        send(handler, issuer.jwks())
+
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(web_server(respond))
+        settings = BrokerSettings(
+            root=str(tmp_path),
+            flight=FlightSettings(listen="127.0.0.1:0"),
+            kafka=KafkaSettings(listen="SASL_PLAINTEXT://127.0.0.1:0"),
+            oauth=OAuthSettings(**issuer.settings(url)),
+        )
+        agent = stack.enter_context(Agent(settings))
+        known = issuer.token("app")
+        issuer.rotate()
+        may_answer.clear()
+        stack.callback(may_answer.set)
+        with ThreadPoolExecutor(2) as pool:
+            late = [pool.submit(Session, agent, issuer.token("late")) for _ in range(2)]
+            for _ in range(3):
+                with session(agent, known) as client:
+                    assert client.is_served()
+            assert not any(each.done() for each in late)
+            may_answer.set()
+            for each in late:
+                with contextlib.closing(each.result(SECONDS)) as client:
+                    assert client.is_served()
+
+
 def test_a_session_of_a_limited_duration(tmp_path: Path) -> None:
     """`connections_max_reauth_ms` ends sessions of users with a password, too."""
-    from sparklog.storage.objects import open_store
-    from tests.support.users import PASSWORD, add_alice
-
     add_alice(open_store(str(tmp_path), {}))
     settings = BrokerSettings(
         root=str(tmp_path),

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from sparklog.settings import (
 from sparklog.storage.objects import open_store
 from tests.support.acls import set_acls
 from tests.support.certificates import Authority
-from tests.support.issuer import Issuer, send, web_server
+from tests.support.issuer import SECRET, Issuer, token_endpoint
 from tests.support.jvms import class_path, command, running
 from tests.support.kafkas import broker, forget_producers
 from tests.support.logs import logging_restored
@@ -682,22 +681,18 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
         assert is_password(Mechanism.SHA_256, verifier, "bobs-secret")
         configs("--alter", *user, "--delete-config", "SCRAM-SHA-256")
         assert "bob" not in configs("--describe")
-
-
-@contextmanager
-def token_endpoint(issuer: Issuer, *, seconds: float) -> Iterator[str]:
-    """The endpoint of an issuer for the client credentials grant of OAuth 2; yields its URL."""
-
-    def respond(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers["Content-Length"]))
-        credentials = base64.b64encode(b"app:secret").decode()
-        assert handler.headers["Authorization"] == f"Basic {credentials}"
-        token = issuer.token("app", seconds=seconds, scope="kafka")
-        body = {"access_token": token, "token_type": "Bearer", "expires_in": seconds}
-        send(handler, json.dumps(body).encode())
-
-    with web_server(respond) as url:
-        yield f"{url}/token"
+        configs("--alter", *user, "--add-config", "producer_byte_rate=1024,consumer_byte_rate=2048")
+        assert "producer_byte_rate=1024.0" in configs("--describe", *user)
+        configs("--alter", "--entity-default", "--add-config", "controller_mutation_rate=1.5")
+        assert "controller_mutation_rate=1.5" in configs("--describe", "--entity-default")
+        quotas = agent._access.watch.state.quotas
+        assert quotas[QuotaEntity(user="bob")] == {
+            QuotaKey.PRODUCER_BYTE_RATE: 1_024,
+            QuotaKey.CONSUMER_BYTE_RATE: 2_048,
+        }
+        assert quotas[QuotaEntity(user=None)] == {QuotaKey.CONTROLLER_MUTATION_RATE: 1.5}
+        configs("--alter", *user, "--delete-config", "producer_byte_rate,consumer_byte_rate")
+        assert "bob" not in configs("--describe")
 
 
 def test_java_clients_with_oauth(tmp_path: Path) -> None:
@@ -722,7 +717,7 @@ sasl.mechanism=OAUTHBEARER
 sasl.login.callback.handler.class={module}.OAuthBearerLoginCallbackHandler
 sasl.oauthbearer.token.endpoint.url={url}
 sasl.oauthbearer.client.credentials.client.id=app
-sasl.oauthbearer.client.credentials.client.secret=secret
+sasl.oauthbearer.client.credentials.client.secret={SECRET}
 sasl.jaas.config={module}.OAuthBearerLoginModule required;
 """
         )

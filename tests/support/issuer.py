@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import threading
@@ -15,6 +16,8 @@ from joserfc.jwk import Key, generate_key
 
 ISSUER: Final = "https://issuer.example.org/"
 AUDIENCE: Final = "sparklog"
+SECRET: Final = "secret"
+"""That of the client `app`."""
 
 
 class Issuer:
@@ -44,6 +47,25 @@ class Issuer:
     def settings(self, jwks: str) -> dict[str, Any]:
         """The table [oauth] of a broker that accepts its tokens."""
         return {"jwks": jwks, "issuer": ISSUER, "audience": AUDIENCE, "clock_skew_seconds": 0}
+
+
+@contextlib.contextmanager
+def token_endpoint(issuer: Issuer, *, seconds: float) -> Iterator[str]:
+    """The endpoint of an issuer for the client credentials grant of OAuth 2; yields its URL.
+
+    `seconds`: the lifetime of its tokens.
+    """
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        credentials = base64.b64encode(f"app:{SECRET}".encode()).decode()
+        assert handler.headers["Authorization"] == f"Basic {credentials}"
+        token = issuer.token("app", seconds=seconds, scope="kafka")
+        body = {"access_token": token, "token_type": "Bearer", "expires_in": seconds}
+        send(handler, json.dumps(body).encode())
+
+    with web_server(respond) as url:
+        yield f"{url}/token"
 
 
 Respond = Callable[[BaseHTTPRequestHandler], None]

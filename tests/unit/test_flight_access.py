@@ -18,6 +18,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.flight.caller import Caller
@@ -110,10 +111,17 @@ def call(
     protocol: str = "SASL_SSL",
     address: str = "127.0.0.1:9",
     principal: CertificatePrincipal | None = None,
+    is_of_known_client: bool = False,
 ) -> Any:
     """Returns a call as far as the gate looks at it."""
     listener = Listener("ANY", protocol, address.removeprefix("tls://"))
-    return SimpleNamespace(peer=peer, authorization=token, listener=listener, principal=principal)
+    return SimpleNamespace(
+        peer=peer,
+        authorization=token,
+        listener=listener,
+        principal=principal,
+        is_of_known_client=is_of_known_client,
+    )
 
 
 # ------------------------------------------------------------------------------ tokens
@@ -254,13 +262,41 @@ def test_tokens_of_an_issuer_that_are_refused(world: World, oauth: mock.Mock) ->
     assert world.watch.looks == looks
     oauth.verify.side_effect = None
     oauth.verify.return_value = JwtSubject("alice", 1e10)
-    with pytest.raises(errors.NotAuthenticated, match="does not log in by oauth"):
+    with pytest.raises(errors.NotAuthenticated, match="its client is not permitted"):
         world.gate.admit(call(TOKEN))
     assert world.watch.looks > looks
     oauth.remembered.side_effect = errors.TokenKeysNotRead(reason="gone")
     assert not world.gate.recognises(call(TOKEN))
     with pytest.raises(errors.TokenKeysNotRead):
         world.gate.admit(call(TOKEN))
+
+
+def test_the_audit_has_tokens_of_an_issuer(world: World, oauth: mock.Mock) -> None:
+    """It has a login for each token that is verified, and none for those that were before."""
+    world.authorization.audit = audit = mock.Mock(spec=Audit)
+    world.gate.admit(call(TOKEN))
+    audit.logged_in.assert_called_once_with(
+        listener="ANY",
+        mechanism="OAUTHBEARER",
+        principal="User:app",
+        host="127.0.0.1",
+        is_repeated=True,
+    )
+    oauth.remembered.return_value = oauth.verify.return_value
+    world.gate.admit(call(TOKEN))
+    audit.logged_in.assert_called_once()
+
+
+def test_a_new_token_of_a_known_client(world: World, oauth: mock.Mock) -> None:
+    """It is recognised at once, for a bounded number of tokens in a second."""
+    known = call(TOKEN, is_of_known_client=True)
+    assert not world.gate.recognises(call(TOKEN))
+    assert [world.gate.recognises(known) for _ in range(30)] == [True] * 19 + [False] * 11
+    assert oauth.verify.call_count == 19
+    world.clock.advance(1)
+    oauth.verify.side_effect = UnknownKey("its key")
+    assert not world.gate.recognises(known)
+    oauth.newer_keys.assert_not_called()
 
 
 def test_a_new_key_of_an_issuer(world: World, oauth: mock.Mock) -> None:

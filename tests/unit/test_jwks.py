@@ -107,6 +107,7 @@ def test_all_wait_for_one_fetch(host: Host, url: str) -> None:
     first = world.verifier.newer_keys()
     assert world.verifier.newer_keys() is first
     assert not first.done()
+    assert not first.cancel(), "the others would wait in vain"
     host.blocked.set()
     first.result(10)
 

@@ -231,6 +231,7 @@ def test_extras_name_what_the_code_looks_for() -> None:
         *listening.KAFKA_PACKAGES,
         *listening.METRICS_PACKAGES,
         *listening.TLS_PACKAGES,
+        *listening.OAUTH_PACKAGES,
     }
     assert {_package(each).replace("-", "_") for each in extras["broker"]} == needed
     assert set(listening.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import math
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -16,18 +19,26 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.authentication import Authentication, Identity
+from sparklog.broker.jwks import JwksSource
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
+from sparklog.broker.oauth import TokenVerifier
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
 from sparklog.security import users
+from sparklog.security.jwt import Jwks, JwtRules
+from sparklog.security.login_method import LoginMethod
+from sparklog.security.oauth_bearer import CLIENT_FAILED, OAUTHBEARER
 from sparklog.security.scram import MECHANISMS, Mechanism, ScramClient, ScramError
 from sparklog.storage.objects import MemoryStore
+from tests.support.issuer import AUDIENCE, ISSUER, Issuer
 from tests.support.kafkas import Frames
 from tests.support.users import PASSWORD, change_users
 
 CREDENTIALS = users.credentials_of(PASSWORD)
 STALE_SECONDS = 5.0
+ALL = (*MECHANISMS, OAUTHBEARER)
+RULES = JwtRules(issuer=ISSUER, audiences=frozenset({AUDIENCE}))
 VERSION_FIELDS = {"client_software_name": "x", "client_software_version": "1"}
 HANDSHAKE, VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
 
@@ -36,7 +47,7 @@ class World:
     """A root with the user alice, and a broker that knows its users."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(int(time.time() * 1e6))
         self.store = MemoryStore(self.clock)
         self.change(users.added("alice", CREDENTIALS), create=True)
         self.refused = RefusedWork(self.clock)
@@ -48,22 +59,39 @@ class World:
             refused=self.refused,
         )
         self.watch.open()
-        self.authentication = Authentication(self.watch)
+        self.issuer = Issuer()
+        self.source = mock.Mock(spec=JwksSource)
+        self.source.keys.return_value = Jwks(self.issuer.jwks())
+        verifier = TokenVerifier(RULES, self.source, clock=self.clock, refused=self.refused)
+        self.authentication = Authentication(self.watch, verifier)
         self.checks = 0
 
     def change(self, what: users.Change, *, create: bool = False) -> None:
         change_users(self.store, what, create=create)
 
-    def server(self, *mechanisms: str) -> SaslServer:
+    def server(
+        self,
+        *mechanisms: str,
+        before: Identity | None = None,
+        session_max_seconds: float = math.inf,
+    ) -> SaslServer:
         async def check_password(user: str, password: str) -> Identity | None:
             self.checks += 1
             return self.authentication.log_in(user, password)
 
+        async def check_token(token: str) -> Identity:
+            self.checks += 1
+            return self.authentication.log_in_by_token(token)
+
         return SaslServer(
             self.authentication,
-            mechanisms or MECHANISMS,
+            mechanisms or ALL,
             protocol="SASL_SSL",
             check_password=check_password,
+            check_token=check_token,
+            clock=self.clock,
+            session_max_seconds=session_max_seconds,
+            before=before,
         )
 
 
@@ -123,7 +151,7 @@ def scram(
 def test_scram(world: World, mechanism: str, version: int) -> None:
     """Promise: both hash functions, with tokens in requests and, as of old, without."""
     server = world.server()
-    assert handshake(server, mechanism, version).mechanisms == tuple(MECHANISMS)
+    assert handshake(server, mechanism, version).mechanisms == ALL
     scram(server, mechanism, "alice", PASSWORD, send=(raw, authenticate)[version])
     assert server.identity is not None
     assert server.identity.principal == "User:alice"
@@ -359,6 +387,255 @@ def test_an_unknown_mechanism(world: World) -> None:
     reply = Frames.reply(HANDSHAKE, 1, b"".join(refused.value.reply)[4:])
     assert reply.error_code == ErrorCode.unsupported_sasl_mechanism
     assert reply.mechanisms == ("SCRAM-SHA-512",)
+
+
+# ------------------------------------------------------------------------------ tokens
+
+
+def bearer(token: str, *, acting: str = "", extensions: str = "") -> bytes:
+    """The message of a client with a token (RFC 7628)."""
+    begin = f"n,{f'a={acting}' if acting else ''},"
+    return f"{begin}\x01auth=Bearer {token}{extensions}\x01\x01".encode()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("acting", ["", "app"])
+def test_a_token(world: World, version: int, acting: str) -> None:
+    """Its subject is the principal, also without a user of that name; the session ends with it."""
+    server = world.server()
+    handshake(server, OAUTHBEARER, version)
+    message = bearer(world.issuer.token("app"), acting=acting, extensions="\x01cluster=lkc-1")
+    assert (raw, authenticate)[version](server, message) == b""
+    assert server.identity is not None
+    assert (server.identity.principal, server.identity.method) == ("User:app", LoginMethod.OAUTH)
+    assert server.identity.mechanism == OAUTHBEARER
+    left_seconds = server.identity.ends_at - world.clock.now_us() / 1e6
+    assert 50 < left_seconds <= 61
+
+
+def refused_token(server: SaslServer, message: bytes, then: bytes = CLIENT_FAILED) -> LoginRefused:
+    """Returns the refusal of a token, which follows the client's answer to the error."""
+    handshake(server, OAUTHBEARER)
+    error = authenticate(server, message)
+    with pytest.raises(LoginRefused) as refused:
+        authenticate(server, then)
+    reply = Frames.reply(AUTHENTICATE, 2, b"".join(refused.value.reply)[4:])
+    assert reply.error_code == ErrorCode.sasl_authentication_failed
+    assert reply.error_message == error.decode()
+    assert json.loads(error)["status"] == "invalid_token"
+    assert refused.value.is_guess
+    assert server.identity is None
+    return refused.value
+
+
+def test_a_token_that_is_refused(world: World) -> None:
+    """The client gets the cause in Kafka's form, and the log the details in addition."""
+    token = world.issuer.token(aud="other")
+    refused = refused_token(world.server(), bearer(token))
+    assert json.loads(refused.text)["error_description"] == "it is for another audience"
+    assert str(refused) == "the token is refused: it is for another audience: 'other'"
+    world.clock.advance(120)
+    world.watch.refresh()
+    refused = refused_token(world.server(), bearer(world.issuer.token()))
+    assert json.loads(refused.text)["error_description"] == "it has expired"
+
+
+def test_a_login_has_one_token(world: World) -> None:
+    """After a refusal even a valid token is refused: a connection costs a bounded time."""
+    right = bearer(world.issuer.token())
+    refused_token(world.server(), bearer(world.issuer.token(iss="x")), right)
+    assert world.checks == 1
+
+
+def test_a_token_with_the_name_of_a_user(world: World) -> None:
+    """An issuer names a user only if the user lists the method; no reason is sent to the client."""
+    token = world.issuer.token("alice")
+
+    def reason() -> str:
+        refused = refused_token(world.server(), bearer(token))
+        assert json.loads(refused.text)["error_description"] == "its client is not permitted"
+        return str(refused)
+
+    assert "user 'alice' does not log in by oauth" in reason()
+    world.change(users.with_methods("alice", [LoginMethod.OAUTH]))
+    world.watch.refresh()
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    authenticate(server, bearer(token))
+    assert server.identity is not None
+    assert server.identity.id
+    world.change(users.disabled("alice", True))
+    world.watch.refresh()
+    assert not world.authentication.is_current(server.identity)
+    assert "disabled" in reason()
+
+
+@pytest.mark.parametrize("name", ["*", "__root", "ANONYMOUS", "a\nb", "x" * 256])
+def test_a_token_with_a_name_that_no_user_can_have(world: World, name: str) -> None:
+    """It is refused, as a wildcard or a line break would be taken for something else."""
+    refused = refused_token(world.server(), bearer(world.issuer.token(name)))
+    assert "cannot be used" in str(refused)
+
+
+def test_a_principal_that_becomes_a_user(world: World) -> None:
+    """The sessions of a principal end when a user of its name is added."""
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    authenticate(server, bearer(world.issuer.token("app")))
+    assert server.identity is not None
+    world.change(users.added("app", CREDENTIALS))
+    world.watch.refresh()
+    assert not world.authentication.is_current(server.identity)
+
+
+@pytest.mark.parametrize("message", [b"", b"\x01", b"n,,\x01\x01", b"\xff" * 30_000])
+def test_malformed_messages_with_tokens(world: World, message: bytes) -> None:
+    """They are refused without a look at a token, with Kafka's text."""
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    with pytest.raises(LoginRefused) as refused:
+        authenticate(server, message)
+    reply = Frames.reply(AUTHENTICATE, 2, b"".join(refused.value.reply)[4:])
+    assert "invalid credentials with SASL mechanism OAUTHBEARER" in reply.error_message
+    assert world.checks == 0
+
+
+def test_a_token_of_another_client(world: World) -> None:
+    """A client that asks to act as another one is refused."""
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    with pytest.raises(LoginRefused, match="asks to act as another one"):
+        authenticate(server, bearer(world.issuer.token("app"), acting="admin"))
+    assert server.identity is None
+
+
+def test_keys_that_cannot_be_read(world: World) -> None:
+    """Tokens are refused by the end of the connection, so that clients try again."""
+    world.source.keys.side_effect = errors.TokenKeysNotRead(reason="gone")
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    with pytest.raises(errors.TokenKeysNotRead):
+        authenticate(server, bearer(world.issuer.token()))
+    assert Work.LOGINS in world.refused.states()
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+
+
+def test_salts_after_the_first_user(world: World) -> None:
+    """A broker with tokens starts on a root without users; later it draws the salts of the root."""
+    store = MemoryStore(world.clock)
+    watch = SecurityWatch(
+        store,
+        clock=world.clock,
+        follow_seconds=0.1,
+        stale_seconds=STALE_SECONDS,
+        refused=world.refused,
+    )
+    watch.open()
+    authentication = Authentication(watch, mock.Mock())
+    before = authentication.credential(Mechanism.SHA_256, "nobody").verifier.salt
+    watch.state = world.watch.state
+    after = authentication.credential(Mechanism.SHA_256, "nobody").verifier.salt
+    of_others = world.authentication.credential(Mechanism.SHA_256, "nobody").verifier.salt
+    assert before != after == of_others
+
+
+# ------------------------------------------------------------------------------ again
+
+
+def lifetime_ms(server: SaslServer, token: bytes, version: int = 2) -> int:
+    """Returns the lifetime of a session as the client gets it."""
+    reply = send(server, AUTHENTICATE, version, {"auth_bytes": token})
+    return round(reply.session_lifetime.total_seconds() * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "expected_ms"), [(math.inf, 0), (30, 30_000), (0.0001, 1), (1e12, 10**12)]
+)
+def test_the_lifetime_of_a_session(world: World, max_seconds: float, expected_ms: int) -> None:
+    """It is that of the settings; 0 means that the client need not log in again (KIP-368)."""
+    server = world.server(session_max_seconds=max_seconds)
+    handshake(server, "PLAIN")
+    assert lifetime_ms(server, f"\0alice\0{PASSWORD}".encode()) == expected_ms
+
+
+@pytest.mark.parametrize(("max_seconds", "most_ms"), [(math.inf, 61_000), (30, 30_000)])
+def test_the_lifetime_of_a_session_with_a_token(
+    world: World, max_seconds: float, most_ms: int
+) -> None:
+    """It ends with the token, or before."""
+    server = world.server(session_max_seconds=max_seconds)
+    handshake(server, OAUTHBEARER)
+    found = lifetime_ms(server, bearer(world.issuer.token("app")))
+    assert most_ms - 10_000 < found <= most_ms
+
+
+def test_old_clients_are_told_no_lifetime(world: World) -> None:
+    """SaslAuthenticate of version 0 has no place for it."""
+    server = world.server(session_max_seconds=30)
+    handshake(server, "PLAIN")
+    token = f"\0alice\0{PASSWORD}".encode()
+    reply = send(server, AUTHENTICATE, 0, {"auth_bytes": token})
+    assert not hasattr(reply, "session_lifetime")
+
+
+def logged_in(world: World, name: str = "app") -> Identity:
+    """A client that has logged in with a token."""
+    server = world.server()
+    handshake(server, OAUTHBEARER)
+    authenticate(server, bearer(world.issuer.token(name)))
+    assert server.identity is not None
+    return server.identity
+
+
+def test_a_client_logs_in_again(world: World) -> None:
+    """A client that does so by the same mechanism gets a session that ends later."""
+    before = logged_in(world)
+    server = world.server(before=before)
+    handshake(server, OAUTHBEARER)
+    authenticate(server, bearer(world.issuer.token("app", seconds=90)))
+    assert server.identity is not None
+    assert server.identity.ends_at > before.ends_at + 20
+
+
+def test_another_client_within_a_session(world: World) -> None:
+    """A connection stays that of the client that has logged in first."""
+    server = world.server(before=logged_in(world))
+    handshake(server, OAUTHBEARER)
+    with pytest.raises(LoginRefused, match="User:bob logs in on a connection of User:app") as found:
+        authenticate(server, bearer(world.issuer.token("bob")))
+    reply = Frames.reply(AUTHENTICATE, 2, b"".join(found.value.reply)[4:])
+    assert reply.error_code == ErrorCode.sasl_authentication_failed
+    assert "Cannot change principals" in reply.error_message
+    assert server.identity is None
+
+
+def test_another_user_of_the_same_name_within_a_session(world: World) -> None:
+    """It is another client: a user that was removed and added again."""
+    server = world.server()
+    handshake(server, "SCRAM-SHA-256")
+    scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+    before = server.identity
+    for change in (users.removed("alice"), users.added("alice", CREDENTIALS)):
+        world.change(change)
+    world.watch.refresh()
+    server = world.server(before=before)
+    handshake(server, "SCRAM-SHA-256")
+    with pytest.raises(LoginRefused, match="logs in on a connection of"):
+        scram(server, "SCRAM-SHA-256", "alice", PASSWORD)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("frame", ["versions", "handshake", "token", "metadata"])
+def test_another_mechanism_within_a_session(world: World, version: int, frame: str) -> None:
+    """The handshake is answered, and the connection ends with the next frame, as in Kafka."""
+    server = world.server(before=logged_in(world))
+    assert handshake(server, "PLAIN", version).error_code == ErrorCode.none
+    with pytest.raises(LoginRefused, match="again with PLAIN, and first did with OAUTH") as found:
+        send(server, *FRAMES[frame])
+    assert not found.value.reply
+    assert server.identity is None
 
 
 # ------------------------------------------------------------------------------ states

@@ -11,6 +11,7 @@ import pytest
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.options import without_credentials
+from sparklog.security.credentials import Security
 from sparklog.sources.options import COLUMNS, CORRUPT, LogLocation, parse
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, OfGroup, Pinned
 
@@ -231,6 +232,32 @@ def test_a_shared_driver_lists_the_folders_of_credentials(
     monkeypatch.setenv("SPARKLOG_CREDENTIAL_FOLDERS", "")
     with pytest.raises(errors.BadOption, match="has to be in one of"):
         parse({**given, "ca": str(permitted / "ca.pem")})
+
+
+def test_the_token_of_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Options replace that of the environment, which a shared driver sends to its own brokers only.
+
+    A broker that gets a token can use it, and a query names any address.
+    """
+    given = {"bootstrap": "tls://k1:8815", "subscribe": "t"}
+    with pytest.raises(errors.BadOption, match="set tokenFile"):
+        parse({**given, "token": "a.b.c"})
+    monkeypatch.setenv("SPARKLOG_CLIENT_USER", "alice")
+    own = str(tmp_path / "own")
+    security = parse({**given, "tokenFile": own}).location.security
+    assert security == Security(token_file=own)
+    monkeypatch.delenv("SPARKLOG_CLIENT_USER")
+    monkeypatch.setenv("SPARKLOG_CLIENT_TOKEN_FILE", "/driver/token")
+    assert parse({**given, "user": "bob"}).location.security == Security(user="bob")
+    parse(given)
+    monkeypatch.setenv("SPARKLOG_CREDENTIAL_FOLDERS", str(tmp_path))
+    for more in ({}, {"ca": str(tmp_path / "ca.pem")}):
+        with pytest.raises(errors.BadOption, match="is only sent to SPARKLOG_BOOTSTRAP"):
+            parse({**given, **more})
+    parse({**given, "tokenFile": own})
+    parse({**given, "user": "bob"})
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", given["bootstrap"])
+    parse(given)
 
 
 def test_a_start_by_time_goes_before_one_by_offset() -> None:

@@ -33,8 +33,9 @@ from sparklog.listeners import SSL, host_of
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
 from sparklog.security.acl import Operation, ResourceType
-from sparklog.security.jwt import JwtRejected, UnknownKey
+from sparklog.security.jwt import JwtRejected, NotPermitted, UnknownKey
 from sparklog.security.login_method import LoginMethod
+from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.root_token import ROOT_TOKENS
 from sparklog.security.signed_token import BadToken
 from sparklog.security.state import Mode, SecurityState
@@ -46,6 +47,8 @@ NO_TOKEN: Final = (
     " SPARKLOG_CLIENT_USER"
 )
 _BEARER: Final = "bearer"
+_VERIFIED_PER_SECOND: Final = 20
+"""The maximum number of OAuth tokens that the thread that reads all connections verifies."""
 _KEYS_SECONDS: Final = 6.0
 """The maximum time that a call waits for the keys of an OAuth issuer."""
 _NO_ANONYMOUS: Final = (
@@ -77,6 +80,8 @@ class Gate:
         """
         self.authorization = authorization
         self._authentication = authentication
+        self._second = self._verified = 0
+        """The number of tokens that the reading thread has verified in this second."""
         self._broker = broker
         self._epoch = epoch
         self._clock = clock
@@ -90,7 +95,7 @@ class Gate:
     def recognises(self, call: Call) -> bool:
         """Returns whether a call that has just begun has a valid token, if it needs one.
 
-        Takes microseconds, and looks at nothing new: `admit` decides.
+        Takes microseconds, but for a few OAuth tokens, and looks at nothing new: `admit` decides.
         """
         if not call.listener.has_sasl:
             return True
@@ -119,17 +124,23 @@ class Gate:
         looks = watch.looks
         try:
             return self._identify(call)
-        except JwtRejected as error:  # whatever the users are
-            self.authorization.note_refused_call(call.peer, f"its OAuth token: {error}")
-            reason = f"its OAuth token is refused: {error.cause}"
-            raise errors.NotAuthenticated(reason=reason) from None
-        except BadToken:
+        except BadToken as error:
+            if isinstance(error, JwtRejected) and not isinstance(error, NotPermitted):
+                raise self._refusal(call, error) from None  # whatever the users are
             watch.refresh_after(looks)
         try:
             return self._identify(call)
         except BadToken as error:
+            raise self._refusal(call, error) from None
+
+    def _refusal(self, call: Call, error: BadToken) -> errors.NotAuthenticated:
+        """Notes that a call is refused, and returns the error for its client."""
+        if not isinstance(error, JwtRejected):
             self.authorization.note_refused_call(call.peer, call.listener.name, str(error))
-            raise errors.NotAuthenticated(reason=str(error)) from None
+            return errors.NotAuthenticated(reason=str(error))
+        reason = f"its OAuth token: {error}"
+        self.authorization.note_refused_call(call.peer, call.listener.name, reason)
+        return errors.NotAuthenticated(reason=f"its OAuth token is refused: {error.cause}")
 
     def check_fresh(self) -> None:
         """Raises `SecurityNotRead` if ACLs are enforced by a state that is too old."""
@@ -174,7 +185,7 @@ class Gate:
             return self._caller(call, root=root.who)
         scheme, _, token = header.partition(" ")
         if scheme.lower() == _BEARER and not USER_TOKENS.matches(header):
-            identity = self._by_oauth(token.strip(), is_quick=is_quick)
+            identity = self._by_oauth(call, token.strip(), is_quick=is_quick)
             return self._caller(call, identity=identity)
         claims = user_token.verify(
             state.root_key, header, chain_id=watch.chain_id(), now_seconds=now_seconds
@@ -187,7 +198,7 @@ class Gate:
             call, identity=identity, is_for_tasks=claims.is_for_tasks, topics=claims.topics
         )
 
-    def _by_oauth(self, token: str, *, is_quick: bool) -> Identity:
+    def _by_oauth(self, call: Call, token: str, *, is_quick: bool) -> Identity:
         """Returns the client whom a token of an OAuth issuer names. See `_identify`."""
         authentication = self._authentication
         if authentication is None:
@@ -195,15 +206,41 @@ class Gate:
         if (found := authentication.remembered_token(token)) is not None:
             return found
         if is_quick:
-            raise BadToken("its OAuth token has not been verified yet")
+            if not self._may_verify_now(call):
+                raise BadToken("its OAuth token has not been verified yet")
+            return self._noted(call, authentication.log_in_by_token(token))
         try:
-            return authentication.log_in_by_token(token)
+            return self._noted(call, authentication.log_in_by_token(token))
         except UnknownKey:
             with contextlib.suppress(TimeoutError):
                 authentication.newer_keys().result(_KEYS_SECONDS)
-        return authentication.log_in_by_token(token)
+        return self._noted(call, authentication.log_in_by_token(token))
 
-    def _certified(self, principal: CertificatePrincipal) -> Identity:
+    def _noted(self, call: Call, identity: Identity, mechanism: str = OAUTHBEARER) -> Identity:
+        """Returns the client, after its login was noted in the audit."""
+        if self.authorization.audit is not None:
+            self.authorization.audit.logged_in(
+                listener=call.listener.name,
+                mechanism=mechanism,
+                principal=identity.principal,
+                host=host_of(call.peer),
+                is_repeated=True,
+            )
+        return identity
+
+    def _may_verify_now(self, call: Call) -> bool:
+        """Returns whether the thread that reads all connections may verify a token of this call.
+
+        Otherwise the calls that a known client sends at the same moment, just after it has got
+        another token, would be bounded like those of strangers.
+        """
+        second = int(self._clock.monotonic())
+        if second != self._second:
+            self._second, self._verified = second, 0
+        self._verified += 1
+        return call.is_of_known_client and self._verified <= _VERIFIED_PER_SECOND
+
+    def _certified(self, call: Call, principal: CertificatePrincipal) -> Identity:
         """Returns the client whom a certificate names. Raises `BadToken`."""
         state = self.authorization.watch.state
         method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
@@ -213,15 +250,7 @@ class Gate:
             identity = identity_of(state, principal.name, method, ends_at=ends_at)
         except ValueError as error:
             raise BadToken(str(error)) from None
-        if self.authorization.audit is not None:
-            self.authorization.audit.logged_in(
-                listener=call.listener.name,
-                mechanism=SSL,
-                principal=identity.principal,
-                host=host_of(call.peer),
-                is_repeated=True,
-            )
-        return identity
+        return self._noted(call, identity, SSL)
 
     def _caller(self, call: Call, **client: Any) -> Caller:
         """Returns the client of a call; `client`: see `Caller`."""

@@ -69,7 +69,7 @@ class Access(ClientRights):
 
     @property
     def administrator(self) -> Administrator:
-        """The client in the role of an administrator of ACLs."""
+        """The client in the role of an administrator of ACLs, users and quotas."""
         return Administrator(*self._client, self.identity)
 
     def check_fresh(self, *, is_of_member: bool = False) -> None:

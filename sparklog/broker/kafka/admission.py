@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
 from sparklog.broker.kafka.sasl_logins import LOGIN_FAILURES, SaslLogins
 from sparklog.broker.kafka.slots import Slots, Turn, TurnEnded
 from sparklog.broker.kafka.socket_stream import SocketStream
-from sparklog.broker.tls.engine import HANDSHAKE, TlsEngine, TlsFailed
+from sparklog.broker.tls.engine import HANDSHAKE, TlsFailed
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.listeners import SSL, Listener
 from sparklog.security.x500 import CertificatePrincipal
@@ -42,6 +43,7 @@ class Admission:
         tls: ServerTls | None,
         logins: SaslLogins | None,
         handshakes: Handshakes,
+        identify: Callable[[CertificatePrincipal], Identity] | None,
         flight_address: Callable[[], str],
         audit: Audit | None = None,
     ) -> None:
@@ -53,6 +55,8 @@ class Admission:
             tls: encrypts the connections; None: they are plaintext.
             logins: logs clients in; None if they do not log in.
             handshakes: the thread for TLS handshakes.
+            identify: returns the client whom a certificate names, where clients do not log in, or
+                raises ValueError; None: certificates name no clients.
             flight_address: returns the address that Flight clients should use.
             audit: notes the logins.
         """
@@ -61,6 +65,7 @@ class Admission:
         self._tls = tls
         self.logins = logins
         self._handshakes = handshakes
+        self._identify = identify
         self._flight_address = flight_address
         self._audit = audit
 
@@ -102,8 +107,18 @@ class Admission:
     async def _admit(self, stream: SocketStream) -> Identity | None:
         principal = None
         if self._tls is not None:
-            await self._shake_hands(stream, self._tls)
-        return await self.logins.log_in(stream) if self.logins is not None else None
+            principal = await self._shake_hands(stream, self._tls)
+        if self.logins is not None:
+            return await self.logins.log_in(stream)
+        if principal is None or self._identify is None:
+            return None
+        try:
+            identity = self._identify(principal)
+        except ValueError as error:
+            self._note_failure(stream, SSL, principal.name, error)
+            raise AdmissionRefused(f"the client's certificate: {error}") from None
+        self._note_login(stream, SSL, identity)
+        return identity
 
     async def _shake_hands(
         self, stream: SocketStream, tls: ServerTls
@@ -117,4 +132,31 @@ class Admission:
             raise TlsFailed(
                 f"the client does not use TLS: it needs security.protocol={self._listener.protocol}"
             )
-        await stream.start_tls(TlsEngine(tls.context, is_server=True), run)
+        engine = tls.engine(names_clients=self._identify is not None)
+        try:
+            await stream.start_tls(engine, run)
+        except TlsFailed as error:
+            self._note_failure(stream, SSL, "", error)
+            raise
+        return engine.principal
+
+    def _note_login(self, stream: SocketStream, mechanism: str, identity: Identity) -> None:
+        if self._audit is not None:
+            self._audit.logged_in(
+                listener=self._listener.name,
+                mechanism=mechanism,
+                principal=identity.principal,
+                host=stream.peer,
+            )
+
+    def _note_failure(
+        self, stream: SocketStream, mechanism: str, user: str, reason: Exception
+    ) -> None:
+        if self._audit is not None:
+            self._audit.login_failed(
+                listener=self._listener.name,
+                mechanism=mechanism,
+                user=user,
+                host=stream.peer,
+                reason=str(reason),
+            )

@@ -19,6 +19,7 @@ from sparklog.broker import logging
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.access import Access
+from sparklog.broker.kafka.audited import note_request
 from sparklog.broker.kafka.error_codes import ANYWHERE, CodeCount, count_for
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
@@ -121,6 +122,8 @@ class KafkaConnection:
         self._logins = logins
         self._session: ExpiringSession | None = None
         """The session of a user that has to log in again; None if it does not."""
+        self.throttle = UNTHROTTLED
+        """Counts for the quotas of the client, once it is known."""
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)
@@ -321,16 +324,10 @@ class KafkaConnection:
         if self._session is not None and self._session.begins_login(api_key):
             await self._log_in_again(self._session, frame, origin.access)
             return _QueuedReply((), None, header, grant, request_bytes, received_at, arrival, "")
-        api = APIS.get(api_key)
-        if api is None:
-            raise errors.BadRequest(reason=f"API key {api_key} is not supported")
+        api = _served_api(api_key, version)
         reply: Reply | Awaitable[Reply]
         request: Request | None = None
-        if not api.min_version <= version <= api.max_version:
-            if api_key != messages.API_VERSIONS:
-                supported = f"{api.min_version} to {api.max_version}"
-                reason = f"{api.name}: version {version} is not supported; use {supported}"
-                raise errors.BadRequest(reason=reason)
+        if api is None:
             header, reply = (
                 (api_key, 0, correlation_id),
                 apis.api_versions.answer(messages.UNSUPPORTED_VERSION),
@@ -359,7 +356,7 @@ class KafkaConnection:
         about = header, grant, request_bytes, received_at, arrival, logged_for
         if isinstance(reply, Awaitable):
             self._in_progress = None
-            if api.may_wait:
+            if APIS[api_key].may_wait:
                 grant.release_parsed()  # it may wait for minutes
             return _QueuedReply((), reply, *about)
         reply_frame = await self._encode(header, reply, grant, arrival, request)
@@ -540,6 +537,23 @@ class KafkaConnection:
                     raise errors.BadRequest(reason=reason)
             grant.shrink_reply(writer.written_bytes)
         return writer.finish()
+
+
+def _served_api(api_key: int, version: int) -> ServedApi | None:
+    """Returns the API of a request; None for ApiVersions of a version that is not supported.
+
+    Raises `BadRequest` for other APIs and versions that are not.
+    """
+    api = APIS.get(api_key)
+    if api is None:
+        raise errors.BadRequest(reason=f"API key {api_key} is not supported")
+    if api.min_version <= version <= api.max_version:
+        return api
+    if api_key == messages.API_VERSIONS:
+        return None
+    supported = f"{api.min_version} to {api.max_version}"
+    reason = f"{api.name}: version {version} is not supported; use {supported}"
+    raise errors.BadRequest(reason=reason)
 
 
 async def _without_frames(work: Callable[[], Awaitable[None]]) -> None:

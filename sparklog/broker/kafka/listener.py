@@ -167,6 +167,9 @@ class KafkaListener:
         self._authorization = authorization
         self.security_admin = security_admin
         self._session_max_seconds = max_reauth_ms / 1e3 or math.inf
+        self._watch = authorization.watch if authorization is not None else None
+        self.audit = audit
+        self._quotas = quotas
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
         """By the name of the listener; None if it has neither TLS nor logins."""
@@ -227,6 +230,7 @@ class KafkaListener:
                 clock=self._clock,
                 session_max_seconds=self._session_max_seconds,
                 flight_address=flight_address,
+                audit=self.audit,
             )
         return Admission(
             listener,
@@ -234,7 +238,9 @@ class KafkaListener:
             tls=acceptor.tls,
             logins=logins,
             handshakes=self._handshakes,
+            identify=self._identify if not listener.has_sasl and self._watch is not None else None,
             flight_address=flight_address,
+            audit=self.audit,
         )
 
     # -------------------------------------------------------------------------- starting
@@ -503,6 +509,7 @@ class KafkaListener:
             self.log_closed(peer, "it opens more connections than its quota allows")
             stream.transport.abort()
             return
+        admission = self._admissions[acceptor.listener.name]
         connection = KafkaConnection(
             self,
             stream,

@@ -38,7 +38,6 @@ from sparklog.security import oauth_bearer
 from sparklog.security.jwt import JwtRejected
 from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.scram import PLAIN, WRONG, Mechanism, ScramError
-from sparklog.security.signed_token import BadToken
 from sparklog.security.users import NAME_BYTES_MAX
 
 SASL_HANDSHAKE: Final = 17
@@ -108,7 +107,7 @@ class _Exchange(Protocol):
 CheckPassword = Callable[[str, str], Awaitable[Identity | None]]
 """Returns the user with this name and password, checked in another thread."""
 CheckToken = Callable[[str], Awaitable[Identity]]
-"""Returns the client of an OAuth token, verified in another thread. Raises `BadToken`."""
+"""Returns the client of an OAuth token, verified in another thread. Raises `JwtRejected`."""
 
 
 class SaslServer:
@@ -152,6 +151,11 @@ class SaslServer:
         self._exchange: _Exchange | None = None
         self.identity: Identity | None = None
         """The user that has logged in."""
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism that the client has chosen; empty before."""
+        return self._mechanism
 
     @property
     def refused(self) -> LoginRefused | None:
@@ -219,7 +223,6 @@ class SaslServer:
             )
         self._mechanism = mechanism
         self._state = _State.TOKENS if request.version == 0 else _State.REQUESTS
-        self._mechanism = mechanism
         if self._before is not None and self._before.mechanism != mechanism:
             self._state = _State.OTHER
         elif mechanism == PLAIN:
@@ -356,9 +359,8 @@ class _OAuthExchange:
             raise LoginRefused(str(error), is_guess=True, text=_MALFORMED) from None
         try:
             identity = await self._check_token(response.token)
-        except BadToken as error:
-            cause = error.cause if isinstance(error, JwtRejected) else "its client is not permitted"
-            text = oauth_bearer.refusal(cause)
+        except JwtRejected as error:
+            text = oauth_bearer.refusal(error.cause)
             self.refused = LoginRefused(f"the token is refused: {error}", is_guess=True, text=text)
             return text.encode()
         if response.acting not in ("", identity.name):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 from sparklog import errors, limits
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
@@ -59,6 +60,7 @@ class SaslLogins:
         clock: Clock,
         session_max_seconds: float = math.inf,
         flight_address: Callable[[], str],
+        audit: Audit | None = None,
     ) -> None:
         """Creates the logins of a listener.
 
@@ -71,7 +73,9 @@ class SaslLogins:
             clock: for the ends of sessions.
             session_max_seconds: the time until a client has to log in again.
             flight_address: returns the address that Flight clients should use.
+            audit: notes logins; None if there is none.
         """
+        self._audit = audit
         self._listener = listener
         self._authentication = authentication
         self._mechanisms = mechanisms
@@ -109,6 +113,7 @@ class SaslLogins:
             except ConnectionError:
                 if server.refused is None:
                     raise
+                self._note_failure(stream, server, server.refused)
                 self._delays.next_seconds(network_of(stream.peer), server.refused.user)
                 raise server.refused from None  # some clients leave without the last frame
             first = None
@@ -117,6 +122,7 @@ class SaslLogins:
             try:
                 reply = await server.answer(frame)
             except LoginRefused as refused:
+                self._note_failure(stream, server, refused)
                 if refused.is_guess:
                     seconds = self._delays.next_seconds(network_of(stream.peer), refused.user)
                     await asyncio.sleep(seconds)
@@ -125,7 +131,24 @@ class SaslLogins:
                     await _wait_for_end(stream)
                 raise
             await stream.write(reply)
+        if self._audit is not None:
+            self._audit.logged_in(
+                listener=self._listener.name,
+                mechanism=server.mechanism,
+                principal=identity.principal,
+                host=stream.peer,
+            )
         return identity
+
+    def _note_failure(self, stream: SocketStream, server: SaslServer, reason: LoginRefused) -> None:
+        if self._audit is not None:
+            self._audit.login_failed(
+                listener=self._listener.name,
+                mechanism=server.mechanism,
+                user=reason.user,
+                host=stream.peer,
+                reason=str(reason),
+            )
 
     async def _read_frame(self, stream: SocketStream) -> bytes:
         length = bytes(await stream.read(messages.LENGTH_BYTES))

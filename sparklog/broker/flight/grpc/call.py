@@ -295,6 +295,11 @@ class Call:
         self.is_detached = True
         self.on_progress = on_progress
 
+    @property
+    def is_of_known_client(self) -> bool:
+        """True if a call of the same connection was admitted before."""
+        return self.connection.is_admitted
+
     def admit(self) -> None:
         """Notes that the client was admitted."""
         self.is_admitted = True
