@@ -51,6 +51,9 @@ class _Versioned(msgspec.Struct):
     version: int = 0
 
 
+_VERSIONED: Final = msgspec.json.Decoder(_Versioned)
+
+
 class AuditFile:
     """A file that lines are appended to. For one thread."""
 
@@ -86,7 +89,7 @@ class AuditFile:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
             for line in reversed(file.read().splitlines()):
                 with contextlib.suppress(msgspec.MsgspecError):
-                    if version := msgspec.json.decode(line, type=_Versioned).version:
+                    if version := _VERSIONED.decode(line).version:
                         return version
         return 0
 

@@ -91,7 +91,7 @@ def test_an_appending_client_waits(agent: Agent, client: BrokerClient) -> None:
 
 def test_a_reading_client_waits(agent: Agent, client: BrokerClient) -> None:
     """A call gets the records within its quota at once, and a tail the next ones later."""
-    for _ in range(3):
+    for _ in range(4):
         client.append([VALUE], topic="t")
     set_quota(agent, NATIVE, consumer_byte_rate=QUOTA)
     position = flight_messages.TailPosition(topic="t", partition=0, offset=0)
