@@ -1,11 +1,14 @@
 // Command interop is franz-go at work on a broker: administration, every codec, a group.
 //
-// Arguments: the broker's address. It ends with a line "done"; what is not as it should be ends it
-// with an error.
+// Arguments: the broker's address; for a listener that asks for a login over TLS also the file of its
+// CA, a user and the password. It ends with a line "done"; what is not as it should be ends it with an
+// error.
 package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 const (
@@ -27,7 +31,16 @@ var codecs = []kgo.CompressionCodec{
 	kgo.Lz4Compression(), kgo.ZstdCompression(),
 }
 
+// login has the options of a client that logs in over TLS.
+var login []kgo.Opt
+
 func main() {
+	if len(os.Args) > 2 {
+		if err := prepareLogin(os.Args[2], os.Args[3], os.Args[4]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	patience, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := run(patience, os.Args[1]); err != nil {
@@ -37,8 +50,27 @@ func main() {
 	fmt.Println("done")
 }
 
+func prepareLogin(ca, user, password string) error {
+	found, err := os.ReadFile(ca)
+	if err != nil {
+		return err
+	}
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(found)
+	login = []kgo.Opt{
+		kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}),
+		kgo.SASL(scram.Auth{User: user, Pass: password}.AsSha512Mechanism()),
+	}
+	return nil
+}
+
+// connect returns a client with these options, which logs in if it has to.
+func connect(address string, options ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append(append(options, login...), kgo.SeedBrokers(address))...)
+}
+
 func run(ctx context.Context, address string) error {
-	client, err := kgo.NewClient(kgo.SeedBrokers(address))
+	client, err := connect(address)
 	if err != nil {
 		return err
 	}
@@ -82,8 +114,7 @@ func value(number int) []byte {
 
 // produce sends, idempotently, the records of one codec, each to the partition of its number.
 func produce(ctx context.Context, address string, turn int, codec kgo.CompressionCodec) error {
-	client, err := kgo.NewClient(
-		kgo.SeedBrokers(address),
+	client, err := connect(address,
 		kgo.ProducerBatchCompression(codec),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 	)
@@ -157,8 +188,7 @@ func consume(ctx context.Context, address, group string, balancer kgo.GroupBalan
 }
 
 func member(address, group string, balancer kgo.GroupBalancer) (*kgo.Client, error) {
-	return kgo.NewClient(
-		kgo.SeedBrokers(address),
+	return connect(address,
 		kgo.ConsumerGroup(group),
 		kgo.ConsumeTopics(topic),
 		kgo.Balancers(balancer),
