@@ -10,9 +10,11 @@ import pytest
 import sparklog
 from benchmarks import jars
 from sparklog.settings import KafkaSettings, TlsSettings
+from sparklog.storage.objects import open_store
 from tests.support import spark_programs
 from tests.support.certificates import Authority
 from tests.support.kafkas import broker
+from tests.support.users import PASSWORD, add_alice
 
 pytestmark = [
     pytest.mark.spark,
@@ -25,19 +27,20 @@ pytestmark = [
 def test_real_time_mode_reads_and_writes_by_the_kafka_listener(tmp_path: Path) -> None:
     """Records pass one by one, long before the batch ends; `format("sparklog")` is refused.
 
-    The connector uses TLS, with the properties in docs/security.md.
+    The connector logs in over TLS, with the properties in docs/security.md.
     """
     found = jars.find()
     assert found.connector, found.missing
     authority = Authority(tmp_path)
     certificate, key = authority.sign("broker")
     tls = TlsSettings(certificate=certificate, key=key)
-    kafka = KafkaSettings(listen="SSL://127.0.0.1:0")
+    kafka = KafkaSettings(listen="SASL_SSL://127.0.0.1:0")
+    add_alice(open_store(str(tmp_path / "root"), {}))
     with broker(tmp_path / "root", kafka=kafka, tls=tls) as agent:
         with sparklog.connect(agent.address) as log:
             for topic in ("t", "u"):
                 log.create_topic(topic, partitions=1)
-        addresses = (agent.address, agent.kafka_address, authority.path)
+        addresses = (agent.address, agent.kafka_address, authority.path, "alice", PASSWORD)
         result = spark_programs.run(
             "real_time",
             *(*addresses, str(tmp_path / "checkpoint"), ",".join(found.connector)),

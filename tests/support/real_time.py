@@ -1,7 +1,7 @@
 """A query in real-time mode from topic `t` to topic `u`, through Spark's Kafka connector.
 
-Arguments: addresses of the broker's listeners, Flight's and Kafka's, the file of the CA, a folder
-for the checkpoint, and the connector's jars, separated by commas.
+Arguments: addresses of the broker's listeners, Flight's and Kafka's, the file of the CA, a user and
+its password, a folder for the checkpoint, and the connector's jars, separated by commas.
 """
 
 from __future__ import annotations
@@ -73,14 +73,19 @@ def delays(log: Log, query: StreamingQuery) -> list[float]:
     return found
 
 
-def main(flight: str, address: str, ca: str, checkpoint: str, jars: str) -> dict[str, Any]:
+def main(
+    flight: str, address: str, ca: str, user: str, password: str, checkpoint: str, jars: str
+) -> dict[str, Any]:
     """Returns the results of both sources."""
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
     spark = builder.config("spark.log.level", "ERROR").getOrCreate()
     ours = spark.readStream.format("sparklog").options(bootstrap=flight, subscribe="t").load()
     kafka = {
         "kafka.bootstrap.servers": address,
-        "kafka.security.protocol": "SSL",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule"
+        f' required username="{user}" password="{password}";',
         "kafka.ssl.truststore.type": "PEM",
         "kafka.ssl.truststore.location": ca,
     }
