@@ -1,5 +1,7 @@
 """MirrorMaker 2, unmodified, between a real Kafka and a broker of ours, both ways at once.
 
+At ours it logs in as a user that has no other rights than those that mirroring needs.
+
 MirrorMaker and Kafka come from Maven's repositories by Spark's Ivy; where they cannot be got, the
 test says so. Of each way, Connect keeps its topics on the side that it writes to.
 """
@@ -29,9 +31,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
-from sparklog.settings import GroupSettings
+from sparklog.security import users
+from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
+from sparklog.settings import GroupSettings, KafkaSettings
+from sparklog.storage.objects import open_store
+from tests.support.acls import acl, set_acls
 from tests.support.jvms import Program, class_path, running
 from tests.support.kafkas import broker
+from tests.support.users import PASSWORD, add_alice, change_users
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak(mode="clients"), pytest.mark.timeout(400)]
@@ -79,6 +86,36 @@ PROPERTIES: Final = {
     "ours->kafka.use.defaults.from": "source",
 }
 
+LOGIN: Final = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "SCRAM-SHA-256",
+    "sasl.username": "alice",
+    "sasl.password": PASSWORD,
+}
+MIRROR: Final = "mirror"
+LOGIN_OF_MIRROR: Final = {
+    "ours.security.protocol": "SASL_PLAINTEXT",
+    "ours.sasl.mechanism": "SCRAM-SHA-256",
+    "ours.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule"
+    f' required username="{MIRROR}" password="{PASSWORD}";',
+}
+RIGHTS: Final = [
+    acl(resource, name, operation, principal=f"User:{MIRROR}")
+    for resource, name, operations in (
+        (
+            ResourceType.TOPIC,
+            "*",
+            (
+                *(Operation.READ, Operation.WRITE, Operation.CREATE, Operation.ALTER),
+                *(Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS),
+            ),
+        ),
+        (ResourceType.GROUP, "*", (Operation.READ,)),
+        (ResourceType.CLUSTER, CLUSTER_NAME, (Operation.DESCRIBE,)),  # it copies ACLs, too
+    )
+    for operation in operations
+]
+
 Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 """Time, key, value, headers."""
 
@@ -103,10 +140,16 @@ class Side:
 
     name: str
     address: str
+    login: Mapping[str, str]
+    """Settings of librdkafka."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.address, **self.login}
 
     @cached_property
     def admin(self) -> Any:
-        return AdminClient({"bootstrap.servers": self.address})
+        return AdminClient(self.settings)
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         new = NewTopic(topic, partitions, 1, config=dict(config))
@@ -142,7 +185,7 @@ class Side:
 
     def send(self, topic: str, records: Sequence[Record], partitions: int) -> None:
         failed: list[Any] = []
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.address})
+        producer = confluent_kafka.Producer(self.settings)
         for number, (at_ms, key, value, headers) in enumerate(records):
             producer.produce(
                 topic,
@@ -216,9 +259,8 @@ class Side:
 
     @contextmanager
     def _consumer(self, group: str) -> Iterator[Any]:
-        settings = {"bootstrap.servers": self.address, "group.id": group}
         rest = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
-        consumer = confluent_kafka.Consumer({**settings, **rest})
+        consumer = confluent_kafka.Consumer({**self.settings, "group.id": group, **rest})
         try:
             yield consumer
         finally:
@@ -241,18 +283,24 @@ def _sides(tmp_path: Path) -> Iterator[tuple[Side, Side]]:
     found = jars.find()
     if not found.broker:
         pytest.skip("; ".join(found.missing))
+    store = open_store(str(tmp_path / "root"), {})
+    credentials = users.credentials_of(PASSWORD)
+    add_alice(store)
+    change_users(store, users.added(MIRROR, credentials))
+    set_acls(store, RIGHTS, super_users=("User:alice",))
+    listener = KafkaSettings(listen="SASL_PLAINTEXT://127.0.0.1:0")
     with (
-        broker(tmp_path / "root", groups=GROUPS) as agent,
+        broker(tmp_path / "root", groups=GROUPS, kafka=listener) as agent,
         KafkaProcess(found.broker, tmp_path / "kafka", KAFKA) as kafka,
     ):
-        yield Side("kafka", kafka.address), Side("ours", agent.kafka_address)
+        yield Side("kafka", kafka.address, {}), Side("ours", agent.kafka_address, LOGIN)
 
 
 @contextmanager
 def mirroring(sides: tuple[Side, Side], path: Path) -> Iterator[Program]:
     """MirrorMaker at work; it has to meet no error, and to end in good order."""
     addresses = {f"{side.name}.bootstrap.servers": side.address for side in sides}
-    given = {**PROPERTIES, **addresses}
+    given = {**PROPERTIES, **addresses, **LOGIN_OF_MIRROR}
     path.write_text("".join(f"{name}={value}\n" for name, value in given.items()), "utf-8")
     with running(class_path("connect-mirror"), MIRROR_MAKER, str(path)) as program:
         yield program
