@@ -6,13 +6,13 @@ time once it is overdrawn, but forgets nothing (KIP-599). The numbers are Kafka'
 `quota.window.num` and `quota.window.size.seconds`.
 
 `Rates` holds a bounded number of them. A rate that nothing has been counted in for a whole window
-holds no information, and makes room first.
+holds no information, and makes room first. A bucket with a debt stays, but keeps no others.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -21,6 +21,10 @@ SAMPLE_MS: Final = 1_000
 WINDOW_MS: Final = SAMPLES * SAMPLE_MS
 WHOLE_SAMPLES: Final = SAMPLES - 1
 """The samples of a rate that are always complete; the last one is being filled."""
+LONGEST_MS: Final = 2**53
+"""The longest throttle that is computed: a quota may be so low that its time is no number."""
+_EXAMINED: Final = 8
+"""The number of rates that are examined to make room for another."""
 
 
 class Sampled(Protocol):
@@ -63,7 +67,7 @@ class Rate:
         rate = self.per_second(now_ms)
         if rate <= limit:
             return 0
-        return round((rate - limit) / limit * self._span_ms(now_ms))
+        return round(min((rate - limit) / limit * self._span_ms(now_ms), LONGEST_MS))
 
     def is_idle(self, now_ms: int) -> bool:
         """Returns whether nothing was counted within the window."""
@@ -117,7 +121,7 @@ class TokenBucket:
 
     def throttle_ms(self, limit: float, now_ms: int) -> int:
         """Returns the time until the number is not negative."""
-        return max(round(-self.tokens(limit, now_ms) / limit * 1e3), 0)
+        return max(round(min(-self.tokens(limit, now_ms) / limit * 1e3, LONGEST_MS)), 0)
 
     def is_idle(self, now_ms: int) -> bool:
         """Returns whether it is full."""
@@ -168,7 +172,8 @@ class Rates(Generic[_Group, _SampledT]):
         self._evicts = evicts
         self._named: OrderedDict[tuple[_Group, str], _SampledT] = OrderedDict()
         """The latest used last."""
-        self._counts: Counter[_Group] = Counter()
+        self._names: dict[_Group, OrderedDict[str, None]] = {}
+        """The names of each group, in the same order."""
         self._of_groups: OrderedDict[tuple[_Group, bool], _SampledT] = OrderedDict()
         """The rates of whole groups, and those that names of a group share (True)."""
 
@@ -190,15 +195,26 @@ class Rates(Generic[_Group, _SampledT]):
         place = group, name
         rate = self._named.get(place)
         if rate is not None:
-            self._named.move_to_end(place)
+            self._note_use(place)
             return rate
-        if len(self._named) >= self._most or self._counts[group] >= self._most_of_group:
-            self._make_room(now_ms)
-            if len(self._named) >= self._most or self._counts[group] >= self._most_of_group:
+        if self._is_full(group):
+            self._make_room(group, now_ms)
+            if self._is_full(group):
                 return self._of_group(group, is_shared=True)
-        self._counts[group] += 1
+        self._names.setdefault(group, OrderedDict())[name] = None
         rate = self._named[place] = self._make()
         return rate
+
+    def _is_full(self, group: _Group) -> bool:
+        return len(self._named) >= self._most or self._is_group_full(group)
+
+    def _is_group_full(self, group: _Group) -> bool:
+        return len(self._names.get(group, ())) >= self._most_of_group
+
+    def _note_use(self, place: tuple[_Group, str]) -> None:
+        group, name = place
+        self._named.move_to_end(place)
+        self._names[group].move_to_end(name)
 
     def _of_group(self, group: _Group, *, is_shared: bool) -> _SampledT:
         place = group, is_shared
@@ -210,11 +226,23 @@ class Rates(Generic[_Group, _SampledT]):
         self._of_groups.move_to_end(place)
         return rate
 
-    def _make_room(self, now_ms: int) -> None:
-        """Removes the rate that was not used for longest, if it may be forgotten."""
-        (group, name), oldest = next(iter(self._named.items()))
-        if self._evicts or oldest.is_idle(now_ms):
-            del self._named[group, name]
-            self._counts[group] -= 1
-            if not self._counts[group]:
-                del self._counts[group]
+    def _make_room(self, group: _Group, now_ms: int) -> None:
+        """Removes a rate that was not used for long, and may be forgotten, if one is found soon.
+
+        `group`: if it is full, the rate is one of its own.
+        """
+        for _ in range(_EXAMINED):
+            if self._is_group_full(group):
+                place = group, next(iter(self._names[group]))
+            else:
+                place = next(iter(self._named))
+            if self._evicts or self._named[place].is_idle(now_ms):
+                self._remove(place)
+                return
+            self._note_use(place)  # so that the next ones are examined
+
+    def _remove(self, place: tuple[_Group, str]) -> None:
+        group, name = place
+        del self._named[place], self._names[group][name]
+        if not self._names[group]:
+            del self._names[group]

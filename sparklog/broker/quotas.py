@@ -182,6 +182,8 @@ class Quotas:
         limit = self._limit(key, user, client_id)
         if limit is None:
             return 0
+        # A request for fewer partitions than there are fails later; it must not refill the bucket.
+        partitions = max(partitions, 0)
         now_ms = self._now_ms()
         with self._lock:
             bucket = self._mutations.of((key, limit.user), limit.client_id, now_ms)

@@ -141,6 +141,35 @@ def test_names_beyond_the_bound_share_a_rate() -> None:
     assert rates.of("mallory", "4", 11_000) is not shared, "an idle rate makes room"
 
 
+def test_a_debt_keeps_no_other_rate() -> None:
+    """Promise: a client that owes years at its quota does not have the clients of others share."""
+    rates: Rates[str, TokenBucket] = Rates(TokenBucket, most=20, most_of_group=4)
+    for number in range(4):
+        rates.of("mallory", str(number), 0).take(10**12, 1.0, 0)
+    for number in range(4):
+        rates.of("alice", f"run-{number}", 0).take(1, 1.0, 0)
+    shared = rates.of("alice", "another", 0)
+    assert shared is rates.of("alice", "and another", 0)
+    own = [rates.of("alice", f"later-{number}", 60_000) for number in range(4)]
+    assert len({id(each) for each in own}) == 4
+    assert shared not in own
+    for number in range(12):
+        rates.of(f"user-{number}", "x", 60_000)
+    assert len(rates) == 21
+    assert rates.of("bob", "x", 120_000) is not rates.of("bob", "y", 120_000)
+    assert rates.of("mallory", "0", 120_000).tokens(1.0, 120_000) < 0, "the debt is not forgotten"
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e-300, 1e-7])
+def test_times_that_are_no_number(limit: float) -> None:
+    """A quota that allows nothing in the life of the universe throttles for a finite time."""
+    rate, bucket = Rate(), TokenBucket()
+    rate.add(1, 0)
+    bucket.take(MB, limit, 0)
+    assert 0 < rate.throttle_ms(limit, 0) <= 2**53
+    assert 0 < bucket.throttle_ms(limit, 0) <= 2**53
+
+
 def test_addresses_beyond_the_bound_replace_each_other() -> None:
     """Promise: a flood of addresses does not have others share a rate."""
     rates: Rates[str, Rate] = Rates(Rate, most=2, most_of_group=2, evicts=True)
@@ -243,6 +272,16 @@ def test_mutations(world: World) -> None:
     assert quotas.mutated("alice", "", 1, is_strict=False) == 5_000
     world.clock.advance(5.0)
     assert quotas.mutated("alice", "", 1, is_strict=True) == 0
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_fewer_partitions_pay_no_debt(world: World, is_strict: bool) -> None:
+    """Promise: a request for fewer partitions than there are, which fails, evades no quota."""
+    world.set({"user": None}, controller_mutation_rate=1.0)
+    world.quotas.mutated("alice", "", 11, is_strict=True)
+    assert world.quotas.mutated("alice", "", -11, is_strict=is_strict) == 0
+    assert world.quotas.mutated("alice", "", 2, is_strict=False) == 2_000
+    assert world.quotas.mutated("alice", "", -1_000, is_strict=False) == 2_000
 
 
 def test_connections(world: World) -> None:
