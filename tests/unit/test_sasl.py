@@ -18,13 +18,18 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker import login_failures
+from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.jwks import JwksSource
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
+from sparklog.broker.kafka.sasl_logins import SaslLogins
+from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.broker.oauth import TokenVerifier
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
+from sparklog.listeners import SASL_SSL, Listener
 from sparklog.security import users
 from sparklog.security.jwt import Jwks, JwtRules
 from sparklog.security.login_method import LoginMethod
@@ -445,6 +450,54 @@ def test_a_login_has_one_token(world: World) -> None:
     right = bearer(world.issuer.token())
     refused_token(world.server(), bearer(world.issuer.token(iss="x")), right)
     assert world.checks == 1
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_token_that_is_refused_is_noted_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """Promise: the audit has one line for it, whether or not its client sends the last frame."""
+    monkeypatch.setattr(login_failures, "FAILURE_SECONDS", (0.0, 0.0))
+    tokens = [bearer(Issuer().token("app")), *([CLIENT_FAILED] if is_answered else [])]
+    received = bytearray(Frames.frame(HANDSHAKE, 1, 1, {"mechanism": OAUTHBEARER}))
+    for token in tokens:
+        received += Frames.frame(AUTHENTICATE, 2, 2, {"auth_bytes": token})
+    audit = mock.Mock(spec=Audit)
+
+    async def run_blocking(_pool: Any, call: Any, *values: Any) -> Any:
+        return call(*values)
+
+    async def log_in() -> None:
+        is_silent = asyncio.Event()
+
+        async def read(size: int) -> bytes:
+            if not received:
+                is_silent.set()
+                await asyncio.Event().wait()
+            part = bytes(received[:size])
+            del received[:size]
+            return part
+
+        logins = SaslLogins(
+            Listener("OUT", SASL_SSL, ""),
+            world.authentication,
+            ALL,
+            delays=login_failures.FailureDelays(world.clock),
+            run_blocking=run_blocking,
+            clock=world.clock,
+            flight_address=str,
+            audit=audit,
+        )
+        stream = mock.Mock(spec=SocketStream, read=read, peer="10.0.0.1")
+        task = asyncio.create_task(logins.log_in(stream))
+        await is_silent.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(log_in())
+    (noted,) = audit.login_failed.call_args_list
+    assert noted.kwargs["reason"].startswith("the token is refused: its signature is not valid")
+    audit.logged_in.assert_not_called()
 
 
 def test_a_token_with_the_name_of_a_user(world: World) -> None:

@@ -113,7 +113,6 @@ class SaslLogins:
             except ConnectionError:
                 if server.refused is None:
                     raise
-                self._note_failure(stream, server, server.refused)
                 self._delays.next_seconds(network_of(stream.peer), server.refused.user)
                 raise server.refused from None  # some clients leave without the last frame
             first = None
@@ -122,7 +121,8 @@ class SaslLogins:
             try:
                 reply = await server.answer(frame)
             except LoginRefused as refused:
-                self._note_failure(stream, server, refused)
+                if refused is not server.refused:
+                    self._note_failure(stream, server, refused)
                 if refused.is_guess:
                     seconds = self._delays.next_seconds(network_of(stream.peer), refused.user)
                     await asyncio.sleep(seconds)
@@ -130,6 +130,8 @@ class SaslLogins:
                     await stream.write(refused.reply)
                     await _wait_for_end(stream)
                 raise
+            if server.refused is not None:  # now, as the client may never send the last frame
+                self._note_failure(stream, server, server.refused)
             await stream.write(reply)
         if self._audit is not None:
             self._audit.logged_in(
