@@ -23,7 +23,7 @@ def distinguished_name(subject: bytes) -> str:
     The text is that of Java's `X500Principal.getName()`, by which Kafka calls a client with a
     certificate. `x509.Name.rfc4514_string` escapes other characters, and knows other types.
 
-    Raises ValueError for a value that is not UTF-8.
+    Raises ValueError for a value that is not UTF-8, or that Java reads as another text.
     """
     parts = ["+".join(map(_attribute, each)) for each in _relative_names(subject)]
     return ",".join(reversed(parts))
@@ -39,7 +39,7 @@ def common_name(subject: bytes) -> str:
     ]
     if len(found) != 1:
         raise ValueError(f"its subject has {len(found)} common names instead of one")
-    return found[0].content.decode()
+    return _text(found[0])
 
 
 class _Value(NamedTuple):
@@ -66,8 +66,9 @@ _KEYWORDS: Final = {
     b"\x09\x92\x26\x89\x93\xf2\x2c\x64\x01\x19": "DC",
 }
 """The types with a name in RFC 2253, 2.3; of others the OID and the bytes are shown."""
-_STRINGS: Final = {12, 19, 20, 22, 27, 28, 30}
-"""The tags of UTF8String, PrintableString and the others that have a text."""
+_BMP_STRING: Final = 30
+_STRINGS: Final = {12, 19, 20, 22, 27, _BMP_STRING}
+"""The tags of UTF8String, PrintableString and the others that Java shows as text."""
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 _SPACES: Final = " \r"
 
@@ -101,13 +102,24 @@ def _attribute(attribute: _Attribute) -> str:
     keyword = _KEYWORDS.get(kind)
     if keyword is None or value.tag not in _STRINGS:
         return f"{keyword or _dotted(kind)}=#{value.whole.hex()}"
-    text = value.content.decode()
+    text = _text(value)
     escaped = "".join(f"\\{each}" if each in _ESCAPED else each for each in text)
     escaped = escaped.replace("\0", "\\00")
     inner = escaped.strip(_SPACES)
     before, _, after = escaped.partition(inner) if inner else (escaped, "", "")
     around = ("".join(f"\\{each}" for each in spaces) for spaces in (before, after))
     return f"{keyword}={inner.join(around)}"
+
+
+def _text(value: _Value) -> str:
+    """Returns the text of a value. Raises ValueError if it has none, or not certainly this one.
+
+    Java reads all texts as UTF-8, also a BMPString, which is UTF-16: a CA that signs "\u6164\u6d69"
+    there would sign "admi" without knowing it.
+    """
+    if value.tag not in _STRINGS or value.tag == _BMP_STRING:
+        raise ValueError("its subject has a text that is not UTF-8 or ASCII")
+    return value.content.decode()
 
 
 def _dotted(oid: bytes) -> str:

@@ -31,7 +31,13 @@ TYPES: Final = (
     NameOID.DOMAIN_COMPONENT,
     *map(x509.ObjectIdentifier, OTHER_TYPES),
 )
-STRINGS: Final = (_ASN1Type.UTF8String, _ASN1Type.PrintableString, _ASN1Type.IA5String)
+STRINGS: Final = (
+    _ASN1Type.UTF8String,
+    _ASN1Type.PrintableString,
+    _ASN1Type.IA5String,
+    _ASN1Type.T61String,
+    _ASN1Type.UniversalString,
+)
 CHARACTERS: Final = 'aZ9 ,=+<>#;"\\\r\n\t\0*é中😀-./_:'
 
 
@@ -57,6 +63,18 @@ def test_another_name_cannot_be_imitated() -> None:
     )
     assert imitated == "CN=a,OU=admin"
     assert distinguished_name(name_of((NameOID.COMMON_NAME, "a,OU=admin"))) == r"CN=a\,OU\=admin"
+
+
+def test_a_name_in_utf_16_cannot_imitate_another() -> None:
+    """Promise: a CA that signs Chinese characters in UTF-16 does not sign the letters that they
+    are in UTF-8, by which Java calls the client.
+    """
+    text = b"admin.".decode("utf-16-be")
+    kind, string = NameOID.COMMON_NAME, _ASN1Type.BMPString
+    name = x509.Name([x509.NameAttribute(kind, text, _type=string, _validate=False)])
+    for read in (distinguished_name, common_name):
+        with pytest.raises(ValueError, match="not UTF-8 or ASCII"):
+            read(name.public_bytes())
 
 
 @pytest.mark.parametrize("count", [0, 2])
