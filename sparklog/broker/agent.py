@@ -79,6 +79,7 @@ _PUBLISH_TICK_SECONDS = 0.02
 _PUBLISH_IDLE_SECONDS = 0.1
 """Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
+_TAKE_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
@@ -338,6 +339,15 @@ class Agent:
             self._loops.start(f"flush-{number}", parts.writer.lead_flushes)
         if self._is_member:  # before compiling: others already hand it partitions
             self._join_cluster(given, parts, reconciler)
+        else:  # a topic may be found in the metadata while its table cannot be read
+            take = functools.partial(
+                self._loops.repeat,
+                "serving the topics in the metadata",
+                _TAKE_SECONDS,
+                reconciler.take,
+                wake=self._follow_now,
+            )
+            self._loops.start("takeover", take)
         if (kafka := self.listeners.kafka) is not None:
             compile_loops()  # while Flight clients are served, and before the backlog is published
             if self.failure is not None:  # a thread hit it, and closed the listeners

@@ -350,7 +350,7 @@ def reconciler_of(
         recovered: the metadata as of the takeover.
         open_table: returns the table of a topic.
         histories: the logs of other brokers.
-        on_change: called when the reconciler's `tick` has work to do.
+        on_change: called when the reconciler's `take` has work to do.
     """
     reconciler = Reconciler(
         given.store,

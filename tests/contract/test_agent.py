@@ -25,6 +25,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.groups.expiry import Expiry
 from sparklog.broker.kafka import listener as kafka_listener
 from sparklog.broker.log import recovery, takeover
+from sparklog.broker.topics import TopicAdmin
 from sparklog.clock import SystemClock
 from sparklog.connecting import EMBEDDED_BROKER_ID
 from sparklog.formats import flight_messages
@@ -729,6 +730,38 @@ def test_the_loops_are_loaded_before_a_living_broker_is_replaced(tmp_path: Path)
         running(newer),
     ):
         assert order[:2] == ["compile", "acquire"]
+
+
+def test_a_topic_that_is_found_is_served_once_its_table_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: also the only broker of a root retries; its creation was of unknown outcome."""
+    refusals: list[Exception] = [OSError("down"), OSError("down")]
+    real = recovery.refusal_of
+
+    def refusal_of(store: Store, use: Callable[[], object]) -> Exception | None:
+        return refusals.pop() if refusals else real(store, use)
+
+    def lose(*_: object) -> None:
+        raise errors.OutcomeUnknown(what="creation of topic u", reason="no answer")
+
+    agent = Agent(settings(tmp_path, cluster=ClusterSettings(join=False)))
+    with running(agent) as client:
+        monkeypatch.setattr(recovery, "refusal_of", refusal_of)
+        monkeypatch.setattr(TopicAdmin, "_serve", lose)
+        assert agent._parts is not None
+        with pytest.raises(errors.OutcomeUnknown):
+            agent._parts.broker.topics.create(flight_messages.CreateTopic(topic="u", partitions=1))
+
+        def is_served() -> bool:
+            try:
+                client.append(["a"], topic="u")
+            except (errors.UnknownTopic, errors.Retriable):
+                return False
+            return True
+
+        until(is_served, "the topic is not served")
+        assert not refusals
 
 
 def test_objects_of_the_start_are_no_garbage(tmp_path: Path) -> None:

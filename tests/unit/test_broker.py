@@ -560,6 +560,31 @@ def test_an_addition_of_partitions_of_unknown_outcome_is_resolved(rig: Rig) -> N
     assert rig.append(["a"], partition=2).base_offset == 0
 
 
+def test_a_creation_of_unknown_outcome_is_resolved_without_its_table(rig: Rig) -> None:
+    """A topic whose table cannot be read when it is found in the metadata is served later."""
+    assert isinstance(rig.store, MemoryStore)
+    sound = rig.broker.metadata._store
+    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
+    rig.broker.metadata._store = MetadataStore(
+        rig.store.view(ScriptedFaults(fault)), clock=rig.clock
+    )
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.broker.topics.create(create_request("u"))
+    rig.broker.metadata._store = sound
+    unread = rig.store.view(ScriptedFaults(Fault(operation="get", error=DOWN, prefix="topics/u")))
+    with mock.patch.object(
+        rig.reconciler, "_open_table", lambda name: TopicTable(unread, name, clock=rig.clock)
+    ):
+        rig.broker.metadata.follow()
+    assert rig.broker.topics.names() == ["t", "u"]
+    with pytest.raises(errors.NotLeader):
+        rig.append(["a"], topic="u")
+    rig.reconciler.take()
+    assert rig.append(["a"], topic="u").base_offset == 0
+    rig.publish()
+    assert rig.read("u") == rig.successor().read("u") == [(0, b"a")]
+
+
 class FailingDisk(NoFaults):
     """A disk that cannot flush new objects, from when a test says so."""
 

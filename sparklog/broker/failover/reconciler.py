@@ -74,7 +74,7 @@ class Reconciler:
         """Follows the metadata from `seen` on, the version that was recovered.
 
         `inherit` receives the epochs that this broker is heir to, and unpublished entries of
-        partitions that it takes over. `on_change` is called when `tick` has something to do.
+        partitions that it takes over. `on_change` is called when `take` has something to do.
         `histories` are those that the controller seals.
         """
         self._store = store
@@ -114,7 +114,7 @@ class Reconciler:
     def tick(self) -> None:
         """Follows the newest metadata. Raises `BrokerFenced` and the store's errors."""
         self._metadata.follow()
-        self._take()
+        self.take()
 
     # -------------------------------------------------------------------------- topics
 
@@ -244,8 +244,11 @@ class Reconciler:
                     found[name] = missing
         return found
 
-    def _take(self) -> None:
-        """Restores and serves the partitions that this broker was assigned."""
+    def take(self) -> None:
+        """Restores and serves the partitions that this broker was assigned.
+
+        Raises what ends the broker; after other errors, a later call tries again.
+        """
         if self._retries.is_waiting(_TAKE):
             return
         try:
