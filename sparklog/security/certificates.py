@@ -41,10 +41,13 @@ def covers(certificate: x509.Certificate, host: str) -> bool:
 def principal_of(certificate: bytes, form: PrincipalForm) -> CertificatePrincipal:
     """Returns the principal that a certificate, in DER, names.
 
-    Raises ValueError if its subject cannot be read, is empty, or has not exactly one common name
+    Raises ValueError if it or its subject cannot be read, or if it has not exactly one common name
     that is asked for.
     """
-    parsed = x509.load_der_x509_certificate(certificate)
+    try:
+        parsed = x509.load_der_x509_certificate(certificate)
+    except x509.InvalidVersion as error:  # OpenSSL accepts all versions
+        raise ValueError(str(error)) from None
     subject = parsed.subject.public_bytes()
     name = common_name(subject) if form == "cn" else distinguished_name(subject)
     return CertificatePrincipal(name, parsed.not_valid_after_utc.timestamp())

@@ -95,6 +95,16 @@ def test_the_principal_of_a_certificate(tmp_path: Path) -> None:
     assert principal_of(der, "cn").name == "app"
 
 
+def test_a_certificate_of_an_unknown_version(tmp_path: Path) -> None:
+    """Promise: a certificate that OpenSSL accepts and that cannot be read names no principal."""
+    path, _ = Authority(tmp_path).sign("app", is_client=True)
+    der = x509.load_pem_x509_certificate(Path(path).read_bytes()).public_bytes(Encoding.DER)
+    version_3, version_2 = bytes.fromhex("a003020102"), bytes.fromhex("a003020101")
+    assert der.count(version_3) == 1
+    with pytest.raises(ValueError, match="not a valid X509 version"):
+        principal_of(der.replace(version_3, version_2), "dn")
+
+
 def random_name(rng: random.Random) -> x509.Name:
     """Returns a name whose parts have one or two attributes of any type and any characters."""
     parts = []

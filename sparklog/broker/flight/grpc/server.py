@@ -541,6 +541,10 @@ class Server:
                 connection.answer_handshake(is_complete=False)  # the alert
             self._close_refused(connection, str(error))
             return
+        except Exception as error:  # no error here may end the others
+            _log.error("cannot shake hands", peer=connection.peer, exc_info=error)
+            self._close(connection)
+            return
         connection.answer_handshake(is_complete=is_complete)
         if is_complete:
             self._receive(connection, memoryview(b""))  # arrived during the last step
