@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -20,24 +20,29 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, se
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.security_admin import CHANGED_QUOTAS
 from sparklog.security.acl import Operation
-from sparklog.security.quota import QuotaEntity
+from sparklog.security.quota import TYPES, QuotaEntity
 from sparklog.security.quotas import changed, entity_of
 from sparklog.security.users import Change
 
 _Parts = tuple[tuple[str, str | None], ...]
 """Types and names of an entity, sorted."""
+_PARTS_MAX: Final = 16
+"""Parts of an entity that are examined; more than the types are an error."""
 _Outcomes = dict[_Parts, errors.SparklogError | None]
 
 
 @serves(49, "alter_client_quotas", max_version=1)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     entries = request.body.entries
-    places = [_parts_of(each) for each in entries]
+    places = [_parts_of(each) async for each in context.scheduler.iterate(entries)]
     try:
         await request.access.check_security_change(Operation.ALTER_CONFIGS)
         if context.security_admin is None:
             raise errors.BadRequest(reason="this listener changes no quotas")
-        if sum(max(len(each.ops), 1) for each in entries) > CHANGED_QUOTAS:
+        if (
+            len(entries) > CHANGED_QUOTAS
+            or sum(max(len(each.ops), 1) for each in entries) > CHANGED_QUOTAS
+        ):
             reason = f"one request changes at most {CHANGED_QUOTAS:,} quotas"
             raise errors.BadRequest(reason=reason)
         outcomes, changes = _checked(places, entries)
@@ -61,12 +66,14 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
                 "error_message": None if error is None else str(error),
                 "entity": [{"entity_type": kind, "entity_name": name} for kind, name in place],
             }
-            for place, error in outcomes.items()
+            async for place, error in context.scheduler.iterate(outcomes.items())
         ],
     }
 
 
 def _parts_of(entry: Any) -> _Parts:
+    if len(entry.entity) > _PARTS_MAX:
+        raise errors.BadRequest(reason=f"an entity has at most {len(TYPES)} parts")
     return tuple(sorted({each.entity_type: each.entity_name for each in entry.entity}.items()))
 
 

@@ -19,6 +19,8 @@ from sparklog.security.acl import Operation
 from sparklog.security.quota import IP, TYPES, QuotaEntity, QuotaKey
 from sparklog.security.quotas import ANY, matches
 
+_COMPONENTS_MAX: Final = 16
+"""Components of a filter that are examined; more than the types are an error."""
 _EXACT: Final = 0
 _WITHOUT_NAME: Final[Mapping[int, tuple[str, object]]] = {
     1: ("MATCH_TYPE_DEFAULT", None),
@@ -32,6 +34,8 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     try:
         await request.access.check(Operation.DESCRIBE_CONFIGS)
+        if len(body.components) > _COMPONENTS_MAX:
+            raise errors.BadRequest(reason=f"a filter has at most {len(TYPES)} components")
         _check_types(each.entity_type for each in body.components)
         wanted = {each.entity_type: _wanted(each) for each in body.components}
     except (errors.NotAuthorized, errors.BadRequest) as error:
