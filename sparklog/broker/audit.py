@@ -22,6 +22,7 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.audit_events import (
     ITEMS_NAMED,
+    SUCCESS,
     AuditLines,
     CallLogin,
     Event,
@@ -161,7 +162,7 @@ class Audit:
         kind = CallLogin if is_repeated else Login
         self.note(
             kind(
-                outcome="success",
+                outcome=SUCCESS,
                 listener=listener,
                 mechanism=mechanism,
                 principal=principal,

@@ -1,8 +1,8 @@
 """Lines of the audit file: the events that they are made of, and the bounds on their number.
 
-Events that others can cause at will, logins and refusals, have a budget of lines per second, and so
-have the rarer ones, changes and administrative requests: a flood of the one kind cannot displace
-the other. Logins and refusals that equal one of the last seconds are counted instead: a line with
+Events that others can cause at will, failed logins and refusals, have a budget of lines per second,
+and so have logins that have succeeded, and the rarer ones, changes and administrative requests: a
+flood of the one kind cannot displace another. Logins and refusals that equal one of the last seconds are counted instead: a line with
 their number follows. Lines that exceed a budget, or that wait for a file that cannot be written,
 are counted in a line `dropped`.
 
@@ -41,6 +41,8 @@ TEXT_LENGTH: Final = 249
 """The maximum length of a name or a reason; that of a topic's name."""
 ITEMS_NAMED: Final = 100
 """The maximum number of users, ACLs or resources in a line."""
+SUCCESS: Final = "success"
+"""The outcome of a login."""
 ROOT: Final = "Root:"
 """The beginning of a name that a program with access to the root has given itself."""
 
@@ -319,7 +321,8 @@ class AuditLines:
         self._broker = broker
         self._clock = clock
         self._lock = threading.Lock()
-        self._frequent = _Class("logins and refusals")
+        self._frequent = _Class("failed logins and refusals")
+        self._logins = _Class("logins")
         self._steady = _Class("calls with a login of their own")
         self._rare = _Class("changes and administrative requests")
         self.written = 0
@@ -355,8 +358,11 @@ class AuditLines:
     @property
     def is_full(self) -> bool:
         """True if events are dropped because too many lines wait."""
-        kinds = self._rare, self._steady, self._frequent
-        return any(kind.bytes >= QUEUE_BYTES for kind in kinds)
+        return any(kind.bytes >= QUEUE_BYTES for kind in self._classes)
+
+    @property
+    def _classes(self) -> tuple[_Class, ...]:
+        return self._rare, self._steady, self._logins, self._frequent
 
     def take(self, *, is_last: bool = False) -> list[bytes]:
         """Returns the lines that wait, and forgets them. Each ends with a line break.
@@ -366,7 +372,7 @@ class AuditLines:
         now = self._clock.monotonic()
         found: list[bytes] = []
         with self._lock:
-            for kind in (self._rare, self._steady, self._frequent):
+            for kind in self._classes:
                 while kind.equals:
                     event, counted = next(iter(kind.equals.items()))
                     if now < counted.until and not is_last:
@@ -384,6 +390,8 @@ class AuditLines:
     def _class_of(self, event: Event) -> _Class:
         if event.equal_seconds == STEADY_SECONDS:
             return self._steady
+        if isinstance(event, Login) and event.outcome == SUCCESS:
+            return self._logins
         return self._frequent if event.equal_seconds else self._rare
 
     def _drop(self, kind: _Class, count: int) -> None:

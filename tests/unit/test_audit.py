@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
+from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker import audit as audit_module
@@ -31,14 +33,17 @@ from sparklog.broker.audit_events import (
     change_of,
     request_of,
 )
+from sparklog.broker.kafka.audited import note_request
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import ManualClock
+from sparklog.listeners import SASL_SSL, Listener
 from sparklog.security import users
 from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.quota import QuotaEntity, QuotaKey
 from sparklog.security.state import Author, Mode, Policy, SecurityState, StateDelta, delta_of
 from tests.support.acls import acl
+from tests.support.turns import in_turns
 from tests.support.waiting import wait_until
 
 
@@ -121,7 +126,7 @@ def test_a_flood_is_bounded_and_counted(world: World) -> None:
     *found, dropped = world.take()
     assert len(found) == LINES_PER_SECOND
     assert dropped["event"] == "dropped"
-    assert (dropped["of"], dropped["count"]) == ("logins and refusals", 900)
+    assert (dropped["of"], dropped["count"]) == ("failed logins and refusals", 900)
     assert world.lines.dropped == 900
     world.clock.advance(1)
     assert world.lines.note(login("late"))
@@ -135,6 +140,15 @@ def test_a_flood_does_not_hide_changes(world: World) -> None:
     world.lines.note(RootCall(listener="OUT", claimed_principal="Root:x", host="10.0.0.1"))
     found = Counter(each["event"] for each in world.take())
     assert found == {"login": LINES_PER_SECOND, "dropped": 1, "request": 1, "root": 1}
+
+
+def test_a_flood_does_not_hide_a_login(world: World) -> None:
+    """Promise: who has guessed a password cannot hide that by further guesses."""
+    for number in range(1_000):
+        world.lines.note(login(f"user-{number}"))
+    world.lines.note(login("alice", outcome="success"))
+    (found,) = [each for each in world.take() if each.get("outcome") == "success"]
+    assert found["principal"] == "User:alice"
 
 
 def test_requests_are_never_merged(world: World) -> None:
@@ -192,6 +206,22 @@ def test_a_request_for_many_names_has_one_line(world: World) -> None:
 
 
 # ------------------------------------------------------------------------------ changes
+
+
+def test_a_request_for_many_topics_lets_others_continue(world: World) -> None:
+    """Promise: a deletion of tens of thousands of topics is noted in turns, as it is handled."""
+    code = ErrorCode.unknown_topic_or_partition
+    reply = {"responses": [{"name": f"t-{each}", "error_code": code} for each in range(50_000)]}
+    listener = Listener("OUT", SASL_SSL, "")
+    access = mock.Mock(principal="User:mallory")
+    request = mock.Mock(api_key=20, body=object(), access=access, listener=listener)
+    request.client_host = "/10.0.0.1"
+    audit = mock.Mock(note=world.lines.note)
+    _, turns = in_turns(lambda scheduler: note_request(audit, request, reply, scheduler))
+    (line,) = world.take()
+    assert (line["action"], line["outcome"]) == ("DeleteTopics", code.name.upper())
+    assert len(line["names"]) + line["more_names"] == 50_000
+    assert turns > 10
 
 
 def delta_between(before: SecurityState, after: SecurityState | None) -> StateDelta:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,31 +12,19 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.kafka.apis import alter_client_quotas, describe_client_quotas
 from sparklog.broker.kafka.scheduler import LoopScheduler
-from sparklog.clock import SystemClock
+from tests.support.turns import in_turns
 
 MANY = 50_000
 
 
 def handled(api: Any, **body: Any) -> tuple[Any, int]:
     """Returns the reply to a request, and the turns of the event loop that others had meanwhile."""
+    request = mock.Mock(body=SimpleNamespace(**body), access=mock.AsyncMock())
 
-    async def run() -> tuple[Any, int]:
-        turns = 0
+    def handle(scheduler: LoopScheduler) -> Any:
+        return api._handle(mock.Mock(scheduler=scheduler, security_admin=None), request)
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        others = asyncio.create_task(count_turns())
-        context = mock.Mock(scheduler=LoopScheduler(SystemClock()), security_admin=None)
-        request = mock.Mock(body=SimpleNamespace(**body), access=mock.AsyncMock())
-        reply = await api._handle(context, request)
-        others.cancel()
-        return reply, turns
-
-    return asyncio.run(run())
+    return in_turns(handle)
 
 
 def entry(count: int, name: str = "x") -> Any:

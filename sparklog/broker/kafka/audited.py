@@ -18,6 +18,7 @@ from sparklog.broker.audit_events import ITEMS_NAMED, request_of, text
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Reply
 from sparklog.broker.kafka.resources import ResourceType
+from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.security import acl
 
 _TOPIC: Final = acl.ResourceType.TOPIC.name
@@ -109,8 +110,13 @@ AUDITED: Final[Mapping[int, tuple[str, _Outcomes]]] = {
 """The name in the audit, and the outcomes for a request and its reply, by API key."""
 
 
-def note_request(audit: Audit, request: Request, reply: Reply | Awaitable[Reply]) -> None:
-    """Notes a request that was handled, if it is one of `AUDITED` and not only a check."""
+async def note_request(
+    audit: Audit, request: Request, reply: Reply | Awaitable[Reply], scheduler: LoopScheduler
+) -> None:
+    """Notes a request that was handled, if it is one of `AUDITED` and not only a check.
+
+    One with many resources is examined in turns.
+    """
     known = AUDITED.get(request.api_key)
     if known is None or not isinstance(reply, Mapping):
         return
@@ -118,7 +124,7 @@ def note_request(audit: Audit, request: Request, reply: Reply | Awaitable[Reply]
         return
     action, outcomes_of = known
     same = defaultdict[tuple[str, ErrorCode], list[_Outcome]](list)
-    for each in outcomes_of(request.body, reply):
+    async for each in scheduler.iterate(outcomes_of(request.body, reply)):
         if each.code not in _NOT_AUTHORIZED:
             same[each.resource, each.code].append(each)
     for (resource, code), found in same.items():

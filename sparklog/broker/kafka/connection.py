@@ -349,7 +349,7 @@ class KafkaConnection:
                 raise ConnectionResetError("the client has left")
             reply = await api.handler(self._context, request)
             if self._context.audit is not None:
-                note_request(self._context.audit, request, reply)
+                await note_request(self._context.audit, request, reply, self._context.scheduler)
             if api.follows:
                 arrival = arrival._replace(looks=self._context.broker.metadata.looks)
         logged_for = request.client if request is not None and logging.is_debug() else ""
