@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +81,7 @@ def test_an_appending_client_waits(agent: Agent, client: BrokerClient) -> None:
     wait_until(lambda: waiting(agent) == 1, "the call waits")
     assert client.read(0, 1, topic="t").num_rows == 1, "others are not slowed"
     assert client.action("topics.list", flight_messages.Empty()) is not None
-    with pytest.raises(flight.FlightError, match="throttled streams"):
+    with pytest.raises((flight.FlightError, errors.TooManyStreams), match="throttled streams"):
         client.append([VALUE], topic="t")
     assert not done.is_set()
     set_quota(agent, ANONYMOUS, producer_byte_rate=None)
@@ -110,6 +111,33 @@ def test_a_reading_client_waits(agent: Agent, client: BrokerClient) -> None:
     set_quota(agent, NATIVE, consumer_byte_rate=None)
     assert next(batch for batch, beside in tail if not beside.idle).num_rows == 1
     assert time.monotonic() - begun < 20
+    tail.close()  # type: ignore[attr-defined]
+
+
+def test_another_call_waits_too(agent: Agent, client: BrokerClient) -> None:
+    """Promise: a client does not evade its quota by a call for each batch."""
+    client.append([VALUE], topic="t")
+    end = client.describe("t").partitions[0].end
+    quotas = agent._access.quotas
+    for use, key, call in (
+        (quotas.produced, "producer_byte_rate", lambda: client.append([VALUE], topic="t")),
+        (quotas.read, "consumer_byte_rate", lambda: client.read(0, 1, topic="t")),
+    ):
+        set_quota(agent, ANONYMOUS, **{key: QUOTA})
+        assert use("ANONYMOUS", "sparklog", 20 * QUOTA) > 0, "what another call has used"
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(call)
+            wait_until(lambda: waiting(agent) == 1, "the call waits")
+            assert client.describe("t").partitions[0].end == end
+            assert not done.done()
+            set_quota(agent, ANONYMOUS, **{key: None})
+            done.result(30)
+        end = client.describe("t").partitions[0].end
+    set_quota(agent, ANONYMOUS, consumer_byte_rate=QUOTA)
+    quotas.read("ANONYMOUS", "sparklog", 20 * QUOTA)
+    position = flight_messages.TailPosition(topic="t", partition=0, offset=0)
+    tail = client.tail(flight_messages.TailRequest(positions=[position], heartbeat_ms=50))
+    assert [next(tail)[1].idle for _ in range(3)] == [True] * 3
     tail.close()  # type: ignore[attr-defined]
 
 

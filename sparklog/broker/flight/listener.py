@@ -222,6 +222,8 @@ class FlightListener:
         ):
             topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
             ending.enter_context(self._authorized(call, caller, Operation.WRITE, [topic]))
+            if (throttles := self._counting_throttles) is not None:
+                throttles.append(call, caller, 0)  # for what its earlier calls have sent
             requests: deque[Request] = deque()  # empty without hooks
 
             def answer(append: _Append) -> None:
@@ -310,6 +312,8 @@ class FlightListener:
         batches: Iterator[ReadBatch],
         request: flight_messages.ReadTicket,
     ) -> None:
+        if (throttles := self._counting_throttles) is not None:
+            throttles.send(call, caller, 0)  # for what its earlier calls were sent
         for batch in batches:
             rows = batch.rows
             self._before_sending("read", batch, request)

@@ -52,8 +52,8 @@ class ServedTail:
         ending: closed when the call has ended.
         finish: ends the call, with the given exception as its status; raises nothing.
         before: called with each batch before it is sent, and may block; None: no hook.
-        throttle: called with the size of each message with records that is sent; returns the
-            milliseconds for which the tail sends no further ones.
+        throttle: called with 0 at the beginning, and with the size of each message with records
+            that is sent; returns the milliseconds for which the tail sends no further ones.
     """
 
     call: Call
@@ -115,6 +115,7 @@ class Tails:
 
     def add(self, served: ServedTail) -> None:
         """Serves a tail until its call ends. Raises RuntimeError if no thread can be started."""
+        throttle_ms = served.throttle(0)  # for what its client's earlier calls were sent
         with self._changed:
             is_over = self._is_over
             if not is_over:
@@ -125,6 +126,7 @@ class Tails:
                 self._tails.add(served)
                 served.sent_at = self._clock.monotonic()
                 self._schedule_heartbeat(served)
+                self._throttle(served, throttle_ms)
                 self._want(served)
         if is_over:
             self._end(served, None)

@@ -2,6 +2,8 @@
 
 A call that exceeds its quota is served, and then its thread waits before it reads or sends more. A
 tail, which has no thread of its own, sends nothing meanwhile. At most half of all streams may wait.
+A new call of the same client waits before it is served, so that a client that ends a call which
+waits, or one that may not wait, gains nothing.
 Programs that can read the root's keys have no quotas: they could read the root itself.
 """
 
@@ -59,12 +61,15 @@ class Throttles:
     # -------------------------------------------------------------------------- calls
 
     def append(self, call: Call, caller: Caller, size_bytes: int) -> None:
-        """Counts an append, and waits. Raises what `_wait` raises."""
+        """Counts an append, and waits. Raises what `_wait` raises.
+
+        `size_bytes`: 0 to wait for earlier calls only.
+        """
         if not caller.is_root:
             self._wait(call, self._quotas.produced(caller.user, CLIENT_ID, size_bytes))
 
     def send(self, call: Call, caller: Caller, size_bytes: int) -> None:
-        """Counts records that were sent, and waits. Raises what `_wait` raises."""
+        """Counts records that were sent, and waits, as `append` does."""
         self._wait(call, self.sent_ms(caller, size_bytes))
 
     def sent_ms(self, caller: Caller, size_bytes: int) -> int:
