@@ -2,9 +2,9 @@
 
 Events that others can cause at will, failed logins and refusals, have a budget of lines per second,
 and so have logins that have succeeded, and the rarer ones, changes and administrative requests: a
-flood of the one kind cannot displace another. Logins and refusals that equal one of the last seconds are counted instead: a line with
-their number follows. Lines that exceed a budget, or that wait for a file that cannot be written,
-are counted in a line `dropped`.
+flood of the one kind cannot displace another. Logins and refusals that equal one of the last
+seconds are counted instead: a line with their number follows. Lines that exceed a budget, or that
+wait for a file that cannot be written, are counted in a line `dropped`.
 
 No line has text of unbounded length, and all but printable ASCII characters are escaped.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -178,6 +179,33 @@ def test_a_throttled_client_is_not_stalled(
     assert not served._grants
     client.close()
     wait_until(lambda: not served.throttle.is_on, "the end of the throttle")
+
+
+def test_a_client_that_has_left_is_not_throttled(agent: Agent, client: Frames) -> None:
+    """Promise: a connection does not outlive its client by the throttles of the requests that
+    have been received.
+    """
+    listener = agent.listeners.kafka
+    assert listener is not None
+    set_quota(agent, CLIENT, producer_byte_rate=100)
+    client.ask(DESCRIBE, 1, described())
+    opened = listener.counts.connections_opened
+    with frames(agent) as gone:
+        unanswered = {**produce_fields(TOPIC, 0, batch([bytes(2_000)])), "acks": 0}
+        gone._socket.sendall(b"".join(gone.frame(0, 9, 1, unanswered) for _ in range(10)))
+    wait_until(lambda: listener.counts.connections_opened > opened, "the connection")
+    fixtures = 2
+    wait_until(lambda: listener.connection_count <= fixtures, "the end of the connection")
+
+
+def test_a_client_that_leaves_at_once_is_throttled(agent: Agent, client: Frames) -> None:
+    """Promise: a connection that ends with its first request evades no quota: it is not served."""
+    set_quota(agent, CLIENT, producer_byte_rate=1_000)
+    assert produced(client, 100_000)[0] > dt.timedelta(minutes=1)
+    with frames(agent) as leaving:
+        leaving._socket.sendall(leaving.frame(0, 9, 1, produce_fields(TOPIC, 0, batch([b"x"]))))
+        leaving._socket.shutdown(socket.SHUT_WR)
+        assert leaving._socket.recv(1) == b""
 
 
 def test_a_consumer_is_throttled(agent: Agent, client: Frames) -> None:

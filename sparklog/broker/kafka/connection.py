@@ -259,8 +259,7 @@ class KafkaConnection:
         origin = Origin(host, self._listener, access, throttle)
         while True:
             if throttle.is_on:
-                await throttle.wait()
-                self._idle_seconds = 0.0
+                await self._wait_while_throttled()
             length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
                 flight = self._context.broker.cluster().brokers[0].address
@@ -272,7 +271,7 @@ class KafkaConnection:
                 )
                 raise errors.BadRequest(reason=reason)
             if throttle.counts and not throttle.has_produced:
-                await self._wait_for_others(size)
+                await self._wait_like_others(size)
             await self._unanswered.take(size)
             grant = MemoryGrant(self._memory, self._allowance)
             self._grants.add(grant)
@@ -287,7 +286,13 @@ class KafkaConnection:
                 await self._replies.put(reply)
             del reply  # otherwise its records would be retained until the next request
 
-    async def _wait_for_others(self, size: int) -> None:
+    async def _wait_while_throttled(self) -> None:
+        """Waits until the throttle is over, unless the client has left: nothing would end it."""
+        if not self._stream.is_over:
+            await self.throttle.wait()
+            self._idle_seconds = 0.0
+
+    async def _wait_like_others(self, size: int) -> None:
         """Waits before the first Produce request is read, if its client id is throttled."""
         if size < messages.HEADER_BEGIN_BYTES:
             return
@@ -297,7 +302,10 @@ class KafkaConnection:
         client_bytes = messages.client_id_bytes(begin)
         if client_bytes <= min(size - len(begin), _CLIENT_ID_BYTES):
             name = (await self._stream.peek(len(begin) + client_bytes))[len(begin) :]
-            await self.throttle.wait_for_others(name.decode(errors="replace"))
+            self.throttle.begin_as_others(name.decode(errors="replace"))
+            if self.throttle.is_on:
+                await self._wait_while_throttled()
+                self._stream.check_open()  # otherwise a client that leaves at once evades it
 
     async def _read_frame(self, size: int, grant: MemoryGrant) -> bytes:
         """Returns the request's bytes. No step but the first exceeds the bytes already received."""

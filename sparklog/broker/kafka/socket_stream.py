@@ -168,6 +168,11 @@ class SocketStream(asyncio.BufferedProtocol):
         """True if the client will send nothing more; bytes already received can still be read."""
         return self._is_over
 
+    def check_open(self) -> None:
+        """Raises `ConnectionResetError` if the client has left."""
+        if self._is_over:
+            raise ConnectionResetError("the client has left")
+
     def check(self, size: int) -> None:
         """Raises `ConnectionResetError` if the client has left and `size` bytes will not arrive."""
         if self._is_over and self._last - self._first < size:
@@ -256,8 +261,7 @@ class SocketStream(asyncio.BufferedProtocol):
     async def _receive_more(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._is_over:
-            raise ConnectionResetError("the client has left")
+        self.check_open()
         self._reading = self._loop.create_future()
         self._resume_reading()
         try:

@@ -28,7 +28,7 @@ class Throttle:
         """The end of the throttle, in seconds of the event loop's clock; 0 if there is none."""
         self._is_over: asyncio.Future[None] | None = None
         self.has_produced = False
-        """True once a Produce request of this connection was counted, or waited for its turn."""
+        """True once a Produce request of this connection was counted, or is about to be."""
 
     @property
     def counts(self) -> bool:
@@ -37,13 +37,11 @@ class Throttle:
 
     # -------------------------------------------------------------------------- requests
 
-    async def wait_for_others(self, client_id: str) -> None:
-        """Waits for the throttle of other connections, before the first Produce request is read."""
+    def begin_as_others(self, client_id: str) -> None:
+        """Throttles the client like its other connections, before its first Produce request."""
         self.has_produced = True
         if self._quotas is not None:
             self.begin(self._quotas.producer_debt_ms(self._user, client_id))
-            if self.is_on:
-                await self.wait()
 
     def produced(self, client_id: str, size_bytes: int) -> dt.timedelta:
         """Counts a Produce request, and returns the throttle time for its reply."""
