@@ -464,9 +464,6 @@ def test_a_token_that_is_refused_is_noted_at_once(
         received += Frames.frame(AUTHENTICATE, 2, 2, {"auth_bytes": token})
     audit = mock.Mock(spec=Audit)
 
-    async def run_blocking(_pool: Any, call: Any, *values: Any) -> Any:
-        return call(*values)
-
     async def log_in() -> None:
         is_silent = asyncio.Event()
 
@@ -483,7 +480,7 @@ def test_a_token_that_is_refused_is_noted_at_once(
             world.authentication,
             ALL,
             delays=login_failures.FailureDelays(world.clock),
-            run_blocking=run_blocking,
+            run_blocking=mock.AsyncMock(side_effect=lambda _pool, call, token: call(token)),
             clock=world.clock,
             flight_address=str,
             audit=audit,
