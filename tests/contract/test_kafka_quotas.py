@@ -20,12 +20,14 @@ from sparklog.broker import quotas as quotas_module
 from sparklog.broker.agent import Agent
 from sparklog.broker.kafka import connection
 from sparklog.broker.security_admin import CHANGED_QUOTAS
+from sparklog.formats import consumer_offsets
 from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sparklog.security.quotas import changed, entity_of
 from sparklog.security.state import Mode
 from sparklog.storage.objects import LocalStore
 from tests.contract.test_acl_enforcement import members
 from tests.support.acls import acl, set_acls
+from tests.support.comparing import metadata_fields
 from tests.support.kafkarequests import (
     CREATE_TOPICS,
     batch,
@@ -273,6 +275,14 @@ def test_mutations_are_refused(agent: Agent, client: Frames) -> None:
     old = client.ask(DELETE_TOPICS, 4, deleted)
     assert old.responses[0].error_code is none
     assert old.throttle_time > dt.timedelta(seconds=10), "fourteen more partitions"
+
+
+def test_an_internal_topic_is_created_under_a_quota(agent: Agent, client: Frames) -> None:
+    """A client that asks for the topic of committed offsets gets it, as without quotas."""
+    set_quota(agent, CLIENT, controller_mutation_rate=1_000.0)
+    fields = metadata_fields([{"name": consumer_offsets.TOPIC}], allow_auto_topic_creation=True)
+    (found,) = client.ask(METADATA, 9, fields).topics
+    assert (found.error_code, found.is_internal) == (ErrorCode.none, True)
 
 
 def test_connections_beyond_a_quota_wait(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.broker import Broker
+from sparklog.broker.broker import INTERNAL_TOPICS, Broker
 from sparklog.broker.kafka.audited import note_created
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
@@ -138,7 +138,7 @@ async def _create(
             not_authorized = {*not_authorized, name}
             continue
         try:
-            if mutations.counts:
+            if mutations.counts and name not in INTERNAL_TOPICS:
                 mutations.check(context.broker.topics.check_new(CreateTopic(topic=name))[0])
             create = partial(context.broker.topics.create_on_request, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, create, name)
