@@ -22,7 +22,7 @@ WINDOW_MS: Final = SAMPLES * SAMPLE_MS
 WHOLE_SAMPLES: Final = SAMPLES - 1
 """The samples of a rate that are always complete; the last one is being filled."""
 LONGEST_MS: Final = 2**53
-"""The longest throttle that is computed: a quota may be so low that its time is no number."""
+"""The longest throttle that is computed: that of a very low quota is not finite."""
 _EXAMINED: Final = 8
 """The number of rates that are examined to make room for another."""
 

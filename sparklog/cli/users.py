@@ -174,15 +174,24 @@ def remove(
 ) -> None:
     """Remove a user, and cut its connections.
 
+    A client with a certificate or a token of this name can log in again, as one without a user; a
+    disabled user keeps it out.
+
     Example: sparklog users remove alice --root ./data
     """
     from sparklog.security import users
 
     store = root_store(root)
+    state = known_state(store)
+    known = state.users.get(name) if state is not None else None
     if not yes:
         confirm(f"Remove user {name}?")
     change_state(store, users.removed(name))
     typer.echo(f"user {name} removed")
+    if known is not None and known.methods:
+        ways = " and ".join(known.methods)
+        hint = f"sparklog: its {ways} can log in again; add and disable it to keep them out"
+        typer.echo(hint, err=True)
 
 
 @app.command("list", cls=Command)

@@ -65,6 +65,14 @@ def test_the_life_of_a_user(tmp_path: Path) -> None:
     assert json.loads(ask(tmp_path, "list", "--json").stdout) == []
 
 
+def test_a_removal_names_what_it_does_not_end(tmp_path: Path) -> None:
+    """Promise: an operator learns that a certificate or a token still logs in after a removal."""
+    ask(tmp_path, "add", "app", "--method", "oauth")
+    removed = ask(tmp_path, "remove", "app", "--yes")
+    assert removed.stdout == "user app removed\n"
+    assert "its oauth can log in again; add and disable it" in removed.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
