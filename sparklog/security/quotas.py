@@ -51,12 +51,14 @@ def changed(entity: QuotaEntity, values: Mapping[str, float | None]) -> Change:
         after |= {key: float(value) for key, value in checked.items() if value is not None}
         if after == known:
             return None
-        quotas = {each: of_it for each, of_it in state.quotas.items() if each != entity}
+        if after and not known and len(state.quotas) >= ENTITIES_MAX:
+            reason = f"a root has quotas for at most {ENTITIES_MAX:,} entities"
+            raise errors.BadRequest(reason=f"{reason}: remove some first")
+        quotas = state.quotas.copy()  # compares no entities: one request makes many changes
         if after:
-            if entity not in state.quotas and len(quotas) >= ENTITIES_MAX:
-                reason = f"a root has quotas for at most {ENTITIES_MAX:,} entities"
-                raise errors.BadRequest(reason=f"{reason}: remove some first")
             quotas[entity] = after
+        else:
+            del quotas[entity]
         return msgspec.structs.replace(state, quotas=quotas)
 
     return change
