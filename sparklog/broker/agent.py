@@ -39,8 +39,8 @@ from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.listening import Listeners, check_installed, compile_loops, ports_of
 from sparklog.broker.log import recovery, takeover
-from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.histories import Histories
+from sparklog.broker.log.publish_loop import publish_pause_seconds
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.loops import Loops
@@ -75,9 +75,6 @@ FOLLOW_REMOTE_SECONDS = 1.0
 REDIRECT_SECONDS = 1.0  # for which a broker still names the leaders of partitions it handed over
 
 _log = structlog.get_logger("sparklog.broker")
-_PUBLISH_TICK_SECONDS = 0.02
-_PUBLISH_IDLE_SECONDS = 0.1
-"""Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
 _TAKE_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
@@ -592,7 +589,7 @@ class Agent:
             is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
             if not is_idle:
                 continue
-            if not request_publication(parts.led_partitions.backlog):
+            if not parts.led_partitions.backlog.request_all():
                 self.stop_soon(f"no client for {idle_seconds:.0f} s")
                 return
             self._publish_now.set()
@@ -793,24 +790,3 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-# ------------------------------------------------------------------------------ publishing
-
-
-def publish_pause_seconds(waiting: int, interval_seconds: float) -> float:
-    """Returns the time until the next check for topics to publish; `waiting`: objects to put."""
-    idle_seconds = min(interval_seconds / 10, _PUBLISH_IDLE_SECONDS)
-    return _PUBLISH_TICK_SECONDS if waiting else max(idle_seconds, _PUBLISH_TICK_SECONDS)
-
-
-def request_publication(backlog: Backlog) -> bool:
-    """Requests publication of all records that can be published; returns false if there are none.
-
-    For a broker that is about to stop: a large batch takes longer than a stop may, and the next
-    broker would have to start it over.
-    """
-    waiting = [each for each in backlog.waiting() if each.waiting and not each.held_back]
-    for topic in waiting:
-        backlog.request(topic)
-    return bool(waiting)

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.agent import publish_pause_seconds
 from sparklog.broker.backoff import RetrySchedule
-from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
+from sparklog.broker.log.publish_loop import PublishLoop, PublishPace, publish_pause_seconds
 from sparklog.broker.log.takeover import check_leadership
 from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings

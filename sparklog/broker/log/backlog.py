@@ -100,6 +100,17 @@ class Backlog:
         with self._lock:
             self._requested[topic.topic_id] = None
 
+    def request_all(self) -> bool:
+        """Requests all topics with entries that can be published; returns whether there are any.
+
+        For a broker that is about to stop: a large batch takes longer than a stop may, and the next
+        broker would have to start it over.
+        """
+        requested = [each for each in self.waiting() if each.waiting and not each.held_back]
+        for topic in requested:
+            self.request(topic)
+        return bool(requested)
+
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
         """Returns the topics to publish now. Scans the others only if much is unpublished.
 

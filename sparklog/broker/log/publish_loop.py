@@ -23,8 +23,17 @@ from sparklog.storage.objects import PutUnresolved
 
 _PUBLISH_TOPICS_TOGETHER = 64  # the maximum published together
 _PUBLISH_SHARE_PROCESS = 0.5  # of the time, for a separate process, which shares only the disk
+_TICK_SECONDS = 0.02
+_IDLE_SECONDS = 0.1
+"""Between checks while no record is waiting, or a tenth of the publish interval if that is less."""
 
 _log = structlog.get_logger("sparklog.broker")
+
+
+def publish_pause_seconds(waiting: int, interval_seconds: float) -> float:
+    """Returns the time until the next check for topics to publish; `waiting`: objects to put."""
+    idle_seconds = min(interval_seconds / 10, _IDLE_SECONDS)
+    return _TICK_SECONDS if waiting else max(idle_seconds, _TICK_SECONDS)
 
 
 class PublishPace:
