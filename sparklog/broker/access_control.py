@@ -74,7 +74,6 @@ class AccessControl:
         self.authorization = Authorization(self.watch, clock=clock)
         self.audit: Audit | None = None
         """Set by `open`, if there is one."""
-        self._refused = refused
         self.quotas = Quotas(self.watch, clock=clock)
         self.security_admin = SecurityAdmin(store, self.watch, clock=clock)
         self._own_credentials = RootCredentials(store, self._known, clock=clock)
