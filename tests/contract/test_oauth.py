@@ -224,7 +224,7 @@ def test_clients_log_in(agent: Agent, authority: Authority, issuer: Issuer, clie
 def test_librdkafka_gets_tokens_from_their_issuer(
     agent: Agent, authority: Authority, issuer: Issuer
 ) -> None:
-    """It needs the properties of docs/security.md, and no function of the program."""
+    """It needs the properties of docs/security/oauth.md, and no function of the program."""
     with token_endpoint(issuer, seconds=60) as url:
         login = {
             "sasl.oauthbearer.method": "oidc",
