@@ -270,3 +270,32 @@ class Audit:
         self._is_closing = True
         self._due.set()
         self._thread.join(_CLOSE_SECONDS)
+
+
+class ListenerAudit:
+    """Notes the logins at one listener, if there is an audit."""
+
+    def __init__(self, audit: Audit | None, listener: str) -> None:
+        """`listener`: its name."""
+        self._audit = audit
+        self._listener = listener
+
+    def logged_in(
+        self, mechanism: str, principal: str, host: str, *, is_repeated: bool = False
+    ) -> None:
+        """See `Audit.logged_in`."""
+        if self._audit is not None:
+            self._audit.logged_in(
+                listener=self._listener,
+                mechanism=mechanism,
+                principal=principal,
+                host=host,
+                is_repeated=is_repeated,
+            )
+
+    def login_failed(self, mechanism: str, user: str, host: str, reason: str) -> None:
+        """See `Audit.login_failed`."""
+        if self._audit is not None:
+            self._audit.login_failed(
+                listener=self._listener, mechanism=mechanism, user=user, host=host, reason=reason
+            )

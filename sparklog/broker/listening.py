@@ -22,6 +22,7 @@ from sparklog import errors
 from sparklog.broker import ports
 from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.access_control import AccessControl
+from sparklog.broker.audit import ListenerAudit
 from sparklog.broker.broker import Broker
 from sparklog.broker.counts import Budget
 from sparklog.broker.flight.gate import Gate
@@ -212,7 +213,6 @@ class Listeners:
             authentication=access.authentication,
             authorization=access.authorization,
             security_admin=access.security_admin,
-            audit=access.audit,
             quotas=access.quotas,
             login_delays=access.login_delays,
             max_connections=settings.max_connections,
@@ -288,7 +288,7 @@ class Listeners:
             logins = MetricsLogins(
                 access.authentication,
                 access.authorization,
-                listener=f"metrics.{listener.protocol}",
+                audit=ListenerAudit(access.audit, f"metrics.{listener.protocol}"),
                 delays=access.login_delays,
             )
 

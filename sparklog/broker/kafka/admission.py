@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from sparklog.broker.audit import Audit
+from sparklog.broker.audit import ListenerAudit
 from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka.foreign_protocols import BEGIN_BYTES, refuse_foreign
 from sparklog.broker.kafka.sasl_logins import LOGIN_FAILURES, SaslLogins
@@ -45,7 +45,7 @@ class Admission:
         handshakes: Handshakes,
         identify: Callable[[CertificatePrincipal], Identity] | None,
         flight_address: Callable[[], str],
-        audit: Audit | None = None,
+        audit: ListenerAudit,
     ) -> None:
         """Creates the admission of a listener.
 
@@ -58,7 +58,7 @@ class Admission:
             identify: returns the client whom a certificate names, where clients do not log in, or
                 raises ValueError; None: certificates name no clients.
             flight_address: returns the address that Flight clients should use.
-            audit: notes the logins.
+            audit: notes logins.
         """
         self.slots = Slots(connections=connections)
         self._listener = listener
@@ -115,9 +115,9 @@ class Admission:
         try:
             identity = self._identify(principal)
         except ValueError as error:
-            self._note_failure(stream, SSL, principal.name, error)
+            self._audit.login_failed(SSL, principal.name, stream.peer, str(error))
             raise AdmissionRefused(f"the client's certificate: {error}") from None
-        self._note_login(stream, SSL, identity)
+        self._audit.logged_in(SSL, identity.principal, stream.peer)
         return identity
 
     async def _shake_hands(
@@ -136,27 +136,6 @@ class Admission:
         try:
             await stream.start_tls(engine, run)
         except TlsFailed as error:
-            self._note_failure(stream, SSL, "", error)
+            self._audit.login_failed(SSL, "", stream.peer, str(error))
             raise
         return engine.principal
-
-    def _note_login(self, stream: SocketStream, mechanism: str, identity: Identity) -> None:
-        if self._audit is not None:
-            self._audit.logged_in(
-                listener=self._listener.name,
-                mechanism=mechanism,
-                principal=identity.principal,
-                host=stream.peer,
-            )
-
-    def _note_failure(
-        self, stream: SocketStream, mechanism: str, user: str, reason: Exception
-    ) -> None:
-        if self._audit is not None:
-            self._audit.login_failed(
-                listener=self._listener.name,
-                mechanism=mechanism,
-                user=user,
-                host=stream.peer,
-                reason=str(reason),
-            )

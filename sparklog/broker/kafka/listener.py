@@ -26,7 +26,7 @@ import uvloop
 
 from sparklog import errors
 from sparklog.broker.acceptors import Acceptor
-from sparklog.broker.audit import Audit
+from sparklog.broker.audit import ListenerAudit
 from sparklog.broker.authentication import Authentication, Identity, identity_of
 from sparklog.broker.authorization import Authorization
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
@@ -118,9 +118,8 @@ class KafkaListener:
         acceptors: one for each listener; their sockets are closed with it.
         memory_bytes: the bound on `ListenerMemory`.
         authentication: the users; None if no listener asks for a login.
-        authorization: the ACLs; None if everything is allowed to everybody.
+        authorization: the ACLs, and the audit; None if everything is allowed to everybody.
         security_admin: changes them, and the quotas.
-        audit: notes logins and administrative requests; None if there is none.
         quotas: of the clients; None if they have none.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
@@ -138,7 +137,6 @@ class KafkaListener:
         authentication: Authentication | None = None,
         authorization: Authorization | None = None,
         security_admin: SecurityAdmin | None = None,
-        audit: Audit | None = None,
         quotas: Quotas | None = None,
         login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
@@ -168,7 +166,7 @@ class KafkaListener:
         self.security_admin = security_admin
         self._session_max_seconds = max_reauth_ms / 1e3 or math.inf
         self._watch = authorization.watch if authorization is not None else None
-        self.audit = audit
+        self.audit = authorization.audit if authorization is not None else None
         self._quotas = quotas
         delays = login_delays or FailureDelays(self._clock)
         self._admissions = {each.listener.name: self._admission(each, delays) for each in acceptors}
@@ -219,7 +217,7 @@ class KafkaListener:
         def flight_address() -> str:
             return self.broker.cluster().brokers[0].address
 
-        logins = None
+        audit, logins = ListenerAudit(self.audit, listener.name), None
         if authentication is not None:
             logins = SaslLogins(
                 listener,
@@ -230,7 +228,7 @@ class KafkaListener:
                 clock=self._clock,
                 session_max_seconds=self._session_max_seconds,
                 flight_address=flight_address,
-                audit=self.audit,
+                audit=audit,
             )
         return Admission(
             listener,
@@ -240,7 +238,7 @@ class KafkaListener:
             handshakes=self._handshakes,
             identify=self._identify if not listener.has_sasl and self._watch is not None else None,
             flight_address=flight_address,
-            audit=self.audit,
+            audit=audit,
         )
 
     # -------------------------------------------------------------------------- starting

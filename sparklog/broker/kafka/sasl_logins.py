@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 from sparklog import errors, limits
-from sparklog.broker.audit import Audit
+from sparklog.broker.audit import ListenerAudit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.foreign_protocols import refuse_foreign
@@ -60,7 +60,7 @@ class SaslLogins:
         clock: Clock,
         session_max_seconds: float = math.inf,
         flight_address: Callable[[], str],
-        audit: Audit | None = None,
+        audit: ListenerAudit,
     ) -> None:
         """Creates the logins of a listener.
 
@@ -73,7 +73,7 @@ class SaslLogins:
             clock: for the ends of sessions.
             session_max_seconds: the time until a client has to log in again.
             flight_address: returns the address that Flight clients should use.
-            audit: notes logins; None if there is none.
+            audit: notes logins.
         """
         self._audit = audit
         self._listener = listener
@@ -133,24 +133,11 @@ class SaslLogins:
             if server.refused is not None:  # now, as the client may never send the last frame
                 self._note_failure(stream, server, server.refused)
             await stream.write(reply)
-        if self._audit is not None:
-            self._audit.logged_in(
-                listener=self._listener.name,
-                mechanism=server.mechanism,
-                principal=identity.principal,
-                host=stream.peer,
-            )
+        self._audit.logged_in(server.mechanism, identity.principal, stream.peer)
         return identity
 
     def _note_failure(self, stream: SocketStream, server: SaslServer, reason: LoginRefused) -> None:
-        if self._audit is not None:
-            self._audit.login_failed(
-                listener=self._listener.name,
-                mechanism=server.mechanism,
-                user=reason.user,
-                host=stream.peer,
-                reason=str(reason),
-            )
+        self._audit.login_failed(server.mechanism, reason.user, stream.peer, str(reason))
 
     async def _read_frame(self, stream: SocketStream) -> bytes:
         length = bytes(await stream.read(messages.LENGTH_BYTES))

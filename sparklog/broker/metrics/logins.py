@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sparklog import errors
+from sparklog.broker.audit import ListenerAudit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.authorization import Authorization, ClientRights
 from sparklog.broker.basic import credentials_in, is_basic
@@ -48,7 +49,7 @@ class MetricsLogins:
         authentication: Authentication,
         authorization: Authorization,
         *,
-        listener: str,
+        audit: ListenerAudit,
         delays: FailureDelays,
     ) -> None:
         """Creates the logins.
@@ -56,12 +57,12 @@ class MetricsLogins:
         Args:
             authentication: the users.
             authorization: the ACLs.
-            listener: the name of the port's listener, for the audit.
+            audit: notes logins.
             delays: those of failed logins at all listeners.
         """
         self._authentication = authentication
         self._authorization = authorization
-        self._listener = listener
+        self._audit = audit
         self._delays = delays
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-logins")
         """Checks passwords and rights: it computes, or waits for the store."""
@@ -92,14 +93,7 @@ class MetricsLogins:
             return LoginRefused(403, str(error))
         except errors.SecurityNotRead as error:
             return LoginRefused(503, str(error))
-        if (audit := self._authorization.audit) is not None:
-            audit.logged_in(
-                listener=self._listener,
-                mechanism=PLAIN,
-                principal=identity.principal,
-                host=host,
-                is_repeated=True,
-            )
+        self._audit.logged_in(PLAIN, identity.principal, host, is_repeated=True)
         return None
 
     async def _log_in(self, user: str, password: str) -> Identity | None:
@@ -113,10 +107,7 @@ class MetricsLogins:
 
     async def _failed(self, user: str, host: str) -> LoginRefused:
         """Logs a login that has failed, and waits."""
-        if (audit := self._authorization.audit) is not None:
-            audit.login_failed(
-                listener=self._listener, mechanism=PLAIN, user=user, host=host, reason=WRONG
-            )
+        self._audit.login_failed(PLAIN, user, host, WRONG)
         loop = asyncio.get_running_loop()
         if (now := loop.time()) - self._logged_at >= _LOGGED_SECONDS:
             self._logged_at = now
