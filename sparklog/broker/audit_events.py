@@ -103,7 +103,7 @@ class Refusal(Event, frozen=True, kw_only=True, tag="refusal"):
     name: str
 
 
-class Request(Event, frozen=True, kw_only=True, tag="request"):
+class AdminRequest(Event, frozen=True, kw_only=True, tag="request"):
     """A request that administers topics, groups or brokers, and was authorized."""
 
     action: str
@@ -174,16 +174,20 @@ def principal_fields(principal: str) -> dict[str, str]:
 
 def request_of(
     action: str, outcome: str, principal: str, names: Iterable[str], **fields: Any
-) -> Request:
-    """Returns the event of a request. `fields`: others of `Request`."""
+) -> AdminRequest:
+    """Returns the event of a request. `fields`: others of `AdminRequest`."""
     known = [*names]
-    return Request(
+    return AdminRequest(
         action=action,
         outcome=outcome,
         names=[*map(text, known[:ITEMS_NAMED])],
         more_names=max(len(known) - ITEMS_NAMED, 0),
         **{**fields, **principal_fields(principal)},
     )
+
+
+def _time(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="milliseconds")
 
 
 # ------------------------------------------------------------------------------ changes
@@ -197,7 +201,7 @@ def change_of(before: SecurityState, delta: StateDelta) -> Change:
     others = [
         field.name
         for field in msgspec.structs.fields(StateDelta)
-        if field.name not in _TOLD and getattr(delta, field.name) not in _unset(field)
+        if field.name not in _SHOWN_FIELDS and getattr(delta, field.name) != _default_of(field)
     ]
     policy: dict[str, Any] = {}
     if isinstance(delta.policy, Policy):
@@ -222,7 +226,7 @@ def change_of(before: SecurityState, delta: StateDelta) -> Change:
     )
 
 
-_TOLD: Final = frozenset(
+_SHOWN_FIELDS: Final = frozenset(
     {
         "version",
         "change_id",
@@ -239,10 +243,9 @@ _TOLD: Final = frozenset(
 """Fields of a delta that the event shows in its own way, or that change nothing."""
 
 
-def _unset(field: msgspec.structs.FieldInfo) -> tuple[object, ...]:
-    """Returns the values of a delta's field that stand for no change."""
-    default = field.default_factory() if callable(field.default_factory) else field.default
-    return (default,)
+def _default_of(field: msgspec.structs.FieldInfo) -> object:
+    """Returns the value of a delta's field that stands for no change."""
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _author(author: Author) -> dict[str, str]:
@@ -278,10 +281,6 @@ def _acl(acl: Acl) -> str:
 # ------------------------------------------------------------------------------ lines
 
 
-def _time(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="milliseconds")
-
-
 @dataclass(slots=True)
 class _Counted:
     """An event that has a line, and the number of equal ones since."""
@@ -290,8 +289,8 @@ class _Counted:
     more: int = 0
 
 
-class _Class:
-    """A class of events, with its own budget and its own queue."""
+class _EventClass:
+    """Events with a common budget of lines and a common queue."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -321,10 +320,9 @@ class AuditLines:
         self._broker = broker
         self._clock = clock
         self._lock = threading.Lock()
-        self._frequent = _Class("failed logins and refusals")
-        self._logins = _Class("logins")
-        self._steady = _Class("calls with a login of their own")
-        self._rare = _Class("changes and administrative requests")
+        self._frequent = _EventClass("logins and refusals")
+        self._steady = _EventClass("calls with a login of their own")
+        self._rare = _EventClass("changes and administrative requests")
         self.written = 0
         """Lines that `take` has returned."""
         self.dropped = 0
@@ -387,23 +385,23 @@ class AuditLines:
             self.written += len(found)
         return found
 
-    def _class_of(self, event: Event) -> _Class:
+    def _class_of(self, event: Event) -> _EventClass:
         if event.equal_seconds == STEADY_SECONDS:
             return self._steady
         if isinstance(event, Login) and event.outcome == SUCCESS:
             return self._logins
         return self._frequent if event.equal_seconds else self._rare
 
-    def _drop(self, kind: _Class, count: int) -> None:
+    def _drop(self, kind: _EventClass, count: int) -> None:
         kind.dropped += count
         self.dropped += count
 
-    def _end(self, kind: _Class, event: Event) -> None:
+    def _end(self, kind: _EventClass, event: Event) -> None:
         """Stops counting events that equal this one."""
         if more := kind.equals.pop(event).more:
             self._queue(kind, event, count=more)
 
-    def _queue(self, kind: _Class, event: Event, **fields: int) -> None:
+    def _queue(self, kind: _EventClass, event: Event, **fields: int) -> None:
         line = {
             "time": _time(self._clock.now_us()),
             "broker": self._broker,

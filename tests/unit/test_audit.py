@@ -26,9 +26,9 @@ from sparklog.broker.audit_events import (
     QUEUE_BYTES,
     STEADY_SECONDS,
     TEXT_LENGTH,
+    AdminRequest,
     AuditLines,
     Login,
-    Request,
     RootCall,
     change_of,
     request_of,
@@ -69,7 +69,7 @@ def login(user: str, **more: Any) -> Login:
     return Login(**{**fields, "principal": f"User:{user}", "reason": "wrong", **more})
 
 
-def deletion(name: str) -> Request:
+def deletion(name: str) -> AdminRequest:
     """Returns the deletion of a topic by alice."""
     return request_of("DeleteTopics", "NONE", "User:alice", [name], resource="TOPIC")
 
@@ -280,7 +280,7 @@ def test_a_change_names_what_has_changed() -> None:
     }
 
 
-def test_fields_of_a_delta_are_all_told() -> None:
+def test_every_field_of_a_delta_is_named() -> None:
     """Promise: a part of the state that a later release adds is named, even if it is not shown."""
     state = SecurityState(version=1)
     for field in ("salt_key", "root_key", "home", "ca"):
