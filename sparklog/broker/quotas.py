@@ -101,7 +101,7 @@ class Quotas:
 
     def produced(self, user: str, client_id: str, size_bytes: int) -> int:
         """Counts a request, and returns the milliseconds for which its client is throttled."""
-        return self._sent(QuotaKey.PRODUCER_BYTE_RATE, user, client_id, size_bytes)
+        return self._count_bytes(QuotaKey.PRODUCER_BYTE_RATE, user, client_id, size_bytes)
 
     def producer_debt_ms(self, user: str, client_id: str) -> int:
         """Returns for how long a client that produces is throttled because of earlier requests."""
@@ -114,11 +114,11 @@ class Quotas:
             rate = self._rate_of(key, limit, now_ms)
             return min(rate.bucket.throttle_ms(limit.value, now_ms), THROTTLE_MAX_MS)
 
-    def read(self, user: str, client_id: str, size_bytes: int) -> int:
+    def consumed(self, user: str, client_id: str, size_bytes: int) -> int:
         """Counts records that are sent to a client in any case, as `produced` counts a request."""
-        return self._sent(QuotaKey.CONSUMER_BYTE_RATE, user, client_id, size_bytes)
+        return self._count_bytes(QuotaKey.CONSUMER_BYTE_RATE, user, client_id, size_bytes)
 
-    def _sent(self, key: QuotaKey, user: str, client_id: str, size_bytes: int) -> int:
+    def _count_bytes(self, key: QuotaKey, user: str, client_id: str, size_bytes: int) -> int:
         limit = self._limit(key, user, client_id)
         if limit is None:
             return 0

@@ -238,7 +238,7 @@ class FlightListener:
                     header = _append_header(batch, beside)
                     if self._hooks is not None:
                         requests.append(_append_request(topic, header, batch))
-                    throttles = self._counting_throttles
+                    throttles = self._throttles_in_force
                     size = batch.nbytes if throttles is not None and batch is not None else 0
                     append = self._append(topic, header, batch)
                     # Otherwise they stay in memory while the client reads no reply, or sends
@@ -326,18 +326,18 @@ class FlightListener:
                 call.write(protocol.write_flight_data(data))
                 stream.advance()
                 del data
-            if (throttles := self._counting_throttles) is not None:
+            if (throttles := self._throttles_in_force) is not None:
                 throttles.send(call, caller, size)
 
     @property
-    def _counting_throttles(self) -> Throttles | None:
+    def _throttles_in_force(self) -> Throttles | None:
         """The throttles of clients; None while there are no quotas at all."""
         throttles = self._throttles
-        return throttles if throttles is not None and throttles.counts else None
+        return throttles if throttles is not None and throttles.has_quotas else None
 
     def _sent_ms(self, caller: Caller, size_bytes: int) -> int:
         """Counts records that a tail has sent, and returns its throttle in ms."""
-        throttles = self._counting_throttles
+        throttles = self._throttles_in_force
         return throttles.sent_ms(caller, size_bytes) if throttles is not None else 0
 
     def _before_sending(self, name: str, batch: ReadBatch, message: msgspec.Struct) -> None:
@@ -440,8 +440,8 @@ class FlightListener:
             self._hooks.before(hooked)
         if name not in _WITHOUT_SIGHT:
             self._check_sight()
-        if name in MUTATIONS and (throttles := self._counting_throttles) is not None:
-            throttles.mutate(self._broker, caller, request)
+        if name in MUTATIONS and (throttles := self._throttles_in_force) is not None:
+            throttles.count_mutations(self._broker, caller, request)
         looks = self._broker.metadata.looks
         reply = self._actions[name](caller, request)
         if isinstance(reply, Future):

@@ -36,7 +36,7 @@ class Throttles:
         self._most = most
         self._clock = clock
         self._changed = threading.Condition()
-        self._is_over = False
+        self._is_closed = False
         self._generation = 0
         """Rises when quotas change, which ends all throttles."""
         self.waiting = 0
@@ -44,13 +44,13 @@ class Throttles:
         quotas.on_change.append(self._end_all)
 
     @property
-    def counts(self) -> bool:
+    def has_quotas(self) -> bool:
         """True if there are quotas of any client."""
         return self._quotas.table is not None
 
     def close(self) -> None:
         """Ends all throttles."""
-        self._is_over = True
+        self._is_closed = True
         self._end_all()
 
     def _end_all(self) -> None:
@@ -76,9 +76,9 @@ class Throttles:
         """Counts records that were sent, and returns the throttle in ms."""
         if caller.is_root:
             return 0
-        return self._quotas.read(caller.user, CLIENT_ID, size_bytes)
+        return self._quotas.consumed(caller.user, CLIENT_ID, size_bytes)
 
-    def mutate(self, broker: Broker, caller: Caller, request: object) -> None:
+    def count_mutations(self, broker: Broker, caller: Caller, request: object) -> None:
         """Counts the partitions that an action is about to create or delete.
 
         Raises `MutationQuotaExceeded`, and errors that the action would raise.
@@ -105,7 +105,7 @@ class Throttles:
             generation = self._generation
             self.waiting += 1
             try:
-                while self._generation == generation and not self._is_over:
+                while self._generation == generation and not self._is_closed:
                     now = self._clock.monotonic()
                     if now >= deadline:
                         return
@@ -119,7 +119,7 @@ class Throttles:
 
 
 MUTATIONS: Final = frozenset({"topics.create", "topics.add_partitions", "topics.delete"})
-"""The actions that `Throttles.mutate` counts."""
+"""The actions that `Throttles.count_mutations` counts."""
 
 
 def _partitions_of(broker: Broker, request: CreateTopic | AddPartitions | TopicName) -> int:

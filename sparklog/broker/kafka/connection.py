@@ -270,8 +270,8 @@ class KafkaConnection:
                     f"a request is {size} bytes long; at most {self._request_max_bytes} are allowed"
                 )
                 raise errors.BadRequest(reason=reason)
-            if throttle.counts and not throttle.has_produced:
-                await self._wait_like_others(size)
+            if throttle.has_quotas and not throttle.has_produced:
+                await self._wait_for_others(size)
             await self._unanswered.take(size)
             grant = MemoryGrant(self._memory, self._allowance)
             self._grants.add(grant)

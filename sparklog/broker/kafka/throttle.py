@@ -18,7 +18,7 @@ from sparklog.broker.quotas import Quotas
 class Throttle:
     """Counts the requests of one connection. Used in the listener's event loop."""
 
-    __slots__ = ("_is_over", "_quotas", "_until", "_user", "has_produced")
+    __slots__ = ("_ended", "_quotas", "_until", "_user", "has_produced")
 
     def __init__(self, quotas: Quotas | None, user: str = "") -> None:
         """`quotas`: None if clients have none."""
@@ -26,12 +26,12 @@ class Throttle:
         self._user = user
         self._until = 0.0
         """The end of the throttle, in seconds of the event loop's clock; 0 if there is none."""
-        self._is_over: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
         self.has_produced = False
         """True once a Produce request of this connection was counted, or is about to be."""
 
     @property
-    def counts(self) -> bool:
+    def has_quotas(self) -> bool:
         """True if there are quotas of any client: then the other methods have something to do."""
         return self._quotas is not None and self._quotas.table is not None
 
@@ -64,7 +64,7 @@ class Throttle:
         may_be_sent, throttle_ms = self._quotas.fetched(self._user, client_id, size_bytes)
         return may_be_sent, self.begin(throttle_ms)
 
-    def mutate(self, client_id: str, partitions: int, *, is_strict: bool) -> int:
+    def mutated(self, client_id: str, partitions: int, *, is_strict: bool) -> int:
         """Counts partitions that are created or deleted, and returns the throttle in ms.
 
         Raises `MutationQuotaExceeded`; see `Quotas.mutated`.
@@ -91,19 +91,19 @@ class Throttle:
     async def wait(self) -> None:
         """Waits until the throttle is over."""
         loop = asyncio.get_running_loop()
-        self._is_over = loop.create_future()
+        self._ended = loop.create_future()
         timer = loop.call_at(self._until, self.end)
         try:
-            await self._is_over
+            await self._ended
         finally:
             timer.cancel()
-            self._until, self._is_over = 0.0, None
+            self._until, self._ended = 0.0, None
 
     def end(self) -> None:
         """Ends the throttle, if there is one."""
         self._until = 0.0
-        if self._is_over is not None and not self._is_over.done():
-            self._is_over.set_result(None)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
 
 UNTHROTTLED: Final = Throttle(None)
@@ -121,15 +121,15 @@ class Mutations:
         self._throttle_ms = 0
 
     @property
-    def counts(self) -> bool:
+    def has_quotas(self) -> bool:
         """True if there are quotas of any client."""
-        return self._throttle.counts
+        return self._throttle.has_quotas
 
     def check(self, partitions: int) -> None:
         """Counts partitions. Raises `MutationQuotaExceeded`."""
         try:
             self._note(
-                self._throttle.mutate(self._client_id, partitions, is_strict=self._is_strict)
+                self._throttle.mutated(self._client_id, partitions, is_strict=self._is_strict)
             )
         except errors.MutationQuotaExceeded as error:
             self._note(error.facts["throttle_ms"])

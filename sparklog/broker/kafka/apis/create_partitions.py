@@ -70,7 +70,7 @@ async def _widen(
         if await request.access.still_refused(Operation.ALTER, ResourceType.TOPIC, (topic.name,)):
             raise request.access.error(Operation.ALTER, ResourceType.TOPIC, topic.name)
         if not request.body.validate_only:
-            if mutations.counts:
+            if mutations.has_quotas:
                 mutations.check(_added(context, topic))
             add_partitions = partial(context.broker.topics.add_partitions, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, add_partitions, change)

@@ -64,7 +64,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     mutations = Mutations(
         request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
     )
-    if mutations.counts:
+    if mutations.has_quotas:
         wanted = [
             each
             async for each in context.scheduler.iterate(wanted)

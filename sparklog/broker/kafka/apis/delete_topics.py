@@ -105,7 +105,7 @@ async def _delete(
             error_name = name if name is not None else str(topic_id)
             raise request.access.error(Operation.DELETE, ResourceType.TOPIC, error_name)
         name = found
-        if mutations.counts:
+        if mutations.has_quotas:
             mutations.check(len(broker.partitions.statuses(found)))
         delete = partial(broker.topics.delete, client=request.client)
         await context.run_blocking(WorkerPool.CHANGE, delete, found)

@@ -146,7 +146,7 @@ async def _collect_in_quota(
     Records that may not be sent are dropped. A client that is throttled waits for none.
     """
     throttle, most_bytes = request.throttle, FETCH_BYTES
-    if not throttle.counts:
+    if not throttle.has_quotas:
         await _collect_allowed(context, partitions, request, most_bytes)
         return True, NO_TIME
     most_bytes, throttle_time = throttle.fetch_allowance(request.client_id, most_bytes)

@@ -58,7 +58,7 @@ _RETRY_SECONDS: Final = 0.01
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     throttle_time = NO_TIME
-    if request.throttle.counts:
+    if request.throttle.has_quotas:
         throttle_time = request.throttle.produced(request.client_id, request.size_bytes)
     prepared = await _prepare(context, request)
     pending_appends: list[PendingAppend] = []
