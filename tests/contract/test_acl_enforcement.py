@@ -27,6 +27,7 @@ from sparklog.storage.objects import open_store
 from tests.support.acls import acl, set_acls
 from tests.support.batches import Record, built
 from tests.support.kafkas import Frames, broker, frames
+from tests.support.secured import see
 from tests.support.users import add_alice
 from tests.support.waiting import wait_until
 
@@ -42,12 +43,6 @@ ALL = [
 def enforce(root: Path, *acls: Acl, mode: Mode = Mode.ENFORCE) -> None:
     """Replaces the ACLs of a root."""
     set_acls(open_store(str(root), {}), acls, mode=mode)
-
-
-def see(agent: Agent) -> None:
-    """Makes a broker look at the ACLs, as it does ten times a second."""
-    agent._meta.refresh()
-    agent._access.watch.refresh()
 
 
 def cli(*arguments: str) -> tuple[int, str]:

@@ -29,11 +29,11 @@ from sparklog.broker.kafka.registry import APIS
 from sparklog.security import users
 from sparklog.security.acl import Acl, Operation, ResourceType
 from sparklog.security.credentials import Security
-from sparklog.security.state import Mode
 from sparklog.settings import FlightSettings, KafkaSettings, SecuritySettings
 from sparklog.storage.objects import LocalStore
-from tests.support.acls import acl, set_acls
+from tests.support.acls import acl
 from tests.support.kafkas import broker
+from tests.support.secured import follow_acls
 from tests.support.users import PASSWORD, add_alice, change_users
 from tests.support.waiting import wait_until
 
@@ -61,11 +61,6 @@ class World:
             security=SecuritySettings(audit_file=str(self.path)),
         ) as self.agent:
             yield self.agent
-
-    def see(self, *acls: Acl, mode: Mode = Mode.ENFORCE) -> None:
-        """Replaces the ACLs, and has the broker go by them."""
-        set_acls(self.store, acls, mode=mode)
-        self.agent._access.watch.refresh()
 
     def lines(self) -> list[dict[str, Any]]:
         complete = self.path.read_text().rpartition("\n")[0] if self.path.exists() else ""
@@ -115,7 +110,7 @@ def everything(principal: str = ALICE) -> list[Acl]:
 def test_clients_of_kafka_are_audited(world: World) -> None:
     """Promise: logins, refusals and administrative requests, with user, address and outcome."""
     with world.serving():
-        world.see(*everything())
+        follow_acls(world.agent, *everything())
         admin = world.admin()
         entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
         retention = ConfigResource("topic", "orders", incremental_configs=[entry])
@@ -130,7 +125,7 @@ def test_clients_of_kafka_are_audited(world: World) -> None:
                     future.result(10)
         with pytest.raises(KafkaException):
             world.admin("wrong").list_topics(timeout=2)
-        world.see()
+        follow_acls(world.agent)
         refused = admin.create_topics([NewTopic("orders", 1)])
         with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
             refused["orders"].result(10)
@@ -175,7 +170,7 @@ def test_clients_of_kafka_are_audited(world: World) -> None:
 def test_native_clients_and_programs_at_the_root_are_audited(world: World) -> None:
     """Promise: the same for Flight; the name of a program with the root's keys is a claim."""
     with world.serving():
-        world.see(*everything())
+        follow_acls(world.agent, *everything())
         with world.connect() as log:
             log.create_topic("orders", 1)
             log.delete_topic("orders")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow.flight as flight
 import pytest
@@ -15,12 +13,10 @@ import pytest
 from sparklog import errors
 from sparklog.broker.agent import Agent
 from sparklog.formats import flight_messages
-from sparklog.security.quotas import changed, entity_of
 from sparklog.settings import FlightSettings, KafkaSettings
-from sparklog.storage.objects import LocalStore
 from tests.support.flights import BrokerClient
 from tests.support.kafkas import broker
-from tests.support.users import change_users
+from tests.support.secured import set_quota
 from tests.support.waiting import wait_until
 
 QUOTA: Final = 100_000
@@ -45,13 +41,6 @@ def _client(agent: Agent) -> Iterator[BrokerClient]:
         yield client
     for entity, values in dict(agent._access.watch.state.quotas).items():
         set_quota(agent, entity.parts, **dict.fromkeys(values))
-
-
-def set_quota(agent: Agent, parts: Any, **values: float | None) -> None:
-    """Changes quotas of an entity, and has the broker go by them."""
-    change_users(LocalStore(Path(agent.settings.root)), changed(entity_of(parts), values))
-    agent._meta.refresh()
-    agent._access.watch.refresh()
 
 
 def waiting(agent: Agent) -> int:

@@ -22,12 +22,9 @@ from sparklog.broker.kafka import connection
 from sparklog.broker.security_admin import CHANGED_QUOTAS
 from sparklog.formats import consumer_offsets
 from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
-from sparklog.security.quotas import changed, entity_of
 from sparklog.security.state import Mode
-from sparklog.storage.objects import LocalStore
 from tests.contract.test_acl_enforcement import members
-from tests.support.acls import acl, set_acls
-from tests.support.comparing import metadata_fields
+from tests.support.acls import acl
 from tests.support.kafkarequests import (
     CREATE_TOPICS,
     batch,
@@ -39,7 +36,7 @@ from tests.support.kafkarequests import (
 )
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.quota_cases import ALTER, CASES, DESCRIBE, altered, described, entry
-from tests.support.users import change_users
+from tests.support.secured import follow_acls, set_quota
 from tests.support.waiting import wait_until
 
 CREATE_PARTITIONS, DELETE_TOPICS, METADATA = 37, 20, 3
@@ -63,13 +60,6 @@ def _client(agent: Agent) -> Iterator[Frames]:
         yield client
     for entity, values in dict(agent._access.watch.state.quotas).items():
         set_quota(agent, entity.parts, **dict.fromkeys(values))
-
-
-def set_quota(agent: Agent, parts: Any, **values: float | None) -> None:
-    """Changes quotas of an entity, and has the broker go by them."""
-    change_users(LocalStore(Path(agent.settings.root)), changed(entity_of(parts), values))
-    agent._meta.refresh()
-    agent._access.watch.refresh()
 
 
 def produced(client: Frames, size: int, topic: str = TOPIC) -> tuple[Any, float]:
@@ -109,7 +99,6 @@ def test_what_is_not_supported_is_refused(client: Frames) -> None:
 
 def test_quotas_are_changed_by_those_who_may(agent: Agent, client: Frames) -> None:
     """Promise: while ACLs are observed or enforced, a change needs ALTER_CONFIGS on the cluster."""
-    store = LocalStore(Path(agent.settings.root))
     change = altered({"user": "x"}, producer_byte_rate=1.0)
     allowed = acl(ResourceType.CLUSTER, CLUSTER_NAME, Operation.ALTER_CONFIGS)
     for mode, acls, code in (
@@ -117,8 +106,7 @@ def test_quotas_are_changed_by_those_who_may(agent: Agent, client: Frames) -> No
         (Mode.OBSERVE, [allowed], ErrorCode.none),
         (Mode.OFF, [], ErrorCode.none),
     ):
-        set_acls(store, acls, mode=mode)
-        agent._access.watch.refresh()
+        follow_acls(agent, *acls, mode=mode)
         (found,) = client.ask(ALTER, 1, change).entries
         assert found.error_code is code, (mode, acls)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -21,6 +19,7 @@ from sparklog.storage.objects import LocalStore
 from tests.support.acls import acl, set_acls
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.scram_cases import ALTER, CASES, DESCRIBE, altered, described, upsertion
+from tests.support.secured import follow_acls
 
 
 @pytest.fixture(name="agent", scope="module")
@@ -34,15 +33,9 @@ def _agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 @pytest.fixture(name="client")
 def _client(agent: Agent) -> Iterator[Frames]:
     """An anonymous administrator of the users."""
-    follow(agent, acl(ResourceType.CLUSTER, CLUSTER_NAME, Operation.ALTER), mode=Mode.ENFORCE)
+    follow_acls(agent, acl(ResourceType.CLUSTER, CLUSTER_NAME, Operation.ALTER), mode=Mode.ENFORCE)
     with frames(agent) as client:
         yield client
-
-
-def follow(agent: Agent, *acls: Any, mode: Mode) -> None:
-    """Changes the policy, and has the broker go by it."""
-    set_acls(LocalStore(Path(agent.settings.root)), acls, mode=mode)
-    agent._access.watch.refresh()
 
 
 def test_requests_are_checked_as_in_kafka(client: Frames) -> None:
@@ -56,13 +49,13 @@ def test_requests_are_checked_as_in_kafka(client: Frames) -> None:
 
 def test_users_are_changed_only_where_rights_are_evaluated(agent: Agent, client: Frames) -> None:
     """Promise: without ACLs everybody could change the password of everybody; the error says so."""
-    follow(agent, mode=Mode.OFF)
+    follow_acls(agent, mode=Mode.OFF)
     (result,) = client.ask(ALTER, 0, altered(upsertion("mallory"))).results
     reply = client.ask(DESCRIBE, 0, described("carol"))
     for each in (result, reply):
         assert each.error_code is ErrorCode.security_disabled
         assert "sparklog security observe" in each.error_message
-    follow(agent, mode=Mode.OBSERVE)
+    follow_acls(agent, mode=Mode.OBSERVE)
     (result,) = client.ask(ALTER, 0, altered(upsertion("mallory"))).results
     assert result.error_code is ErrorCode.cluster_authorization_failed
     assert "mallory" not in agent._access.watch.state.users

@@ -21,7 +21,7 @@ from sparklog.broker import login_failures
 from sparklog.broker.agent import Agent
 from sparklog.listeners import Listener, parse
 from sparklog.security import users
-from sparklog.security.acl import CLUSTER_NAME, Acl, Operation, ResourceType
+from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sparklog.security.state import Mode
 from sparklog.settings import (
     FlightSettings,
@@ -32,9 +32,10 @@ from sparklog.settings import (
     load_settings,
 )
 from sparklog.storage.objects import LocalStore
-from tests.support.acls import acl, set_acls
+from tests.support.acls import acl
 from tests.support.certificates import Authority
 from tests.support.kafkas import broker
+from tests.support.secured import follow_acls, see
 from tests.support.users import PASSWORD, add_alice, change_users
 
 SECONDS = 10.0
@@ -113,12 +114,6 @@ def get(
         return response.status, response.read().decode()
 
 
-def follow(agent: Agent, *acls: Acl, mode: Mode = Mode.ENFORCE) -> None:
-    """Replaces the ACLs, and has the broker go by them."""
-    set_acls(LocalStore(Path(agent.settings.root)), acls, mode=mode)
-    agent._access.watch.refresh()
-
-
 def test_scrapes_log_in_over_https(tmp_path: Path, authority: Authority) -> None:
     """Promise: `/metrics` asks for a user, and probes for none; the password may be remembered.
 
@@ -140,7 +135,7 @@ def test_scrapes_log_in_over_https(tmp_path: Path, authority: Authority) -> None
             assert "sparklog_build_info" in text
         assert get(agent, ca=ca, user="alice", password="wrong")[0] == 401
         change_users(LocalStore(tmp_path / "root"), users.disabled("alice", True))
-        agent._access.watch.refresh()
+        see(agent)
         assert get(agent, ca=ca, user="alice")[0] == 401
     lines = [json.loads(each) for each in (tmp_path / "audit.json").read_text().splitlines()]
     logins = [each for each in lines if each["event"] == "login"]
@@ -154,14 +149,14 @@ def test_metrics_need_describe_on_the_cluster(tmp_path: Path, authority: Authori
     are no rights to look at.
     """
     with serving(tmp_path, authority, "SASL_PLAINTEXT") as agent:
-        follow(agent)
+        follow_acls(agent)
         status, text = get(agent, user="alice")
         assert status == 403
         assert "DESCRIBE" in text
         assert get(agent, "/readyz")[0] == 200
-        follow(agent, ALLOWED)
+        follow_acls(agent, ALLOWED)
         assert get(agent, user="alice")[0] == 200
-        follow(agent, mode=Mode.OBSERVE)
+        follow_acls(agent, mode=Mode.OBSERVE)
         denied = agent._access.authorization.denied
         assert get(agent, user="alice")[0] == 200
         assert agent._access.authorization.denied == denied + 1
@@ -172,7 +167,7 @@ def test_metrics_are_served_while_users_cannot_be_read(
 ) -> None:
     """Promise: the last known users and ACLs decide, as the metrics show the trouble."""
     with serving(tmp_path, authority, "SASL_PLAINTEXT") as agent:
-        follow(agent, ALLOWED)
+        follow_acls(agent, ALLOWED)
         monkeypatch.setattr(agent._access.watch, "_stale_seconds", 0.0)
         assert agent._access.watch.is_stale
         status, text = get(agent, user="alice")

@@ -48,6 +48,7 @@ from tests.support import kafkarequests
 from tests.support.certificates import Authority
 from tests.support.issuer import SECRET, Issuer, send, token_endpoint, web_server
 from tests.support.kafkas import Frames, close_leavings
+from tests.support.secured import see
 from tests.support.users import PASSWORD, add_alice
 from tests.support.waiting import wait_until
 
@@ -315,8 +316,7 @@ def test_tasks_get_tokens_that_end_with_the_one_of_the_driver(
         with pytest.raises(errors.NotAuthenticated, match="the root has no key to sign tokens"):
             task_credentials_for(location, ["t"])
         add_alice(open_store(str(root), {}))
-        agent._meta.refresh()
-        agent._access.watch.refresh()
+        see(agent)
         found = task_credentials_for(location, ["t"])
         assert found is not None
         key_of_root = agent._access.watch.state.root_key

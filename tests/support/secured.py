@@ -1,7 +1,8 @@
-"""A broker whose Flight clients log in, over TLS."""
+"""Brokers whose clients log in, and changes of their users, ACLs and quotas in tests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from sparklog.security import users
 from sparklog.security.acl import Acl
 from sparklog.security.credentials import Security
 from sparklog.security.policies import with_ca
+from sparklog.security.quotas import changed, entity_of
 from sparklog.security.state import Mode
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
-from sparklog.storage.objects import open_store
+from sparklog.storage.objects import LocalStore, open_store
 from tests.support.acls import set_acls
 from tests.support.certificates import Authority
 from tests.support.users import PASSWORD, change_users
@@ -56,8 +58,25 @@ class Secured:
         """Replaces the ACLs, and has the broker go by them, if it is running."""
         set_acls(self.store, acls, mode=mode, **more)
         if self.agent._is_serving:
-            self.agent._meta.refresh()
-            self.agent._access.watch.refresh()
+            see(self.agent)
+
+
+def see(agent: Agent) -> None:
+    """Has a broker look at its users, ACLs and quotas, as it does ten times a second."""
+    agent._meta.refresh()
+    agent._access.watch.refresh()
+
+
+def follow_acls(agent: Agent, *acls: Acl, mode: Mode = Mode.ENFORCE) -> None:
+    """Replaces the ACLs and the policy of a root, and has its broker go by them."""
+    set_acls(LocalStore(Path(agent.settings.root)), acls, mode=mode)
+    see(agent)
+
+
+def set_quota(agent: Agent, parts: Mapping[str, str | None], **values: float | None) -> None:
+    """Changes quotas of an entity, and has the broker go by them."""
+    change_users(LocalStore(Path(agent.settings.root)), changed(entity_of(parts), values))
+    see(agent)
 
 
 def flight_agent(
