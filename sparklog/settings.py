@@ -49,7 +49,7 @@ _ORDINAL = re.compile(r"-([0-9]+)$")
 """The end of a host name of a StatefulSet's pod, as Kubernetes numbers them."""
 
 _SENT_OPENLY: Final = (PLAIN, OAUTHBEARER)
-"""The SASL mechanisms with which a listener on the way could log in, too."""
+"""The SASL mechanisms whose messages an eavesdropper could log in with."""
 
 NOT_ABOVE: Final = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),

@@ -66,7 +66,7 @@ class AccessControl:
         self.watch = watch_security(settings, store, clock=clock, refused=refused)
         self._refused = refused
         self._verifier: TokenVerifier | None = None
-        """Of OAuth tokens."""
+        """Verifies OAuth tokens; set by `open`, if clients log in with them."""
         self.authentication: Authentication | None = None
         """The users of the root, if a listener asks for a login."""
         self.login_delays = FailureDelays(clock)

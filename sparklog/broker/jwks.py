@@ -27,13 +27,13 @@ from sparklog.security.jwt import JWKS_BYTES_MAX, Jwks
 FETCH_SECONDS = 5.0  # for a whole response
 FETCHED_EVERY_SECONDS: Final = 3_600.0
 UNKNOWN_KEY_SECONDS: Final = 60.0
-"""Between two fetches because of tokens with unknown keys, which any client can send."""
+"""The minimum time between two fetches because of unknown keys: any client can name one."""
 KEPT_SECONDS: Final = 24 * 3_600.0
-"""The age from which on keys are not used."""
+"""The age at which keys are no longer used."""
 _READ_EVERY_SECONDS: Final = 1.0
-"""Between two looks at a file."""
+"""The interval at which a file is read."""
 _RETRIED_SECONDS: Final = 5.0
-"""Between two attempts, while they fail."""
+"""The interval of attempts to fetch the keys while they fail."""
 _log = structlog.get_logger("sparklog.broker")
 
 
@@ -101,7 +101,7 @@ class JwksSource:
     def refresh_for_unknown_key(self) -> Future[None]:
         """Returns a future that is done once a fetch has ended, or now, if none may begin.
 
-        At most one fetch begins in `UNKNOWN_KEY_SECONDS`. All who ask during a fetch wait for it.
+        At most one fetch begins in `UNKNOWN_KEY_SECONDS`. All calls during a fetch wait for it.
         """
         with self._asking:
             if self._fetching is None or self._fetching.done():

@@ -46,7 +46,7 @@ class TokenVerifier:
         self._keys: Jwks | None = None
         """The keys that verified the tokens in `_remembered`."""
         self._remembered: OrderedDict[bytes, JwtSubject] = OrderedDict()
-        """The clients by the digests of their tokens."""
+        """The clients by the SHA-256 digests of their tokens, the longest unused first."""
 
     def remembered(self, token: str) -> JwtSubject | None:
         """Returns the client of a token that was accepted before. Takes microseconds.
@@ -86,7 +86,10 @@ class TokenVerifier:
         return found
 
     def newer_keys(self) -> Future[None]:
-        """Returns a future that is done once the keys have been fetched again, if that may be."""
+        """Returns a future that is done once the keys have been fetched for an unknown key.
+
+        It is done at once if the last such fetch was less than a minute ago.
+        """
         return self._source.refresh_for_unknown_key()
 
     def _now_seconds(self) -> float:

@@ -61,11 +61,11 @@ class JwtRejected(BadToken):
 
 
 class UnknownKey(JwtRejected):
-    """A token names a key that the JWKS does not have; it may have it since."""
+    """A token names a key that the JWKS does not have; the issuer may have added it since."""
 
 
 class NotPermitted(JwtRejected):
-    """A token is valid, but names a user that may not log in with it; it may since."""
+    """A token is valid, but names a user that does not permit it, as far as this broker knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ _BYTES_MAX: Final = 24 * 1024
 """The token (`jwt.TOKEN_BYTES_MAX`), and extensions."""
 _SEPARATOR: Final = "\x01"
 _AUTH: Final = "auth"
-_BEGIN: Final = re.compile(r"n,(?:a=((?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,")
-"""No channel binding, and the name that the client acts as (RFC 5801)."""
+_GS2_HEADER: Final = re.compile(r"n,(?:a=((?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,")
+"""No channel binding, and the authorization identity, if there is one (RFC 5801)."""
 _KEY: Final = re.compile(r"[A-Za-z]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e \t\r\n]+")
 _BEARER: Final = re.compile(r"bearer +([-_.a-zA-Z0-9]+)", re.IGNORECASE)
@@ -31,8 +31,8 @@ class ClientResponse(NamedTuple):
     """The client's message."""
 
     token: str
-    acting: str
-    """The name that the client acts as; empty: its own."""
+    authzid: str
+    """The authorization identity, the name that the client acts as; empty: its own."""
 
 
 def read_response(message: bytes) -> ClientResponse:
@@ -46,7 +46,7 @@ def read_response(message: bytes) -> ClientResponse:
         begin, _, rest = message.decode("ascii").partition(_SEPARATOR)
     except UnicodeDecodeError:
         raise ValueError("the message is not ASCII") from None
-    found = _BEGIN.fullmatch(begin)
+    found = _GS2_HEADER.fullmatch(begin)
     if found is None or not rest.endswith(2 * _SEPARATOR):
         raise ValueError("the message is malformed")
     values: dict[str, str] = {}
@@ -60,10 +60,10 @@ def read_response(message: bytes) -> ClientResponse:
     bearer = _BEARER.fullmatch(values.get(_AUTH, ""))
     if bearer is None:
         raise ValueError("it has no token of the type Bearer")
-    acting = (found[1] or "").replace("=2C", ",").replace("=3D", "=")
-    return ClientResponse(bearer[1], acting)
+    authzid = (found[1] or "").replace("=2C", ",").replace("=3D", "=")
+    return ClientResponse(bearer[1], authzid)
 
 
 def refusal(reason: str) -> str:
-    """Returns the server's answer to a token that it refuses, as Kafka's, and the reason."""
+    """Returns the server's answer to a token that it refuses: that of Kafka, and the reason."""
     return json.dumps({"status": "invalid_token", "error_description": reason})

@@ -30,6 +30,7 @@ _WHOLE: Final[Mapping[QuotaKey, int]] = {
 }
 """The keys whose values are whole numbers, and their maximum, as in Kafka."""
 _FRACTION: Final = 1e-6
+"""The deviation from a whole number that is ignored, as in Kafka."""
 _NOT_SUPPORTED: Final = "request_percentage"
 ANY: Final = object()
 """In a filter: every name of this type, and the default."""

@@ -71,6 +71,7 @@ _STRINGS: Final = {12, 19, 20, 22, 27, _BMP_STRING}
 """The tags of UTF8String, PrintableString and the others that Java shows as text."""
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 _SPACES: Final = " \r"
+"""Escaped at the begin and the end of a value, as in Java."""
 
 
 def _values(content: bytes) -> Iterator[_Value]:
@@ -88,6 +89,7 @@ def _values(content: bytes) -> Iterator[_Value]:
 
 
 def _relative_names(subject: bytes) -> Iterator[list[_Attribute]]:
+    """Yields the relative distinguished names (RDN); most have one attribute."""
     (name,) = _values(subject)
     for relative in _values(name.content):
         found = []

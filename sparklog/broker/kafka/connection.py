@@ -123,7 +123,7 @@ class KafkaConnection:
         self._session: ExpiringSession | None = None
         """The session of a user that has to log in again; None if it does not."""
         self.throttle = UNTHROTTLED
-        """Counts for the quotas of the client, once it is known."""
+        """The throttle of the client, once it is known."""
         self._request_max_bytes = request_max_bytes
         self._clock = clock
         self._unanswered = MemoryPool(_CONNECTION_BYTES)

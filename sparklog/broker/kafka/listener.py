@@ -95,12 +95,12 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.TOKENS: 1,
     WorkerPool.LARGE_REQUEST: 1,
 }
-_CREDENTIALS: Final[Mapping[LoginMethod | None, str]] = {
+_SESSION_LIMITS: Final[Mapping[LoginMethod | None, str]] = {
     None: "session",
     LoginMethod.CERTIFICATE: "certificate",
     LoginMethod.OAUTH: "token",
 }
-"""The limit of a session's duration, for the log."""
+"""The name of the limit of a session, by the method of its login; for the log."""
 _log = structlog.get_logger("sparklog.kafka")
 
 
@@ -630,7 +630,7 @@ class KafkaListener:
         if self._watch is not None and not identity.is_current(self._watch.state):
             return f"{identity.principal} was removed or disabled"
         if identity.ends_at <= self._clock.now_us() / 1e6:
-            return f"the {_CREDENTIALS[identity.method]} of {identity.principal} has expired"
+            return f"the {_SESSION_LIMITS[identity.method]} of {identity.principal} has expired"
         return ""
 
     def _ended(self, task: asyncio.Task[None], peer: str, turn: Turn | None) -> None:

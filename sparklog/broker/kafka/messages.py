@@ -83,7 +83,7 @@ class Origin(NamedTuple):
     access: Access
     """Authorizes the client, and names its user."""
     throttle: Throttle = UNTHROTTLED
-    """Counts what the client does for its quotas."""
+    """Counts what the client does, for its quotas."""
 
 
 NO_ORIGIN: Final = Origin("", Listener(PLAINTEXT, PLAINTEXT, ""), access.OPEN)
@@ -124,7 +124,7 @@ class Request:
 
     @property
     def throttle(self) -> Throttle:
-        """Counts what the client does for its quotas."""
+        """Counts what the client does, for its quotas."""
         return self.origin.throttle
 
     @property
@@ -174,7 +174,7 @@ HEADER_BEGIN_BYTES: Final = _HEADER.size + 2
 
 
 def client_id_bytes(begin: bytes) -> int:
-    """Returns the length of the client id, of a request that begins so; 0 for null."""
+    """Returns the length of the client id of a request with these first bytes; 0 for null."""
     return max(int.from_bytes(begin[_HEADER.size :], "big", signed=True), 0)
 
 

@@ -23,7 +23,7 @@ from sparklog.clock import Clock
 
 REAUTHENTICATION_SECONDS = 10  # for all frames of a login
 _INTERVAL_SECONDS: Final = 1.0
-"""Between the beginnings of two of them. An earlier SaslHandshake is answered as an error."""
+"""The minimum time between two of them. An earlier SaslHandshake is answered as an error."""
 
 SESSION_ENDED: Final = "its session has ended, and it has not logged in again (KIP-368)"
 

@@ -96,7 +96,7 @@ class HandlerContext(Protocol):
         """Returns what a client may do, by its user and its address."""
 
     def throttle_of(self, user: str) -> Throttle:
-        """Returns what counts for the quotas of a client on a new connection."""
+        """Returns the throttle of a new connection of a user."""
 
     def log_closed(self, peer: str, reason: str) -> None:
         """Logs why a connection is closed. If there are many per second, most are only counted."""

@@ -51,7 +51,7 @@ _TOKEN_FAILED: Final = "Authentication failed: Invalid username or password"
 _MALFORMED: Final = (
     f"Authentication failed due to invalid credentials with SASL mechanism {OAUTHBEARER}"
 )
-_LAST_LIFETIME_SECONDS: Final = 1e9
+_LIFETIME_MAX_SECONDS: Final = 1e9
 """The longest lifetime of a session in a reply; some 30 years."""
 
 
@@ -279,7 +279,7 @@ class SaslServer:
         if self.identity is None or self.identity.ends_at == math.inf:
             return dt.timedelta()
         seconds = self.identity.ends_at - self._now_seconds()
-        milliseconds = round(min(max(seconds, 0.0), _LAST_LIFETIME_SECONDS) * 1e3)
+        milliseconds = round(min(max(seconds, 0.0), _LIFETIME_MAX_SECONDS) * 1e3)
         return dt.timedelta(milliseconds=max(milliseconds, 1))
 
     def _now_seconds(self) -> float:
@@ -363,7 +363,7 @@ class _OAuthExchange:
             text = oauth_bearer.refusal(error.cause)
             self.refused = LoginRefused(f"the token is refused: {error}", is_guess=True, text=text)
             return text.encode()
-        if response.acting not in ("", identity.name):
+        if response.authzid not in ("", identity.name):
             reason = f"user {identity.name[:_SHOWN]!r} asks to act as another one"
             raise LoginRefused(reason, is_guess=True, user=identity.name, text=_MALFORMED)
         self.identity = identity
@@ -384,12 +384,12 @@ class _PlainExchange:
         if len(token) > _PLAIN_BYTES_MAX:
             raise LoginRefused(f"the token has {len(token)} bytes", is_guess=True)
         try:
-            acting, user, password = token.decode().split("\0")
+            authzid, user, password = token.decode().split("\0")
         except ValueError:
             raise LoginRefused("the token of PLAIN is malformed", is_guess=True) from None
         if not user or not password or len(user.encode()) > NAME_BYTES_MAX:
             raise LoginRefused("the user or the password is empty or too long", is_guess=True)
-        if acting not in ("", user):
+        if authzid not in ("", user):
             reason = f"user {user[:_SHOWN]!r} asks to act as another one"
             raise LoginRefused(reason, is_guess=True, user=user)
         found = self._authentication.remembered(user, password)

@@ -33,8 +33,8 @@ _LOGGED_SECONDS: Final = 1.0
 """The minimum time between two log lines of logins that have failed."""
 
 
-class LoginRefused(NamedTuple):
-    """The response to a request without the right to the metrics."""
+class ErrorResponse(NamedTuple):
+    """The HTTP response to a request without the right to the metrics."""
 
     status: int
     reason: str
@@ -72,15 +72,15 @@ class MetricsLogins:
         """Returns when the thread has ended."""
         self._pool.shutdown()
 
-    async def refusal(self, header: str, host: str) -> LoginRefused | None:
+    async def refusal(self, header: str, host: str) -> ErrorResponse | None:
         """Returns the response to a request that may not get the metrics; None if it may.
 
         `header`: its `authorization`. `host`: the client's address.
         """
         if not is_basic(header):
-            return LoginRefused(401, "a login is needed: the user and the password of Basic", _ASK)
+            return ErrorResponse(401, "a login is needed: the user and the password of Basic", _ASK)
         if self._authorization.watch.is_unread:
-            return LoginRefused(503, "the users of the root have not been read yet")
+            return ErrorResponse(503, "the users of the root have not been read yet")
         user, password = credentials_in(header)
         identity = await self._log_in(user, password)
         if identity is None:
@@ -90,9 +90,9 @@ class MetricsLogins:
         try:
             await loop.run_in_executor(self._pool, rights.check_one, Operation.DESCRIBE)
         except errors.NotAuthorized as error:
-            return LoginRefused(403, str(error))
+            return ErrorResponse(403, str(error))
         except errors.SecurityNotRead as error:
-            return LoginRefused(503, str(error))
+            return ErrorResponse(503, str(error))
         self._audit.logged_in(PLAIN, identity.principal, host, is_repeated=True)
         return None
 
@@ -105,7 +105,7 @@ class MetricsLogins:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._authentication.log_in, user, password)
 
-    async def _failed(self, user: str, host: str) -> LoginRefused:
+    async def _failed(self, user: str, host: str) -> ErrorResponse:
         """Logs a login that has failed, and waits."""
         self._audit.login_failed(PLAIN, user, host, WRONG)
         loop = asyncio.get_running_loop()
@@ -113,4 +113,4 @@ class MetricsLogins:
             self._logged_at = now
             _log.warning("a login has failed", peer=host, reason=f"user {user[:_SHOWN]!a}: {WRONG}")
         await asyncio.sleep(self._delays.next_seconds(network_of(host), user))
-        return LoginRefused(401, "the user name or the password is wrong", _ASK)
+        return ErrorResponse(401, "the user name or the password is wrong", _ASK)
