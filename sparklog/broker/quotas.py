@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sparklog import errors
 from sparklog.broker.peers import network_of
@@ -35,7 +35,6 @@ CONNECTION_THROTTLE_MAX_MS = 10_000  # for which a connection waits; later ones 
 
 _Group = tuple[QuotaKey, str | None]
 """The key of a quota, and the user; None: clients of every user."""
-_ADDRESS: Final[_Group] = (QuotaKey.CONNECTION_CREATION_RATE, None)
 
 
 class ClientRate(NamedTuple):
@@ -206,13 +205,14 @@ class Quotas:
         found = table.of_address(address) if table is not None else None
         if found is None:
             return 0
+        key = QuotaKey.CONNECTION_CREATION_RATE
         limit, is_own = found
         now_ms = self._now_ms()
         with self._lock:
             name = address if is_own else network_of(address)
-            rate = self._connections.of(_ADDRESS, name, now_ms)
+            rate = self._connections.of((key, None), name, now_ms)
             rate.add(1, now_ms)
-            throttle_ms = self._noted(_ADDRESS[0], rate.throttle_ms(limit, now_ms))
+            throttle_ms = self._noted(key, rate.throttle_ms(limit, now_ms))
             if throttle_ms <= CONNECTION_THROTTLE_MAX_MS:
                 return throttle_ms
             rate.add(-1, now_ms)

@@ -114,11 +114,11 @@ class Gate:
         `needs_fresh`: False if it is served even while the security state cannot be read.
         """
         watch = self.authorization.watch
+        names_client = call.listener.has_sasl or call.principal is not None
         if needs_fresh or watch.is_unread:
             self.check_fresh()
-            if call.listener.has_sasl or call.principal is not None:
+            if names_client:
                 watch.check_fresh()  # a user that was removed could continue for an hour
-        names_client = call.listener.has_sasl or call.principal is not None
         if not (names_client or self.authorization.evaluates):
             return self._caller(call)
         looks = watch.looks
@@ -205,16 +205,17 @@ class Gate:
             raise BadToken("the header authorization has no token of a broker")
         if (found := authentication.remembered_token(token)) is not None:
             return found
-        if is_quick:
-            if not self._may_verify_now(call):
-                raise BadToken("its OAuth token has not been verified yet")
-            return self._noted(call, authentication.log_in_by_token(token))
+        if is_quick and not self._may_verify_now(call):
+            raise BadToken("its OAuth token has not been verified yet")
         try:
-            return self._noted(call, authentication.log_in_by_token(token))
+            identity = authentication.log_in_by_token(token)
         except UnknownKey:
+            if is_quick:
+                raise
             with contextlib.suppress(TimeoutError):
                 authentication.newer_keys().result(_KEYS_SECONDS)
-        return self._noted(call, authentication.log_in_by_token(token))
+            identity = authentication.log_in_by_token(token)
+        return self._noted(call, identity)
 
     def _noted(self, call: Call, identity: Identity, mechanism: str = OAUTHBEARER) -> Identity:
         """Returns the client, after its login was noted in the audit."""
