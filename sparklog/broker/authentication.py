@@ -77,7 +77,7 @@ class Identity(NamedTuple):
 def identity_of(
     state: SecurityState, name: str, method: LoginMethod, *, ends_at: float
 ) -> Identity:
-    """Returns the client whom a certificate or a token names.
+    """Returns the client that a certificate or a token names.
 
     Raises ValueError with the reason if it may not be that one.
     """

@@ -31,7 +31,7 @@ class Sampled(Protocol):
     """A rate, or a bucket."""
 
     def is_idle(self, now_ms: int) -> bool:
-        """Returns whether it is as good as new."""
+        """Returns whether a new one would do the same."""
 
 
 class Rate:
@@ -143,7 +143,7 @@ class ByteRate:
         self.rate.add(size_bytes, now_ms)
 
     def is_idle(self, now_ms: int) -> bool:
-        """Returns whether it is as good as new."""
+        """Returns whether a new one would do the same."""
         return self.bucket.is_idle(now_ms) and self.rate.is_idle(now_ms)
 
 

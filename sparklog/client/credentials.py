@@ -146,9 +146,9 @@ class _TokenFile:
         return f"Bearer {self._token}"
 
     def has_another(self) -> bool:
-        """Returns whether the file has another token than the last one that was refused.
+        """Returns whether the file has another token than at the last refusal.
 
-        That of the next refusal is the one that it has now.
+        To be called at each refusal: it remembers the token that the file has now.
         """
         self.header()
         refused, self._refused = self._refused, self._token

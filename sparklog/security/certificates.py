@@ -1,4 +1,4 @@
-"""Certificates: the hosts that they are valid for, when they expire, and whom they name."""
+"""Certificates: the hosts that they are valid for, their expiry, and the principals they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The security state of a root: users, ACLs, quotas and policy; and the changes of it.
+"""The security state of a root: users, ACLs, quotas and policy, and its changes.
 
 The state is versioned as the metadata is (`storage/security_store.py`). Each version names its
 author. All values are immutable.
@@ -32,7 +32,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """True if the user cannot log in."""
     methods: tuple[LoginMethod, ...] = ()
     """The methods by which a principal of this name is this user. With another method it is
-    refused, so that no issuer can name a user whom it should not; sorted."""
+    refused, so that an issuer cannot name any user it likes; sorted."""
 
 
 class Mode(enum.StrEnum):

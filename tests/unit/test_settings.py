@@ -507,7 +507,7 @@ def test_plain_is_offered_where_nobody_listens(tmp_path: Path) -> None:
 
 
 def test_tokens_are_accepted_at_listeners_that_ask_for_a_login() -> None:
-    """OAUTHBEARER is offered with [oauth], where nobody can read the token on the way."""
+    """OAUTHBEARER is offered with [oauth], over TLS and on loopback addresses."""
     listen = "SASL_SSL://10.0.0.7:1,A=SASL_PLAINTEXT://10.0.0.7:2,B=SASL_PLAINTEXT://127.0.0.1:3"
     given = ROOT | {"kafka.listen": listen, "tls.certificate": "c.pem", "tls.key": "k.pem"}
     oauth = {"oauth.jwks": "https://h/k", "oauth.issuer": "i", "oauth.audience": "a"}
@@ -546,7 +546,7 @@ def test_tokens_are_accepted_at_listeners_that_ask_for_a_login() -> None:
     ],
 )
 def test_tables_for_tokens_that_are_not_complete(change: dict[str, str], reason: str) -> None:
-    """The error names the key of [oauth] and what is wrong with it."""
+    """The error names the key of [oauth] and the reason."""
     given = ROOT | {
         "kafka.listen": "SASL_PLAINTEXT://127.0.0.1:9092",
         "oauth.jwks": "http://[::1]:8080/keys",

@@ -199,7 +199,7 @@ class Gate:
         )
 
     def _by_oauth(self, call: Call, token: str, *, is_quick: bool) -> Identity:
-        """Returns the client whom a token of an OAuth issuer names. See `_identify`."""
+        """Returns the client that a token of an OAuth issuer names. See `_identify`."""
         authentication = self._authentication
         if authentication is None:
             raise BadToken("the header authorization has no token of a broker")
@@ -242,7 +242,7 @@ class Gate:
         return call.is_of_known_client and self._verified <= _VERIFIED_PER_SECOND
 
     def _certified(self, call: Call, principal: CertificatePrincipal) -> Identity:
-        """Returns the client whom a certificate names. Raises `BadToken`."""
+        """Returns the client that a certificate names. Raises `BadToken`."""
         state = self.authorization.watch.state
         method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
         if ends_at <= self._clock.now_us() / 1e6:

@@ -55,7 +55,7 @@ class Admission:
             tls: encrypts the connections; None: they are plaintext.
             logins: logs clients in; None if they do not log in.
             handshakes: the thread for TLS handshakes.
-            identify: returns the client whom a certificate names, where clients do not log in, or
+            identify: returns the client that a certificate names, where clients do not log in, or
                 raises ValueError; None: certificates name no clients.
             flight_address: returns the address that Flight clients should use.
             audit: notes logins.

@@ -604,7 +604,7 @@ class KafkaListener:
             make_room(self._slots)
 
     def _identify(self, principal: CertificatePrincipal) -> Identity:
-        """Returns the client whom a certificate names. Raises ValueError and `SecurityNotRead`."""
+        """Returns the client that a certificate names. Raises ValueError and `SecurityNotRead`."""
         assert self._watch is not None
         self._watch.check_fresh()
         return identity_of(
