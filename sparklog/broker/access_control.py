@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -18,6 +18,7 @@ from sparklog.broker.flight.logins import Logins
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.login_failures import FailureDelays
 from sparklog.broker.loops import Loops
+from sparklog.broker.oauth import TokenVerifier, open_verifier
 from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.broker.security_admin import SecurityAdmin
@@ -31,9 +32,6 @@ from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.root_credentials import RootCredentials
-
-if TYPE_CHECKING:
-    from sparklog.broker.oauth import TokenVerifier
 
 _log = structlog.get_logger("sparklog.broker")
 
@@ -100,12 +98,9 @@ class AccessControl:
             self.watch.on_read = self.audit.changed
         if self._settings.has_sasl or known.security:
             self.watch.open()
-        if self._settings.oauth.is_configured:
-            from sparklog.broker.oauth import open_verifier
-
-            self._verifier = open_verifier(
-                self._settings.oauth, clock=self._clock, refused=self._refused
-            )
+        self._verifier = open_verifier(
+            self._settings.oauth, clock=self._clock, refused=self._refused
+        )
         self.authentication = open_authentication(self._settings, self.watch, self._verifier)
 
     def follow_metadata(self, metadata: Callable[[], ClusterMetadata]) -> None:

@@ -12,11 +12,12 @@ import secrets
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from sparklog import errors
+from sparklog.broker.oauth import TokenVerifier
 from sparklog.broker.security_watch import SecurityWatch
 from sparklog.security.jwt import JwtRejected, JwtSubject, NotPermitted
 from sparklog.security.login_method import LoginMethod
@@ -32,9 +33,6 @@ from sparklog.security.scram import (
 from sparklog.security.state import SecurityState, User
 from sparklog.security.users import NAME_BYTES_MAX, unusable
 from sparklog.settings import BrokerSettings
-
-if TYPE_CHECKING:
-    from sparklog.broker.oauth import TokenVerifier
 
 PASSWORDS_REMEMBERED = 10_000  # so that a client with PLAIN that reconnects costs no PBKDF2
 _SALT_KEY_BYTES: Final = 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
 import threading
 import time
 import warnings
@@ -44,7 +43,7 @@ from sparklog.settings import (
 from sparklog.sources.brokers import task_credentials_for
 from sparklog.sources.options import LogLocation
 from sparklog.storage.objects import open_store
-from tests.support import kafkarequests
+from tests.support import kafkalogins, kafkarequests
 from tests.support.certificates import Authority
 from tests.support.issuer import SECRET, Issuer, send, token_endpoint, web_server
 from tests.support.kafkas import Frames, close_leavings
@@ -97,35 +96,6 @@ def _agent(
 # ------------------------------------------------------------------------------ clients
 
 
-def confluent(agent: Agent, authority: Authority, token: Callable[[], str], **login: Any) -> None:
-    """Produces and consumes with confluent-kafka. Raises `PermissionError` if it is refused.
-
-    `login`: the properties of a login that does not call `token`.
-    """
-    refused: list[str] = []
-    if not login:
-        login = {"oauth_cb": lambda _: (token(), time.time() + 60)}
-    client: dict[str, Any] = {
-        "bootstrap.servers": agent.kafka_address,
-        "security.protocol": "SASL_SSL",
-        "ssl.ca.location": authority.path,
-        "sasl.mechanism": OAUTHBEARER,
-        "error_cb": lambda error: refused.append(error.str()),
-        "log_level": 0,
-        **login,
-    }
-    producer = confluent_kafka.Producer(client)
-    producer.produce("confluent", b"x", partition=0)
-    wait_until(lambda: producer.flush(0.1) == 0 or bool(refused), "no ack and no error")
-    if refused:
-        raise PermissionError(" ".join(refused))
-    consumer = confluent_kafka.Consumer(client | {"group.id": "g", "auto.offset.reset": "earliest"})
-    consumer.assign([confluent_kafka.TopicPartition("confluent", 0, 0)])
-    found = [message.value() for message in consumer.consume(1, SECONDS)]
-    consumer.close()
-    assert found == [b"x"]
-
-
 class KafkaPythonToken(AbstractTokenProvider):  # type: ignore[misc, unused-ignore]
     """The token of a client of kafka-python."""
 
@@ -134,28 +104,6 @@ class KafkaPythonToken(AbstractTokenProvider):  # type: ignore[misc, unused-igno
 
     def token(self) -> str:
         return self._token()
-
-
-def kafka_python(agent: Agent, authority: Authority, token: Callable[[], str]) -> None:
-    """Produces and consumes with kafka-python. Raises `PermissionError` if it is refused."""
-    client: dict[str, Any] = {
-        "bootstrap_servers": agent.kafka_address,
-        "security_protocol": "SASL_SSL",
-        "ssl_cafile": authority.path,
-        "sasl_mechanism": OAUTHBEARER,
-        "sasl_oauth_token_provider": KafkaPythonToken(token),
-    }
-    try:
-        producer = kafka.KafkaProducer(**client, bootstrap_timeout_ms=2_000)
-    except kafka.errors.KafkaError as error:
-        raise PermissionError(str(error)) from None
-    producer.send("python", b"x", partition=0).get(SECONDS)
-    producer.close()
-    consumer = kafka.KafkaConsumer(
-        "python", **client, auto_offset_reset="earliest", consumer_timeout_ms=int(SECONDS * 1e3)
-    )
-    assert next(consumer).value == b"x"
-    consumer.close()
 
 
 class AioToken(aiokafka.abc.AbstractTokenProvider):  # type: ignore[misc, unused-ignore]
@@ -168,53 +116,32 @@ class AioToken(aiokafka.abc.AbstractTokenProvider):  # type: ignore[misc, unused
         return self._token()
 
 
-def aio_client(agent: Agent, authority: Authority, token: Callable[[], str]) -> dict[str, Any]:
-    """The arguments of a client of aiokafka."""
-    return {
-        "bootstrap_servers": agent.kafka_address,
-        "security_protocol": "SASL_SSL",
-        "ssl_context": ssl.create_default_context(cafile=authority.path),
-        "sasl_mechanism": OAUTHBEARER,
-        "sasl_oauth_token_provider": AioToken(token),
-    }
+def login_of(client: Any, token: Callable[[], str]) -> dict[str, Any]:
+    """Returns the settings of a client that logs in with tokens from a function."""
+    if client is kafkalogins.confluent:
+        oauth_cb = {"oauth_cb": lambda _: (token(), time.time() + 60)}
+        return {"sasl.mechanism": OAUTHBEARER, **oauth_cb}
+    provider = KafkaPythonToken if client is kafkalogins.kafka_python else AioToken
+    return {"sasl_mechanism": OAUTHBEARER, "sasl_oauth_token_provider": provider(token)}
 
 
-def aio(agent: Agent, authority: Authority, token: Callable[[], str]) -> None:
-    """Produces and consumes with aiokafka. Raises `PermissionError` if it is refused."""
-
-    async def run() -> bytes | None:
-        client = aio_client(agent, authority, token)
-        producer = aiokafka.AIOKafkaProducer(**client)
-        try:
-            await producer.start()
-            await producer.send_and_wait("aio", b"x", partition=0)
-        finally:
-            await producer.stop()
-        consumer = aiokafka.AIOKafkaConsumer("aio", **client, auto_offset_reset="earliest")
-        async with consumer, asyncio.timeout(SECONDS):
-            value: bytes | None = (await consumer.getone()).value
-            return value
-
-    try:
-        assert asyncio.run(run()) == b"x"
-    except aiokafka.errors.KafkaConnectionError as error:
-        raise PermissionError(str(error)) from error
-
-
-@pytest.mark.parametrize("client", [confluent, kafka_python, aio])
+@pytest.mark.parametrize(
+    "client", [kafkalogins.confluent, kafkalogins.kafka_python, kafkalogins.aio]
+)
 def test_clients_log_in(agent: Agent, authority: Authority, issuer: Issuer, client: Any) -> None:
     """Each client is served with a token, and refused with one of another audience.
 
     The broker's log names the cause, and not the token.
     """
-    client(agent, authority, lambda: issuer.token("app"))
+    topic = f"of-{client.__name__}"
+    client(agent, authority, topic, login_of(client, lambda: issuer.token("app")))
     wrong = issuer.token("app", aud="other")
     with capture_logs() as lines, warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # clients leave sockets behind
         with pytest.raises(PermissionError) as refused:
-            client(agent, authority, lambda: wrong)
+            client(agent, authority, topic, login_of(client, lambda: wrong))
         is_told = "it is for another audience" in str(refused.value)
-        assert is_told or client is not confluent  # the others do not show it
+        assert is_told or client is not kafkalogins.confluent  # the others do not show it
         del refused
         close_leavings()
     reasons = [line.get("reason", "") for line in lines]
@@ -228,13 +155,14 @@ def test_librdkafka_gets_tokens_from_their_issuer(
     """It needs the properties of docs/security/oauth.md, and no function of the program."""
     with token_endpoint(issuer, seconds=60) as url:
         login = {
+            "sasl.mechanism": OAUTHBEARER,
             "sasl.oauthbearer.method": "oidc",
             "sasl.oauthbearer.token.endpoint.url": url,
             "sasl.oauthbearer.client.id": "app",
             "sasl.oauthbearer.client.secret": SECRET,
             "sasl.oauthbearer.scope": "kafka",
         }
-        confluent(agent, authority, issuer.token, **login)
+        kafkalogins.confluent(agent, authority, "of-an-issuer", login)
 
 
 # ------------------------------------------------------------------------------ Flight
@@ -381,7 +309,8 @@ def test_a_client_without_reauthentication_reconnects(
     counts = agent.listeners.kafka.counts
 
     async def run() -> int:
-        client = aio_client(agent, authority, lambda: issuer.token("app", seconds=2))
+        login = login_of(kafkalogins.aio, lambda: issuer.token("app", seconds=2))
+        client = kafkalogins.aio_client(agent, authority, login)
         producer = aiokafka.AIOKafkaProducer(**client, retry_backoff_ms=20)
         await producer.start()
         before, sent = counts.authentications, 0
