@@ -24,6 +24,8 @@ from tests.support.spark_variables import spark_variables
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.certificates import Authority
+
 
 Group.checks_itself = True
 os.environ.update(spark_variables())
@@ -120,6 +122,14 @@ def _skip_without(item: pytest.Item) -> None:
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Logs of brokers that tests start as processes of their own do not go to the user's folder."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(name="authority", scope="module")
+def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA that signs certificates of brokers and clients."""
+    from tests.support.certificates import Authority
+
+    return Authority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture(scope="session")

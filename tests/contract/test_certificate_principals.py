@@ -83,11 +83,6 @@ class World:
         change_users(self.store, what)
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="app", scope="module")
 def _app(authority: Authority) -> tuple[str, str]:
     return authority.sign("app", is_client=True, organization="Tea")

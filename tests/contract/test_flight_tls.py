@@ -41,11 +41,6 @@ from tests.support.waiting import wait_until
 LARGE = bytes(range(256)) * 20_000  # many records of TLS, and more than a window
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 def settings(root: Path, files: tuple[str, str], **more: Any) -> BrokerSettings:
     """Those of a broker with a plaintext listener and one with TLS."""
     return BrokerSettings(

@@ -53,11 +53,6 @@ PRODUCER: Final = [of_alice(TOPIC, "t", each) for each in (Operation.WRITE, Oper
 CONSUMER: Final = [of_alice(TOPIC, "t", Operation.READ), of_alice(GROUP, "g", Operation.READ)]
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="secured")
 def _secured(tmp_path: Path, authority: Authority) -> Iterator[Secured]:
     found = Secured(tmp_path, authority)

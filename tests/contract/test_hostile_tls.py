@@ -157,11 +157,6 @@ def floods_with_connections(target: Target) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="attacked", scope="module")
 def _attacked(
     tmp_path_factory: pytest.TempPathFactory, authority: Authority

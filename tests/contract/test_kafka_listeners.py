@@ -34,11 +34,6 @@ SECONDS: Final = 30.0
 BOTH: Final = "IN=PLAINTEXT://127.0.0.1:0,OUT=SSL://127.0.0.1:0"
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 class Cluster:
     """Members of one root in memory."""
 

@@ -71,11 +71,6 @@ def _leavings() -> Iterator[None]:
     close_leavings()
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="agent", scope="module")
 def _agent(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Agent]:
     """A broker with the user alice."""

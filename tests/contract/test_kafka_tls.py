@@ -43,11 +43,6 @@ def _leavings() -> Iterator[None]:
     close_leavings()
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 def settings(
     root: Path, files: tuple[str, str], *, protocol: str = "SSL", **more: Any
 ) -> BrokerSettings:

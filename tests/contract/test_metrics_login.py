@@ -42,11 +42,6 @@ SECONDS = 10.0
 ALLOWED = acl(ResourceType.CLUSTER, CLUSTER_NAME, Operation.DESCRIBE, principal="User:alice")
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(autouse=True)
 def _quick_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has failed logins answered soon."""

@@ -64,11 +64,6 @@ def _leavings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     close_leavings()
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="issuer", scope="module")
 def _issuer() -> Issuer:
     return Issuer()

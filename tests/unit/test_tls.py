@@ -30,11 +30,6 @@ from sparklog.security.certificates import covers
 from tests.support.certificates import Authority
 
 
-@pytest.fixture(name="authority", scope="module")
-def _authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture(name="server", scope="module")
 def _server(authority: Authority) -> ssl.SSLContext:
     certificate, key = authority.sign("broker")
