@@ -320,7 +320,8 @@ class AuditLines:
         self._broker = broker
         self._clock = clock
         self._lock = threading.Lock()
-        self._frequent = _EventClass("logins and refusals")
+        self._frequent = _EventClass("failed logins and refusals")
+        self._logins = _EventClass("logins")
         self._steady = _EventClass("calls with a login of their own")
         self._rare = _EventClass("changes and administrative requests")
         self.written = 0
@@ -359,7 +360,7 @@ class AuditLines:
         return any(kind.bytes >= QUEUE_BYTES for kind in self._classes)
 
     @property
-    def _classes(self) -> tuple[_Class, ...]:
+    def _classes(self) -> tuple[_EventClass, ...]:
         return self._rare, self._steady, self._logins, self._frequent
 
     def take(self, *, is_last: bool = False) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow.flight as flight
@@ -110,7 +111,7 @@ def test_another_call_waits_too(agent: Agent, client: BrokerClient) -> None:
     quotas = agent._access.quotas
     for use, key, call in (
         (quotas.produced, "producer_byte_rate", lambda: client.append([VALUE], topic="t")),
-        (quotas.read, "consumer_byte_rate", lambda: client.read(0, 1, topic="t")),
+        (quotas.consumed, "consumer_byte_rate", lambda: client.read(0, 1, topic="t")),
     ):
         set_quota(agent, ANONYMOUS, **{key: QUOTA})
         assert use("ANONYMOUS", "sparklog", 20 * QUOTA) > 0, "what another call has used"
@@ -123,7 +124,7 @@ def test_another_call_waits_too(agent: Agent, client: BrokerClient) -> None:
             done.result(30)
         end = client.describe("t").partitions[0].end
     set_quota(agent, ANONYMOUS, consumer_byte_rate=QUOTA)
-    quotas.read("ANONYMOUS", "sparklog", 20 * QUOTA)
+    quotas.consumed("ANONYMOUS", "sparklog", 20 * QUOTA)
     position = flight_messages.TailPosition(topic="t", partition=0, offset=0)
     tail = client.tail(flight_messages.TailRequest(positions=[position], heartbeat_ms=50))
     assert [next(tail)[1].idle for _ in range(3)] == [True] * 3

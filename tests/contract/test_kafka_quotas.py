@@ -25,6 +25,7 @@ from sparklog.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sparklog.security.state import Mode
 from tests.contract.test_acl_enforcement import members
 from tests.support.acls import acl
+from tests.support.comparing import metadata_fields
 from tests.support.kafkarequests import (
     CREATE_TOPICS,
     batch,

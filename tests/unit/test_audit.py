@@ -143,7 +143,7 @@ def test_a_flood_does_not_hide_changes(world: World) -> None:
 
 
 def test_a_flood_does_not_hide_a_login(world: World) -> None:
-    """Promise: who has guessed a password cannot hide that by further guesses."""
+    """Promise: a client that has guessed a password cannot hide that by further guesses."""
     for number in range(1_000):
         world.lines.note(login(f"user-{number}"))
     world.lines.note(login("alice", outcome="success"))

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker import login_failures
-from sparklog.broker.audit import Audit
+from sparklog.broker.audit import Audit, ListenerAudit
 from sparklog.broker.authentication import Authentication, Identity
 from sparklog.broker.jwks import JwksSource
 from sparklog.broker.kafka.sasl import LoginRefused, SaslServer
@@ -483,7 +483,7 @@ def test_a_token_that_is_refused_is_noted_at_once(
             run_blocking=mock.AsyncMock(side_effect=lambda _pool, call, token: call(token)),
             clock=world.clock,
             flight_address=str,
-            audit=audit,
+            audit=ListenerAudit(audit, "OUT"),
         )
         stream = mock.Mock(spec=SocketStream, read=read, peer="10.0.0.1")
         task = asyncio.create_task(logins.log_in(stream))

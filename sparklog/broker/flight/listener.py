@@ -222,7 +222,7 @@ class FlightListener:
         ):
             topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
             ending.enter_context(self._authorized(call, caller, Operation.WRITE, [topic]))
-            if (throttles := self._counting_throttles) is not None:
+            if (throttles := self._throttles_in_force) is not None:
                 throttles.append(call, caller, 0)  # for what its earlier calls have sent
             requests: deque[Request] = deque()  # empty without hooks
 
@@ -312,7 +312,7 @@ class FlightListener:
         batches: Iterator[ReadBatch],
         request: flight_messages.ReadTicket,
     ) -> None:
-        if (throttles := self._counting_throttles) is not None:
+        if (throttles := self._throttles_in_force) is not None:
             throttles.send(call, caller, 0)  # for what its earlier calls were sent
         for batch in batches:
             rows = batch.rows

@@ -271,7 +271,7 @@ class KafkaConnection:
                 )
                 raise errors.BadRequest(reason=reason)
             if throttle.has_quotas and not throttle.has_produced:
-                await self._wait_for_others(size)
+                await self._wait_like_others(size)
             await self._unanswered.take(size)
             grant = MemoryGrant(self._memory, self._allowance)
             self._grants.add(grant)

@@ -138,7 +138,7 @@ async def _create(
             not_authorized = {*not_authorized, name}
             continue
         try:
-            if mutations.has_quotas:
+            if mutations.has_quotas and name not in INTERNAL_TOPICS:
                 mutations.check(context.broker.topics.check_new(CreateTopic(topic=name))[0])
             create = partial(context.broker.topics.create_on_request, client=request.client)
             await context.run_blocking(WorkerPool.CHANGE, create, name)
