@@ -532,7 +532,7 @@ def simulated(world: World) -> Iterator[None]:
     replaced = {
         "pools.ThreadPoolExecutor": _Pool,
         "agent.this_process": _this_process,
-        "agent._PUBLISH_TICK_SECONDS": 0.05,
+        "log.publish_loop._TICK_SECONDS": 0.05,
         "agent._WAL_TICK_SECONDS": 0.2,
         "assembly.WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
         "assembly.Publisher": functools.partial(Publisher, **publisher),

@@ -120,9 +120,9 @@ MUTATIONS = (
     Mutation(
         name="segments: readers do not read the disk",
         patches=((SegmentFollower, "_from_disk", _synced_in_cache),),
-        rates=Rates(sync_failed=0.01, stall=0.02),
+        rates=Rates(sync_failed=0.02, stall=0.02),
         aim="append",
-        profile=(*_LOCAL, ("readers", 2), ("brokers", 2), ("steps", 1_500)),
+        profile=(*_LOCAL, ("readers", 2), ("brokers", 2), ("steps", 4_000)),
     ),
     Mutation(
         name="segments: the next one is not durable in time",
