@@ -45,7 +45,7 @@ from sparklog import errors
 from sparklog.broker.kafka import access, fetch_codec, frame_check, produce_codec
 from sparklog.broker.kafka.access import Access
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
-from sparklog.broker.kafka.throttle import UNTHROTTLED, Throttle
+from sparklog.broker.kafka.throttle import UNTHROTTLED, Mutations, Throttle
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 from sparklog.listeners import PLAINTEXT, Listener
 from sparklog.security.acl import ANONYMOUS
@@ -126,6 +126,14 @@ class Request:
     def throttle(self) -> Throttle:
         """Counts what the client does, for its quotas."""
         return self.origin.throttle
+
+    def mutations(self, *, first_strict: int | None) -> Mutations:
+        """Returns a count of the partitions that the request creates or deletes (KIP-599).
+
+        `first_strict`: the first version whose clients know THROTTLING_QUOTA_EXCEEDED; None: none.
+        """
+        is_strict = first_strict is not None and self.version >= first_strict
+        return Mutations(self.throttle, self.client_id, is_strict=is_strict)
 
     @property
     def client(self) -> str:

@@ -32,9 +32,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     refused = await request.access.refused(
         Operation.ALTER, ResourceType.TOPIC, (name for name, count in counts.items() if count == 1)
     )
-    mutations = Mutations(
-        request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
-    )
+    mutations = request.mutations(first_strict=_FIRST_STRICT)
     results = [
         await _widen(
             context,

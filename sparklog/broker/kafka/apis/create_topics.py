@@ -61,9 +61,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
                 wanted.append(creation)
         except errors.SparklogError as error:
             found[each.name] = error
-    mutations = Mutations(
-        request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
-    )
+    mutations = request.mutations(first_strict=_FIRST_STRICT)
     if mutations.has_quotas:
         wanted = [
             each

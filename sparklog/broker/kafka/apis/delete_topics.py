@@ -52,9 +52,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             or_cluster=Operation.DELETE,
         ),
     )
-    mutations = Mutations(
-        request.throttle, request.client_id, is_strict=request.version >= _FIRST_STRICT
-    )
+    mutations = request.mutations(first_strict=_FIRST_STRICT)
     responses = [
         await _delete(
             context, request, *each, names[each], judged, mutations, is_repeated=count > 1

@@ -37,7 +37,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     hidden = await request.access.refused(
         Operation.DESCRIBE, ResourceType.TOPIC, _requested_names(context.broker, topics)
     )
-    mutations = Mutations(request.throttle, request.client_id, is_strict=False)
+    mutations = request.mutations(first_strict=None)
     created = await _create(context, topics, request, hidden, mutations)
     cluster = context.broker.cluster()
     return {
