@@ -35,6 +35,11 @@ class ThreadClock(Clock, Protocol):
         ...
 
 
+def unix_seconds(clock: Clock) -> float:
+    """Returns the wall time in seconds since 1970, as certificates and tokens have their ends."""
+    return clock.now_us() / 1e6
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A moment on both clocks: the monotonic one stops while a machine sleeps."""

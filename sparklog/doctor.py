@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from sparklog import errors, kafka_port, limits, listeners, status
-from sparklog.clock import Clock, SystemClock
+from sparklog.clock import Clock, SystemClock, unix_seconds
 from sparklog.listeners import Listener
 from sparklog.options import may_others_use
 from sparklog.security.credentials import VARIABLES
@@ -568,7 +568,7 @@ def check_certificate(listener: Listener, clock: Clock) -> CheckResult:
             "certificate", f"cannot get that of {listener}: {error}", "see the broker's log"
         )
     expires = found.not_valid_after_utc
-    left_seconds = expires.timestamp() - clock.now_us() / 1e6
+    left_seconds = expires.timestamp() - unix_seconds(clock)
     until = f"the one of {listener} expires on {expires:%Y-%m-%d}"
     if left_seconds <= 0:
         return _fail("certificate", f"the one of {listener} has expired", "replace its files")

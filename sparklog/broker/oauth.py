@@ -16,7 +16,7 @@ from sparklog import errors
 from sparklog.broker.jwks import FETCH_SECONDS, JwksSource
 from sparklog.broker.loops import Loops
 from sparklog.broker.refused_work import RefusedWork, Work
-from sparklog.clock import Clock
+from sparklog.clock import Clock, unix_seconds
 from sparklog.security import jwt
 from sparklog.security.jwt import Jwks, JwtRules, JwtSubject
 from sparklog.settings import OAuthSettings
@@ -60,7 +60,7 @@ class TokenVerifier:
             found = self._remembered.get(digest)
             if found is None:
                 return None
-            if found.ends_at <= self._now_seconds():
+            if found.ends_at <= unix_seconds(self._clock):
                 del self._remembered[digest]
                 return None
             self._remembered.move_to_end(digest)
@@ -74,7 +74,7 @@ class TokenVerifier:
         if (found := self.remembered(token)) is not None:
             return found
         keys = self._current_keys()
-        found = jwt.verify(token, keys, self._rules, now_seconds=self._now_seconds())
+        found = jwt.verify(token, keys, self._rules, now_seconds=unix_seconds(self._clock))
         digest = _digest(token)
         with self._lock:
             if keys is not self._keys:
@@ -91,9 +91,6 @@ class TokenVerifier:
         It is done at once if the last such fetch was less than a minute ago.
         """
         return self._source.refresh_for_unknown_key()
-
-    def _now_seconds(self) -> float:
-        return self._clock.now_us() / 1e6
 
     def _current_keys(self) -> Jwks:
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from sparklog import errors
-from sparklog.clock import Clock
+from sparklog.clock import Clock, unix_seconds
 from sparklog.listeners import TLS_SCHEME
 from sparklog.options import is_loopback_ip
 from sparklog.security.credentials import Credentials, Security, TlsMaterial, TokenSource
@@ -137,7 +137,7 @@ class _Source:
         self._token = ""
 
     def __call__(self) -> str:
-        now_seconds = self._clock.now_us() / 1e6
+        now_seconds = unix_seconds(self._clock)
         if abs(now_seconds - self._signed_at) >= _RENEWED_SECONDS:
             expires_at = int(now_seconds) + VALID_SECONDS
             claims = msgspec.structs.replace(self._claims, expires_at=expires_at)

@@ -28,7 +28,7 @@ from sparklog.broker.authentication import Authentication, Identity, identity_of
 from sparklog.broker.authorization import Authorization, View
 from sparklog.broker.flight.caller import Caller
 from sparklog.broker.flight.grpc.call import Call
-from sparklog.clock import Clock
+from sparklog.clock import Clock, unix_seconds
 from sparklog.listeners import SSL, host_of
 from sparklog.options import is_loopback_ip
 from sparklog.security import root_token, user_token
@@ -167,7 +167,7 @@ class Gate:
             # It can be read on the way, and sent again.
             raise BadToken("tokens are accepted over TLS, or from this machine")
         watch = self.authorization.watch
-        state, now_seconds = watch.state, self._clock.now_us() / 1e6
+        state, now_seconds = watch.state, unix_seconds(self._clock)
         if ROOT_TOKENS.matches(header):
             root = root_token.verify(
                 state.root_key,
@@ -245,7 +245,7 @@ class Gate:
         """Returns the client that a certificate names. Raises `BadToken`."""
         state = self.authorization.watch.state
         method, ends_at = LoginMethod.CERTIFICATE, principal.ends_at
-        if ends_at <= self._clock.now_us() / 1e6:
+        if ends_at <= unix_seconds(self._clock):
             raise BadToken("its certificate has expired")
         try:
             identity = identity_of(state, principal.name, method, ends_at=ends_at)
@@ -286,7 +286,7 @@ class Gate:
             epoch=identity.epoch,
             method=identity.method,
             ends_at=None if math.isinf(identity.ends_at) else int(identity.ends_at),
-            expires_at=int(min(self._clock.now_us() / 1e6 + seconds, identity.ends_at)),
+            expires_at=int(min(unix_seconds(self._clock) + seconds, identity.ends_at)),
         )
 
     def _key(self) -> bytes:
@@ -319,7 +319,7 @@ class Gate:
         state, view = watch.state, self.authorization.view
         is_stale = watch.is_enforced and watch.is_stale
         is_checked = state is self._checked[0] and view is self._checked[1]
-        now_seconds = self._clock.now_us() / 1e6
+        now_seconds = unix_seconds(self._clock)
         with self._lock:
             streams = [*self._streams]
         for each in streams:

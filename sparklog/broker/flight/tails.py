@@ -186,19 +186,19 @@ class Tails:
     def _next(self) -> ServedTail | None:
         """Returns the next tail that is due; None when all have ended."""
         with self._changed:
-            self._want_heartbeats()
+            self._want_due()
             while not self._ready:
                 if self._is_over and not self._tails:
                     return None
                 due = [each[0][0] for each in (self._heartbeats, self._throttled) if each]
                 self._clock.wait_until(self._changed, min(due, default=None))
-                self._want_heartbeats()
+                self._want_due()
             served = self._ready.popleft()
             served.is_ready = served.is_wanted = False
             served.is_busy = True
             return served
 
-    def _want_heartbeats(self) -> None:
+    def _want_due(self) -> None:
         now = self._clock.monotonic()
         while self._throttled and self._throttled[0][0] <= now:
             until, _, served = heapq.heappop(self._throttled)

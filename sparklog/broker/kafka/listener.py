@@ -50,7 +50,7 @@ from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import Work
 from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.tls.handshakes import Handshakes
-from sparklog.clock import Clock, SystemClock
+from sparklog.clock import Clock, SystemClock, unix_seconds
 from sparklog.limits import (
     KAFKA_CONNECTIONS,
     KAFKA_CONNECTIONS_PER_ADDRESS,
@@ -629,7 +629,7 @@ class KafkaListener:
         """Returns why the sessions of a client end; empty while they do not."""
         if self._watch is not None and not identity.is_current(self._watch.state):
             return f"{identity.principal} was removed or disabled"
-        if identity.ends_at <= self._clock.now_us() / 1e6:
+        if identity.ends_at <= unix_seconds(self._clock):
             return f"the {_SESSION_LIMITS[identity.method]} of {identity.principal} has expired"
         return ""
 
@@ -677,7 +677,7 @@ class KafkaListener:
             before = now
             if passed_seconds < _CHECK_SECONDS and not self._memory.is_short:
                 continue
-            now_seconds = self._clock.now_us() / 1e6
+            now_seconds = unix_seconds(self._clock)
             for connection in tuple(self._connections.values()):
                 connection.check_progress(passed_seconds)
                 identity = connection.identity

@@ -19,7 +19,7 @@ from sparklog.broker.authentication import Identity
 from sparklog.broker.kafka.sasl import SASL_HANDSHAKE
 from sparklog.broker.kafka.sasl_logins import LOGIN_FAILURES, SaslLogins
 from sparklog.broker.kafka.socket_stream import SocketStream
-from sparklog.clock import Clock
+from sparklog.clock import Clock, unix_seconds
 
 REAUTHENTICATION_SECONDS = 10  # for all frames of a login
 _INTERVAL_SECONDS: Final = 1.0
@@ -59,7 +59,7 @@ class ExpiringSession:
             if now - self._began >= _INTERVAL_SECONDS:
                 self._began = now
                 return True
-        if self._clock.now_us() / 1e6 >= self._identity.ends_at:
+        if unix_seconds(self._clock) >= self._identity.ends_at:
             raise errors.NotAuthenticated(reason=SESSION_ENDED)
         return False
 

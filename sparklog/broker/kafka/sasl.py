@@ -33,7 +33,7 @@ from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.apis import api_versions
 from sparklog.broker.kafka.messages import ConstantReply, Fields, Raw
 from sparklog.broker.kafka.registry import APIS
-from sparklog.clock import Clock
+from sparklog.clock import Clock, unix_seconds
 from sparklog.security import oauth_bearer
 from sparklog.security.jwt import JwtRejected
 from sparklog.security.oauth_bearer import OAUTHBEARER
@@ -259,7 +259,7 @@ class SaslServer:
         answer = await self._exchange.answer(token)
         if (identity := self._exchange.identity) is not None:
             self._check_unchanged(identity)
-            ends_at = min(identity.ends_at, self._now_seconds() + self._session_max_seconds)
+            ends_at = min(identity.ends_at, unix_seconds(self._clock) + self._session_max_seconds)
             self.identity = identity._replace(mechanism=self._mechanism, ends_at=ends_at)
         return answer
 
@@ -278,12 +278,9 @@ class SaslServer:
         """Returns the time until the client has to log in again; 0: it need not (KIP-368)."""
         if self.identity is None or self.identity.ends_at == math.inf:
             return dt.timedelta()
-        seconds = self.identity.ends_at - self._now_seconds()
+        seconds = self.identity.ends_at - unix_seconds(self._clock)
         milliseconds = round(min(max(seconds, 0.0), _LIFETIME_MAX_SECONDS) * 1e3)
         return dt.timedelta(milliseconds=max(milliseconds, 1))
-
-    def _now_seconds(self) -> float:
-        return self._clock.now_us() / 1e6
 
 
 @functools.cache

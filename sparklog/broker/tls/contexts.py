@@ -17,7 +17,7 @@ from cryptography import x509
 
 from sparklog import errors
 from sparklog.broker.tls.engine import TlsEngine
-from sparklog.clock import Clock, SystemClock
+from sparklog.clock import Clock, SystemClock, unix_seconds
 from sparklog.security.certificates import EXPIRY_NOTICE_SECONDS, principal_of
 from sparklog.security.x500 import CertificatePrincipal, PrincipalForm
 
@@ -172,7 +172,7 @@ class ServerTls:
         return self.certificate.not_valid_after_utc.timestamp()
 
     def _tell_of_expiry(self) -> None:
-        left_seconds = self.expires_at - self._clock.now_us() / 1e6
+        left_seconds = self.expires_at - unix_seconds(self._clock)
         now = self._clock.monotonic()
         if left_seconds > EXPIRY_NOTICE_SECONDS or now - self._told_at < _DAY_SECONDS:
             return
