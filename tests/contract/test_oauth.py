@@ -391,8 +391,7 @@ def test_a_session_ends_with_its_token(agent: Agent, issuer: Issuer, is_idle: bo
         if is_idle:
             assert client.is_closed()
         else:
-            while client.is_served():
-                time.sleep(0.01)
+            wait_until(lambda: not client.is_served(), "a request is refused")
     assert any("has expired" in str(line) or "has ended" in str(line) for line in lines)
 
 

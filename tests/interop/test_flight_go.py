@@ -9,8 +9,7 @@ import pytest
 
 from sparklog.listeners import TLS_SCHEME
 from tests.support.golang import built
-from tests.support.secured import flight_agent
-from tests.support.waiting import wait_until
+from tests.support.secured import check_nothing_is_held, flight_agent
 
 PATIENCE_SECONDS = 240.0
 
@@ -36,8 +35,4 @@ def test_a_program_with_arrow_go(
         check=False,
     )
     assert done.stdout.split() == ["done"], done.stderr
-    door = agent.listeners.flight
-    assert door is not None
-    wait_until(lambda: door.open_calls == 0, "no call is served any more")
-    assert door._server._calls == 0
-    assert door._server.message_memory._held_bytes == 0
+    check_nothing_is_held(agent)

@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.kafka_process import java
 from sparklog.listeners import TLS_SCHEME
-from tests.support.secured import flight_agent
-from tests.support.waiting import wait_until
+from tests.support.secured import check_nothing_is_held, flight_agent
 
 PROGRAM: Final = Path(__file__).parent / "java" / "flight"
 MAVEN_SECONDS: Final = 240.0
@@ -73,8 +72,4 @@ def test_a_program_with_arrow_flight(
         check=False,
     )
     assert done.stdout.split() == ["done"], done.stdout + done.stderr
-    door = agent.listeners.flight
-    assert door is not None
-    wait_until(lambda: door.open_calls == 0, "no call is served any more")
-    assert door._server._calls == 0
-    assert door._server.message_memory._held_bytes == 0
+    check_nothing_is_held(agent)

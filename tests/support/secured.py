@@ -22,6 +22,7 @@ from sparklog.storage.objects import LocalStore, open_store
 from tests.support.acls import set_acls
 from tests.support.certificates import Authority
 from tests.support.users import PASSWORD, change_users
+from tests.support.waiting import wait_until
 
 
 class Secured:
@@ -96,3 +97,12 @@ def flight_agent(
     secured.agent.start()
     request.addfinalizer(secured.agent.stop)
     return secured.agent, authority.path, "alice", PASSWORD
+
+
+def check_nothing_is_held(agent: Agent) -> None:
+    """Waits until the Flight listener serves no call; none may have left memory behind."""
+    listener = agent.listeners.flight
+    assert listener is not None
+    wait_until(lambda: listener.open_calls == 0, "no call is served any more")
+    assert listener._server._calls == 0
+    assert listener._server.message_memory._held_bytes == 0

@@ -345,20 +345,26 @@ def no_put_of_metadata_lands() -> ScriptedFaults:
     )
 
 
-def create_in_doubt(rig: Rig, *, lands: bool) -> None:
-    """Creates topic u with an unknown outcome: the metadata may name it or not."""
+def unread_metadata(error: errors.SparklogError = DOWN) -> ScriptedFaults:
+    """The put of a version lands, and the version cannot be read back."""
+    return ScriptedFaults(Fault(operation="list_after", error=error, prefix="meta", count=2))
+
+
+@contextlib.contextmanager
+def metadata_with(rig: Rig, faults: Faults) -> Iterator[None]:
+    """Has the broker's reads and puts of the metadata meet faults."""
     assert isinstance(rig.store, MemoryStore)
-    if lands:
-        # The put lands, and its version cannot be read back.
-        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-        faults: Faults = ScriptedFaults(fault)
-    else:
-        faults = no_put_of_metadata_lands()
     sound = rig.broker.metadata._store
     rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
-    with pytest.raises(errors.OutcomeUnknown):
-        rig.create("u", 2)
+    yield
     rig.broker.metadata._store = sound
+
+
+def create_in_doubt(rig: Rig, *, lands: bool) -> None:
+    """Creates topic u with an unknown outcome: the metadata may name it or not."""
+    faults = unread_metadata() if lands else no_put_of_metadata_lands()
+    with metadata_with(rig, faults), pytest.raises(errors.OutcomeUnknown):
+        rig.create("u", 2)
     assert rig.broker.topics.names() == ["t"]
 
 
@@ -473,20 +479,12 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
     rig: Rig, who: str, lost: errors.SparklogError | None
 ) -> None:
     """Until the outcome is known, no record of the topic is acked; all other topics continue."""
-    assert isinstance(rig.store, MemoryStore)
     rig.create("u")
     rig.append(["a"])
     lands = lost is not None
-    if lost is not None:
-        # The put lands, and its version cannot be read back.
-        faults = ScriptedFaults(Fault(operation="list_after", error=lost, prefix="meta", count=2))
-    else:
-        faults = no_put_of_metadata_lands()
-    sound = rig.broker.metadata._store
-    rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
-    with pytest.raises(errors.OutcomeUnknown):
+    faults = unread_metadata(lost) if lost is not None else no_put_of_metadata_lands()
+    with metadata_with(rig, faults), pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.delete("t")
-    rig.broker.metadata._store = sound
     with pytest.raises(errors.TopicHeldBack, match="may have been deleted"):
         rig.append(["b"])
     assert [each.topic for each in rig.broker.status().held_back] == ["t"]
@@ -523,35 +521,21 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
 
 def test_a_doubt_that_cannot_be_settled_stops_no_janitor(rig: Rig) -> None:
     """It asks again with its next tick, and does what else is due."""
-    assert isinstance(rig.store, MemoryStore)
-    sound = rig.broker.metadata._store
-    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-    rig.broker.metadata._store = MetadataStore(
-        rig.store.view(ScriptedFaults(fault)), clock=rig.clock
-    )
-    with pytest.raises(errors.OutcomeUnknown):
+    with metadata_with(rig, unread_metadata()), pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.delete("t")
-    faults = ScriptedFaults(Fault(operation="list_after", error=DOWN, prefix="meta", count=1))
-    rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
-    rig.janitor.tick()
-    assert rig.broker.topics.names() == ["t"]
-    rig.broker.metadata._store = sound
+    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=1)
+    with metadata_with(rig, ScriptedFaults(fault)):
+        rig.janitor.tick()
+        assert rig.broker.topics.names() == ["t"]
     rig.janitor.tick()
     assert rig.broker.topics.names() == []
 
 
 def test_an_addition_of_partitions_of_unknown_outcome_is_resolved(rig: Rig) -> None:
     """A client that has read the metadata does not get the error that the partition is unknown."""
-    assert isinstance(rig.store, MemoryStore)
-    sound = rig.broker.metadata._store
-    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-    rig.broker.metadata._store = MetadataStore(
-        rig.store.view(ScriptedFaults(fault)), clock=rig.clock
-    )
     wanted = flight_messages.AddPartitions(topic="t", partitions=3)
-    with pytest.raises(errors.OutcomeUnknown):
+    with metadata_with(rig, unread_metadata()), pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.add_partitions(wanted)
-    rig.broker.metadata._store = sound
     looks = rig.broker.metadata.looks
     with pytest.raises(errors.UnknownPartition):
         rig.append(["a"], partition=2)
@@ -563,14 +547,8 @@ def test_an_addition_of_partitions_of_unknown_outcome_is_resolved(rig: Rig) -> N
 def test_a_creation_of_unknown_outcome_is_resolved_without_its_table(rig: Rig) -> None:
     """A topic whose table cannot be read when it is found in the metadata is served later."""
     assert isinstance(rig.store, MemoryStore)
-    sound = rig.broker.metadata._store
-    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-    rig.broker.metadata._store = MetadataStore(
-        rig.store.view(ScriptedFaults(fault)), clock=rig.clock
-    )
-    with pytest.raises(errors.OutcomeUnknown):
+    with metadata_with(rig, unread_metadata()), pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.create(create_request("u"))
-    rig.broker.metadata._store = sound
     unread = rig.store.view(ScriptedFaults(Fault(operation="get", error=DOWN, prefix="topics/u")))
     with mock.patch.object(
         rig.reconciler, "_open_table", lambda name: TopicTable(unread, name, clock=rig.clock)

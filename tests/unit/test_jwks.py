@@ -243,32 +243,33 @@ def test_large_responses(is_announced: bool) -> None:
         assert sent.wait(10)
 
 
-def drip(connection: socket.socket) -> None:
-    """Sends a response that never ends, a byte at a time."""
+def drip(connection: socket.socket, is_over: threading.Event) -> None:
+    """Sends a response that does not end, a byte at a time."""
     with contextlib.suppress(OSError):
         connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-        while True:
+        while not is_over.wait(0.01):
             connection.sendall(b"y")
-            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_slow_responses(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetch ends in time even if the server sends a byte now and then, or no TLS."""
     monkeypatch.setattr(jwks, "FETCH_SECONDS", 0.2)
+    is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 connection, _ = server.accept()
                 with connection:
-                    drip(connection) if scheme == "http" else connection.recv(1 << 20)
+                    drip(connection, is_over) if scheme == "http" else connection.recv(1 << 20)
                     connection.recv(1)
 
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(TimeoutError):
             fetch(f"{scheme}://127.0.0.1:{server.getsockname()[1]}/")
+        is_over.set()
         thread.join(10)
         assert not thread.is_alive()
 
