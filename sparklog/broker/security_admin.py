@@ -23,7 +23,7 @@ from sparklog.security.acl import (
 )
 from sparklog.security.acls import added, check_acl, matching, removed
 from sparklog.security.quota import QuotaEntity
-from sparklog.security.state import Author, Mode, SecurityState, User
+from sparklog.security.state import Author, Mode, SecurityState
 from sparklog.security.users import Change
 from sparklog.storage.objects import Store
 from sparklog.storage.security_store import change_security
@@ -92,9 +92,14 @@ class SecurityAdmin:
         self._watch = watch
         self._clock = clock
 
+    @property
+    def state(self) -> SecurityState:
+        """The newest state that this broker knows."""
+        return self._watch.state
+
     def matching(self, wanted: AclFilter) -> list[Acl]:
         """Returns the ACLs that a filter selects, sorted."""
-        return sorted(matching(self._watch.state, wanted))
+        return sorted(matching(self.state, wanted))
 
     def create(
         self, administrator: Administrator, acls: Sequence[Acl]
@@ -143,11 +148,6 @@ class SecurityAdmin:
         self._change(administrator, change)
         return found
 
-    @property
-    def users(self) -> Mapping[str, User]:
-        """The users by name, as this broker knows them."""
-        return self._watch.state.users
-
     def change_users(
         self, administrator: Administrator, changes: Mapping[str, Change]
     ) -> dict[str, errors.SparklogError | None]:
@@ -160,11 +160,6 @@ class SecurityAdmin:
         outcomes: dict[str, errors.SparklogError | None] = {}
         self._change(administrator, functools.partial(_all_valid, changes, outcomes))
         return outcomes
-
-    @property
-    def state(self) -> SecurityState:
-        """The newest state that this broker knows."""
-        return self._watch.state
 
     def change_quotas(
         self,

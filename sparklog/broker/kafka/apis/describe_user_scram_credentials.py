@@ -38,7 +38,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
         raise
     except errors.SparklogError as error:
         return _refusal(names, (code_of(error), str(error)))
-    users = {name: user for name, user in admin.users.items() if user.credentials}
+    users = {name: user for name, user in admin.state.users.items() if user.credentials}
     repeated = scram_credentials.repeated(names)
 
     def result(name: str) -> Fields:
