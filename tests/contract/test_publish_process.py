@@ -36,6 +36,23 @@ def process_of(broker: int) -> int | None:
     return next((each for each in children_of(broker) if _MODULE in arguments(each)), None)
 
 
+def await_process(broker: Standing, *, other_than: int | None = None) -> int:
+    """Returns the pid of the publishing process, once there is one.
+
+    There may be none for a while: a broker on a slow machine replaces one that answers too late.
+    """
+    found: int | None = None
+
+    def is_started() -> bool:
+        nonlocal found
+        found = process_of(broker.pid)
+        return found not in (None, other_than)
+
+    wait_until(is_started, "a process is started")
+    assert found is not None
+    return found
+
+
 class Load:
     """A producer that sends records to all topics in turn, over a connection that others share."""
 
@@ -67,7 +84,7 @@ def busy(broker: Standing) -> Iterator[Load]:
             log.create_topic(name, partitions=1)
         load = Load(log)
         try:
-            wait_until(lambda: process_of(broker.pid) is not None, "a process is started")
+            await_process(broker)
             yield load
         finally:
             load.end()
@@ -84,11 +101,10 @@ def check(root: Path, load: Load) -> None:
 
 def kill_process(broker: Standing, log: sparklog.Log) -> None:
     """Kills the publishing process; returns once acked records are published, and another runs."""
-    killed = process_of(broker.pid)
-    assert killed is not None
+    killed = await_process(broker)
     os.kill(killed, signal.SIGKILL)
     log.flush_to_table(timeout_seconds=60.0)
-    wait_until(lambda: process_of(broker.pid) not in (None, killed), "another one is started")
+    await_process(broker, other_than=killed)
 
 
 def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -98,8 +114,7 @@ def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
             for _ in range(2):
                 kill_process(broker, load.log)
             load.log.flush_to_table(timeout_seconds=60.0)
-        last = process_of(broker.pid)
-        assert last is not None
+        last = await_process(broker)
         broker.end(signal.SIGTERM)
         assert not is_running(last)
     check(tmp_path, load)
@@ -110,8 +125,7 @@ def test_a_suspended_process_is_replaced(tmp_path: Path) -> None:
     """The broker waits for it for a bounded time, and acks meanwhile."""
     with standing(tmp_path) as broker:
         with busy(broker) as load:
-            suspended = process_of(broker.pid)
-            assert suspended is not None
+            suspended = await_process(broker)
             os.kill(suspended, signal.SIGSTOP)
             wait_until(lambda: not is_running(suspended), "it is killed")
             load.log.flush_to_table(timeout_seconds=60.0)
@@ -125,8 +139,7 @@ def test_the_process_ends_with_its_broker(tmp_path: Path, how: signal.Signals) -
     with standing(tmp_path) as broker:
         with busy(broker) as load:
             load.end()
-            process = process_of(broker.pid)
-            assert process is not None
+            process = await_process(broker)
         broker.end(how)
         wait_until(lambda: not is_running(process), "it has ended")
 
