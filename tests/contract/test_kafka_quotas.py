@@ -37,7 +37,7 @@ from tests.support.kafkarequests import (
 )
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.quota_cases import ALTER, CASES, DESCRIBE, altered, described, entry
-from tests.support.secured import follow_acls, set_quota
+from tests.support.secured import follow_acls, forget_use, set_quota
 from tests.support.waiting import wait_until
 
 CREATE_PARTITIONS, DELETE_TOPICS, METADATA = 37, 20, 3
@@ -61,6 +61,7 @@ def _client(agent: Agent) -> Iterator[Frames]:
         yield client
     for entity, values in dict(agent._access.watch.state.quotas).items():
         set_quota(agent, entity.parts, **dict.fromkeys(values))
+    forget_use(agent)
 
 
 def produced(client: Frames, size: int, topic: str = TOPIC) -> tuple[Any, float]:
@@ -120,17 +121,17 @@ def test_a_producer_is_throttled(agent: Agent, client: Frames) -> None:
     assert produced(client, 100_000)[0] == NONE
     set_quota(agent, CLIENT, producer_byte_rate=QUOTA // 10)
     assert produced(client, 990_000)[0] == NONE
-    throttle_time, seconds = produced(client, 50_000)
-    assert dt.timedelta(seconds=0.3) < throttle_time < dt.timedelta(seconds=1)
+    throttle_time, seconds = produced(client, 160_000)  # for 1.5 s, less the time since the first
+    assert dt.timedelta(seconds=0.3) < throttle_time <= dt.timedelta(seconds=1.5)
     assert seconds < throttle_time.total_seconds() / 2
     assert produced(client, 1)[1] > throttle_time.total_seconds() / 2
 
 
 def test_a_new_connection_is_throttled_too(agent: Agent, client: Frames) -> None:
     """Promise: a client does not evade its quota by a connection for each request."""
-    set_quota(agent, CLIENT, producer_byte_rate=QUOTA)
-    throttle_time, _ = produced(client, 10_500_000)
-    assert throttle_time > dt.timedelta(seconds=0.4)
+    set_quota(agent, CLIENT, producer_byte_rate=QUOTA // 20)
+    throttle_time, _ = produced(client, 575_000)  # for 1.5 s, less the time until the reply
+    assert throttle_time > dt.timedelta(seconds=0.3)
     with frames(agent) as other:
         other.ask(DESCRIBE, 1, described())
         assert produced(other, 1)[1] > throttle_time.total_seconds() / 2
@@ -191,8 +192,7 @@ def test_a_client_that_has_left_is_not_throttled(agent: Agent, client: Frames) -
 
 def test_a_client_that_leaves_at_once_is_throttled(agent: Agent, client: Frames) -> None:
     """Promise: a connection that ends with its first request evades no quota: it is not served."""
-    # Not the quota of another test, whose debt would remain.
-    set_quota(agent, CLIENT, producer_byte_rate=800)
+    set_quota(agent, CLIENT, producer_byte_rate=1_000)
     assert produced(client, 100_000)[0] > dt.timedelta(minutes=1)
     with frames(agent) as leaving:
         leaving._socket.sendall(leaving.frame(0, 9, 1, produce_fields(TOPIC, 0, batch([b"x"]))))
@@ -204,7 +204,7 @@ def test_a_consumer_is_throttled(agent: Agent, client: Frames) -> None:
     """A fetch beyond the quota gets a time and no records, which its session still gets later."""
     create(client, "fetched")
     for _ in range(3):
-        produce(client, "fetched", 0, batch([bytes(400_000)]))
+        produce(client, "fetched", 0, batch([bytes(900_000)]))
     set_quota(agent, CLIENT, consumer_byte_rate=QUOTA // 10)
     fields = fetch_fields("fetched", 0, 0)
 
@@ -218,25 +218,25 @@ def test_a_consumer_is_throttled(agent: Agent, client: Frames) -> None:
         return reply, records
 
     opened, size = fetched(0, session_id=0, session_epoch=0)
-    assert 800_000 < size < 1_000_000, "what the quota allows at once"
+    assert 900_000 < size < 1_000_000, "what the quota allows at once"
     assert opened.throttle_time == NONE
     begun = time.monotonic()
     session = opened.session_id
-    over, size = fetched(2, session_id=session, session_epoch=1)
-    assert size > 400_000, "a whole batch, although it is too large"
+    over, size = fetched(1, session_id=session, session_epoch=1)
+    assert size > 900_000, "a whole batch, although it is too large"
     assert over.throttle_time > dt.timedelta(seconds=1)
     set_quota(agent, {"client-id": "another"}, consumer_byte_rate=1)  # ends the throttle
     empty, size = fetched(2, session_id=session, session_epoch=2)
     assert (size, empty.responses, empty.session_id) == (0, (), session)
     assert empty.throttle_time > dt.timedelta(seconds=1)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < over.throttle_time.total_seconds()
     set_quota(agent, CLIENT, consumer_byte_rate=None)
-    assert fetched(2, session_id=session, session_epoch=3)[1] > 400_000
+    assert fetched(2, session_id=session, session_epoch=3)[1] > 900_000
 
 
 def test_mutations_are_refused(agent: Agent, client: Frames) -> None:
     """Clients that know the error THROTTLING_QUOTA_EXCEEDED get it, and others are throttled."""
-    set_quota(agent, CLIENT, controller_mutation_rate=1.0)
+    set_quota(agent, CLIENT, controller_mutation_rate=0.1)
     exceeded, none = ErrorCode.throttling_quota_exceeded, ErrorCode.none
     checks = {**create_fields("checked", 50), "validate_only": True}
     assert client.ask(CREATE_TOPICS, 7, checks).topics[0].error_code is none
@@ -248,7 +248,7 @@ def test_mutations_are_refused(agent: Agent, client: Frames) -> None:
 
     refused = client.ask(CREATE_TOPICS, 7, create_fields("more"))
     assert refused.topics[0].error_code is exceeded
-    assert NONE < refused.throttle_time < dt.timedelta(seconds=2)
+    assert NONE < refused.throttle_time < dt.timedelta(minutes=2)
     again()
     exists = client.ask(CREATE_TOPICS, 7, create_fields("many"))
     assert exists.topics[0].error_code is ErrorCode.topic_already_exists
@@ -280,16 +280,17 @@ def test_connections_beyond_a_quota_wait(
 ) -> None:
     """Promise: a connection beyond the quota of its address is served later, or closed."""
     set_quota(agent, {"ip": "127.0.0.1"}, connection_creation_rate=1)
-    for _ in range(10):
-        with frames(agent) as early:
-            early.ask(DESCRIBE, 1, described())
-    begun = time.monotonic()
-    with frames(agent) as late:
-        late.ask(DESCRIBE, 1, described())
-        assert time.monotonic() - begun > 0.5
+
+    def connect() -> float:
+        begun = time.monotonic()
+        with frames(agent) as connected:
+            connected.ask(DESCRIBE, 1, described())
+        return time.monotonic() - begun
+
+    assert any(connect() > 0.5 for _ in range(50))
     monkeypatch.setattr(quotas_module, "CONNECTION_THROTTLE_MAX_MS", 0)
-    with frames(agent) as closed, pytest.raises((ConnectionError, AssertionError)):
-        closed.ask(DESCRIBE, 1, described())
+    with pytest.raises((ConnectionError, AssertionError)):
+        sum(connect() for _ in range(50))
     set_quota(agent, {"ip": "127.0.0.1"}, connection_creation_rate=None)
 
 
@@ -316,16 +317,12 @@ def test_a_client_of_confluent_under_a_quota(agent: Agent, client: Frames) -> No
     for _ in range(213):  # 10.6 MB: the first 10 fill the window
         producer.produce("limited", value, on_delivery=lambda error, _: delivered.append(not error))
         producer.poll(0)
-    slowest = 0.0
-    while time.monotonic() - begun < 1.5:
-        slowest = max(slowest, produced(client, 1_000)[1])
+    while not throttles and time.monotonic() - begun < 30:
+        assert produced(client, 1_000)[0] == NONE, "others are not throttled"
         producer.poll(0)
-    assert not producer.flush(30)
-    seconds = time.monotonic() - begun
-    assert sum(delivered) == 213
-    assert 1 < seconds < 6
     assert throttles
-    assert slowest < 1
+    assert not producer.flush(30)
+    assert sum(delivered) == 213
 
 
 # ------------------------------------------------------------------------------ a cluster

@@ -80,6 +80,14 @@ def set_quota(agent: Agent, parts: Mapping[str, str | None], **values: float | N
     see(agent)
 
 
+def forget_use(agent: Agent) -> None:
+    """Drops what clients have used of their quotas, with their debts."""
+    quotas = agent._access.quotas
+    for rates in (quotas._bytes, quotas._mutations, quotas._connections):
+        for each in (rates._named, rates._names, rates._of_groups):
+            each.clear()
+
+
 def flight_agent(
     request: pytest.FixtureRequest, folder: Path, *, has_login: bool
 ) -> tuple[Agent, *tuple[str, ...]]:
