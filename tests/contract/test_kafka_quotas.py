@@ -154,9 +154,9 @@ def test_a_throttled_client_is_not_stalled(
     agent: Agent, client: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is throttled is not closed as an idle one; one whose client leaves ends."""
-    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.1)
     set_quota(agent, CLIENT, producer_byte_rate=1_000)
     assert produced(client, 100_000)[0] > dt.timedelta(minutes=1)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.1)
     listener = agent.listeners.kafka
     assert listener is not None
     (served,) = [each for each in listener._connections.values() if each.throttle.is_on]
