@@ -45,6 +45,7 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import BatchKind, TableFile, WalKind
 from sparklog.storage.staging import manifest
+from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable
@@ -939,6 +940,60 @@ def test_all_unsorted_files_are_sorted_in_turn(rig: Rig) -> None:
     snapshot = table.refresh()
     for number, (file,) in enumerate(snapshot.files):
         assert file.path.startswith(f"partition={number}/{snapshot.topic_id}-0-3-")
+
+
+def unsorted(rig: Rig) -> TopicTable:
+    """Has another engine rewrite the first partition of topic t."""
+    fill(rig, 4)
+    table = TopicTable(rig.store, "t", clock=rig.clock)
+    engines.rewrite(table, table.refresh().files[0])
+    return table
+
+
+def is_sorted(table: TopicTable) -> bool:
+    """Returns whether one sorted file of ours has all rows of that partition."""
+    snapshot = table.refresh()
+    ours = f"partition=0/{snapshot.topic_id}-0-3-"
+    return [file.path.startswith(ours) for file in snapshot.files[0]] == [True]
+
+
+def test_a_long_sort_is_not_started_over(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: files of another engine are sorted, also if that takes longer than a tick."""
+    table = unsorted(rig)
+    put_file = data_file.put_file
+
+    def put_slowly(*args: Any, **options: Any) -> TableFile:
+        clock.advance(2 * UPKEEP_SECONDS)
+        return put_file(*args, **options)
+
+    monkeypatch.setattr(data_file, "put_file", put_slowly)
+    rig.janitor.tick()
+    assert is_sorted(table)
+
+
+def test_a_long_sort_delays_no_other_topic(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the files of one topic are sorted, the others are maintained."""
+    table = unsorted(rig)
+    gate, entered = threading.Event(), threading.Event()
+    put_file = data_file.put_file
+
+    def put_late(*args: Any, **options: Any) -> TableFile:
+        entered.set()
+        assert gate.wait(30)
+        return put_file(*args, **options)
+
+    monkeypatch.setattr(data_file, "put_file", put_late)
+    with ThreadPoolExecutor(1) as workers:
+        monkeypatch.setattr(rig.janitor, "_workers", workers)
+        rig.janitor.tick()
+        assert entered.wait(30)
+        rig.janitor.tick()
+        assert not is_sorted(table)
+        gate.set()
+        rig.janitor.wait()
+    assert is_sorted(table)
 
 
 # ------------------------------------------------------------------------------ many topics

@@ -8,7 +8,8 @@ checkpoint.
 
 A tick visits a bounded number of topics: those with several new commits, and some of the others in
 rotation, so that each is visited within a minute. It has a time limit, and the next tick continues.
-Removing superseded records can take a long time, and runs alongside everything else.
+Removing superseded records, and sorting the files of another engine, can take a long time, and run
+alongside everything else.
 
 It also removes the staged files of Spark batches, once all their records are published or, if they
 have no manifest, after `janitor.staging_abandoned_seconds` (`storage.staging.sweep`); the files of
@@ -44,7 +45,7 @@ from sparklog.storage.maintenance import file_compaction, key_compaction, retent
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.storage.staging import manifest
 from sparklog.storage.staging.manifest import Manifest, Receipt, Section
 from sparklog.storage.staging.sweep import StagingSweep
@@ -87,13 +88,15 @@ class _TopicMaintenance:
     seen_keys_version: int = -1
     in_order: set[str] = field(default_factory=set)
     """Files of other engines that were checked and need no sorting."""
+    disordered: file_compaction.FileGroup | None = None
+    """Files of another engine that need it."""
     failure_log: FailureLog = field(default_factory=FailureLog)
     commits: int = 0
     """Our commits since the last visit to the topic."""
     deletions_refused: bool = False
     """True if the last visit found the table append-only, and this has been logged."""
     compacting: Future[None] | None = None
-    """The removal of superseded records, if it is running alongside the other tasks."""
+    """The removal of superseded records, or a sort, if it runs alongside the other tasks."""
 
 
 class Janitor:
@@ -256,6 +259,12 @@ class Janitor:
                 return
             self._try(topic, state, "keys", self._compact_keys, should_stop)
         self._maintain(topic, state, is_over)
+        if state.disordered is None or state.backoff.is_waiting("sort"):
+            return
+        if self._workers is not None:
+            state.compacting = self._workers.submit(self._sort_beside, topic, state, should_stop)
+        else:
+            self._try(topic, state, "sort", self._sort_files, should_stop)
 
     def _maintain(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
@@ -281,6 +290,17 @@ class Janitor:
         try:
             self._try(topic, state, "keys", self._compact_keys, should_stop)
             self._maintain(topic, state, should_stop)
+        except SyncFailed as error:
+            self._failure = error
+            return
+        if state.disordered is not None:
+            self._sort_beside(topic, state, should_stop)
+
+    def _sort_beside(
+        self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
+    ) -> None:
+        try:
+            self._try(topic, state, "sort", self._sort_files, should_stop)
         except SyncFailed as error:
             self._failure = error
 
@@ -484,39 +504,36 @@ class Janitor:
                     return
                 self._counts.add_merged(file_compaction.compact(table, together))
             state.merged = snapshot
-            self._sort_files(state, since, should_stop)
+            # A group whose sort has failed is tried again: only changed partitions are searched.
+            state.disordered = state.disordered or file_compaction.disordered(
+                table.store,
+                table.topic,
+                snapshot,
+                since,
+                in_order=state.in_order,
+                target_bytes=self._settings.compact_target_bytes,
+            )
             if is_settling:
                 state.due["settle"] = now + SETTLE_EVERY_SECONDS
 
-    def _sort_files(
-        self,
-        state: _TopicMaintenance,
-        since: TableSnapshot | None,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        """Sorts files that another engine has left unsorted, once instead of in every read."""
-        table = state.table
-        snapshot = table.snapshot
-        found = file_compaction.disordered(
-            table.store,
-            table.topic,
-            snapshot,
-            since,
-            in_order=state.in_order,
-            target_bytes=self._settings.compact_target_bytes,
-        )
-        if found is None:
-            return
-        state.merged = None  # there may be more
-        if should_stop():
-            return
-        files = file_compaction.put_in_order(
-            table,
-            found,
-            target_bytes=self._settings.compact_target_bytes,
-            border=key_compaction.borders(table, snapshot)[found.partition],
-            should_stop=should_stop,
-        )
+    def _sort_files(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+        """Sorts files that another engine has left unsorted, once instead of in every read.
+
+        A sort that is stopped starts over, so only the end of the broker may stop one.
+        """
+        table, found = state.table, state.disordered
+        assert found is not None
+        files: tuple[TableFile, ...] = ()
+        borders = key_compaction.borders(table, table.snapshot)
+        if found.partition < len(borders):  # otherwise the topic was deleted, or restored
+            files = file_compaction.put_in_order(
+                table,
+                found,
+                target_bytes=self._settings.compact_target_bytes,
+                border=borders[found.partition],
+                should_stop=should_stop,
+            )
+        state.disordered = state.merged = None  # there may be more
         self._counts.add_merged(files)
         if files:
             _log.info(

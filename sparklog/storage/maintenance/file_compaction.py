@@ -363,7 +363,7 @@ def _delete(table: TopicTable, files: Sequence[TableFile]) -> None:
 
 
 def _are_active(group: FileGroup, snapshot: TableSnapshot) -> bool:
-    if snapshot.topic_id != group.topic_id:
+    if snapshot.topic_id != group.topic_id or group.partition >= snapshot.partitions:
         return False
     active = {file.path for file in snapshot.files[group.partition]}
     return all(file.path in active for file in group.files)
