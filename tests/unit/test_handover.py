@@ -589,6 +589,22 @@ def test_a_member_that_has_stopped(members: Members) -> None:
     assert leader(first, number) == 1
 
 
+def test_the_log_of_a_dead_member_whose_topic_is_deleted(
+    members: Members, clock: ManualClock
+) -> None:
+    """Promise: it is closed, although its partitions were gone before they were taken over."""
+    first, second = members
+    fail_over(first, second)
+    first.broker.topics.delete("t")
+    first.reconciler.tick()
+    assert inherited_by(first.meta.reload(), 1)
+    first.wal_cleaner.tick()
+    first.wal_cleaner.checkpoint()
+    clock.advance(GRACE_SECONDS)
+    first.wal_cleaner.tick()
+    assert [each.broker for each in first.meta.reload().open_epochs] == [1]
+
+
 def test_an_observer_that_was_suspended(members: Members, clock: ManualClock) -> None:
     """A look that comes late proves no silence: observations begin again, but those of the dead."""
     first, _ = members

@@ -97,6 +97,8 @@ class Reconciler:
         """`LedPartitions.topics_version` when it was last compared with the metadata."""
         self._whole_version = -1
         """The newest version for which this broker serves all partitions that it leads."""
+        self._known_epochs = {each.id for each in leadership.inherited}
+        """The inherited epochs that were passed to `inherit`."""
         self._must_write = False
         """True until an object follows the takeover, so that a checkpoint of ours can follow."""
         self._stuck_since: float | None = None
@@ -256,6 +258,8 @@ class Reconciler:
             if version != self._whole_version:
                 if gained := self._gained():
                     self._restore(gained)
+                else:
+                    self._inherit_without_partitions()
                 self._histories.retain({each.id for each in self._seen.open_epochs})
                 self._whole_version = version
             if self._must_write:
@@ -316,10 +320,24 @@ class Reconciler:
             partitions=len(moves),
             to=sorted({each.target for each in moves}),
         )
-        # Nothing from these logs is needed here. A checkpoint of ours lets us leave them.
-        self._inherit(leadership.inherited_by(changed, own.broker), ())
-        self._must_write = True
+        self._pass_to_cleaner(leadership.inherited_by(changed, own.broker))
         self._metadata.serve(changed)
+
+    def _inherit_without_partitions(self) -> None:
+        """Leaves epochs whose partitions were deleted, or moved on, before they arrived here."""
+        inherited = leadership.inherited_by(self._seen, self._leadership.broker)
+        if not self._known_epochs.issuperset(each.id for each in inherited):
+            self._pass_to_cleaner(inherited)
+
+    def _pass_to_cleaner(self, epochs: Sequence[Epoch], located: Sequence[Located] = ()) -> None:
+        """Has the WAL cleaner leave these epochs as soon as no entry needs them.
+
+        `located`: entries of theirs that have just come to this broker. An epoch can be left once a
+        checkpoint of ours follows, which needs an object to follow.
+        """
+        self._known_epochs = {each.id for each in epochs}
+        self._inherit(epochs, located)
+        self._must_write = True
 
     def prepare(self) -> None:
         """Reads the logs and tables that are needed once leaving members' partitions arrive here.
@@ -385,8 +403,7 @@ class Reconciler:
             gained,
             now_seconds=self._clock.monotonic(),
         )
-        self._inherit(taken.leadership.inherited, located)
-        self._must_write = True
+        self._pass_to_cleaner(taken.leadership.inherited, located)
         _log.info(
             "took over partitions of another broker",
             partitions=sum(map(len, gained.values())),
