@@ -86,7 +86,17 @@ def python_with(folder: Path, *packages: str) -> Path:
 
 
 def _with_address(variables: Mapping[str, str], address: str) -> dict[str, str]:
-    return {name: value.replace("{address}", address) for name, value in variables.items()}
+    """Fills in `{address}`, and `{PROTOCOL}` if the address is `PROTOCOL://host:port,…`."""
+    found = {"address": address, **dict(_LISTENER.findall(address))}
+
+    def filled(value: str) -> str:
+        return _PLACE.sub(lambda place: found.get(place[1], place[0]), value)
+
+    return {name: filled(value) for name, value in variables.items()}
+
+
+_LISTENER: Final = re.compile(r"(\w+)://([^,]+)")
+_PLACE: Final = re.compile(r"\{(\w+)\}")
 
 
 class PythonSuite:
@@ -103,7 +113,8 @@ class PythonSuite:
     ) -> None:
         """`leave_out`: a pytest `-k` expression of tests that are not run.
 
-        `variables`: for the environment; `{address}` is replaced by the broker's.
+        `variables`: for the environment; `{address}` is replaced by the broker's, or `{SSL}`
+        by that of its listener for this protocol, if `run` gets all listeners.
         """
         self._leave_out = leave_out
         self._python = python
@@ -149,7 +160,7 @@ class GoSuite:
 
         Args:
             tags: build tags that its tests need.
-            variables: for the environment; `{address}` is replaced by the broker's.
+            variables: for the environment, as those of `PythonSuite`.
             only: a regular expression of the names of tests to run.
             leave_out: a regular expression of those to leave out.
         """
